@@ -11,9 +11,9 @@ import (
 
 // Alloc returns a slice of n zeros in memory that the other ranks of this host can read: an
 // AllReduce of such slices on every rank copies nothing in or out, from 4 MiB on (less on hosts of
-// more than 16 ranks); smaller slices stay in the caches, and copying them is faster. They outlive
-// groups, and are not collected as garbage: [Free] gives them back. Where the system has no such
-// memory the slice is an ordinary one, which all operations take as well.
+// more than 16 ranks); smaller slices stay in the caches, and copying them is faster. Such slices
+// outlive groups and are not collected as garbage: [Free] releases them. If the system has no
+// shared memory, Alloc returns an ordinary slice, which all operations accept as well.
 func Alloc[T Element](n int) ([]T, error) {
 	size := typeOf[T]().Size()
 	if n < 0 || n > math.MaxInt/size {
@@ -32,8 +32,8 @@ func Alloc[T Element](n int) ([]T, error) {
 	return kernel.Elements[T](b), nil
 }
 
-// Free gives back what [Alloc] has returned; data begins where that did. It must not be used
-// afterwards. Ordinary slices are left to the garbage collector.
+// Free releases a slice that [Alloc] returned; data must begin at the same address. It must not be
+// used afterwards. Free leaves ordinary slices to the garbage collector.
 func Free[T Element](data []T) {
 	if b := kernel.Bytes(data); shm.Owns(b) {
 		shm.Free(b)

@@ -18,43 +18,45 @@ const (
 	maxName = 255 // bytes of the name of a tensor
 )
 
-// AsyncOptions say how an asynchronous operation is done. The zero value changes nothing.
+// AsyncOptions are the options of an asynchronous operation. The zero value is that of
+// [AllReduceAsync].
 type AsyncOptions struct {
-	Compression Compression // of float32 on its way between ranks
-	Prescale    float64     // by which data is multiplied before it is combined; 0: not
-	Postscale   float64     // and the result after it; 0: not
+	Compression Compression // format of float32 elements between ranks
+	Prescale    float64     // factor applied to data before it is combined; 0: none
+	Postscale   float64     // factor applied to the result; 0: none
 }
 
-// Handle is an asynchronous operation under way.
+// Handle is an asynchronous operation in progress, or one that has ended.
 type Handle struct {
 	engine  *engine
-	point   *point  // instead of engine, of a message …
-	message message // … which is this one
-	ahead   bool    // Send has copied it
+	point   *point  // instead of engine, if the operation is a message …
+	message message // … namely this one
+	ahead   bool    // Send has copied the message
 	name    string
 	request agreement.Request
 	data    []byte
-	result  []byte // of an operation that is not in place
-	work    Work   // instead of data, of what lies elsewhere
+	result  []byte // for operations that are not in place
+	work    Work   // instead of data, for vectors outside the memory of this process
 	since   time.Time
-	watch   *watch // of the context; nil where that cannot end
+	watch   *watch // of the context; nil if the context cannot end
 	done    atomic.Bool
-	wake    atomic.Pointer[chan struct{}] // closed once it is done; nil: nobody sleeps until then
-	refusal error                         // why the request is refused
+	wake    atomic.Pointer[chan struct{}] // closed when the operation is done; nil: no goroutine sleeps
+	refusal error                         // reason why the request is refused
 	err     error
 }
 
-// refuse makes the engine tell the others that this rank refuses the operation. Where all refuse
-// the same it ends with the reason on each, and the group goes on.
+// refuse makes the engine report to the other ranks that this rank refuses the operation. If all
+// ranks refuse the same request, the operation ends with the reason on each, and the group remains
+// usable.
 func (h *Handle) refuse(reason error) {
 	h.refusal, h.request.Refused = reason, true
-	h.request.Prescale, h.request.Postscale = 1, 1 // one that is not a number is not equal to itself
+	h.request.Prescale, h.request.Postscale = 1, 1 // NaN is not equal to itself
 	h.data, h.result = nil, nil
 }
 
 // Wait blocks until the operation has ended and returns its error. Until then the data belongs to
-// the operation; after an error it is undefined. An operation that is waited for is not held back
-// to be fused with later ones.
+// the operation; after an error it is undefined. An operation that is waited for is not delayed to
+// be fused with later ones.
 func (h *Handle) Wait() error {
 	if !h.done.Load() {
 		switch {
@@ -83,7 +85,7 @@ func (h *Handle) sleep() {
 	if !h.wake.CompareAndSwap(nil, &wake) {
 		wake = *h.wake.Load()
 	}
-	if !h.done.Load() { // whoever ends it looks at wake after that
+	if !h.done.Load() { // finish sets done before it reads wake
 		<-wake
 	}
 }
@@ -92,16 +94,17 @@ func (h *Handle) sleep() {
 func (h *Handle) Done() bool { return h.done.Load() }
 
 // AllReduceAsync is [AllReduce] in the background: it returns at once, and the operation is done
-// when every rank has called it with the same name. Ranks may do so in different orders, beside any
-// other operation of the group. Tensors that are due at the same time are reduced together; that
-// changes no bit of a result, because every element is combined in one order: by the ranks of each
-// host, then by the hosts, in the order of their first ranks. With [Strict], or if ranks of a host
-// share no memory, it is the order of the ranks. Tensors of [Adasum] are reduced one by one.
+// when every rank has called it with the same name. Ranks may call it in different orders, and
+// concurrently with any other operation of the group. Tensors that are ready at the same time are
+// reduced together. This changes no bit of a result, because every element is combined in a fixed
+// order: first the ranks of each host, then the hosts, in the order of their first ranks. With
+// [Strict], or if ranks of a host share no memory, it is the order of the ranks. Tensors of
+// [Adasum] are reduced one by one.
 //
-// A name is a text of 1 to 255 bytes and may be used again once its operation is done; the same
-// ones in every step are the fastest. If the arguments of two ranks differ under the same name,
-// every rank gets a [*MismatchError]. The handle returns errors as AllReduce does. The end of ctx
-// before the operation is done ends the group.
+// A name is a text of 1 to 255 bytes and may be used again once its operation is done. It is
+// fastest to use the same names in every step. If the arguments of two ranks differ under the same
+// name, every rank gets a [*MismatchError]. Wait returns the errors of AllReduce. If ctx ends
+// before the operation is done, the group ends.
 func AllReduceAsync[T Element](ctx context.Context, g *Group, name string, data []T, op Op) *Handle {
 	return AllReduceAsyncWith(ctx, g, name, data, op, AsyncOptions{})
 }
@@ -112,9 +115,9 @@ func AllReduceAsyncWith[T Element](ctx context.Context, g *Group, name string, d
 	return g.submit(ctx, h)[0]
 }
 
-// GroupedAllReduce is AllReduce of several slices at once, which are done together: as one where
-// they fit the fusion threshold. The name stands for all of them, as in [AllReduceAsync]. It blocks
-// until all are done.
+// GroupedAllReduce reduces several slices, together if they fit the fusion threshold. name is the
+// name of the whole group of slices, as in [AllReduceAsync]. It blocks until all slices are
+// reduced.
 func GroupedAllReduce[T Element](ctx context.Context, g *Group, name string, tensors [][]T, op Op) error {
 	handles := make([]*Handle, len(tensors))
 	for i, data := range tensors {
@@ -129,11 +132,12 @@ func GroupedAllReduce[T Element](ctx context.Context, g *Group, name string, ten
 	return first
 }
 
-// Join reports that this rank has no more data. From then on it contributes nothing to asynchronous
-// operations and need not know them: the other ranks run them, and averages are over the ranks that
-// contribute. Join first waits for this rank's pending operations, and blocks until every rank has
-// joined. It returns the last rank to join, the highest of several at the same time. Afterwards the
-// group is as before. Synchronous operations still need every rank.
+// Join reports that this rank has no more data. From then on this rank contributes nothing to
+// asynchronous operations and need not call them: the other ranks perform them, and averages are
+// over the ranks that contribute. Join first waits for this rank's pending operations, and blocks
+// until every rank has joined. It returns the last rank that joined, or the highest if several
+// joined at the same time. Afterwards the group is as before. Synchronous operations still need
+// every rank.
 func Join(ctx context.Context, g *Group) (last int, err error) {
 	h := &Handle{name: joinName}
 	err = g.submit(ctx, h)[0].Wait()
@@ -174,8 +178,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// submit hands operations to the group's engine, all at once, and returns them. Those that are not
-// accepted are done, with an error.
+// submit passes operations to the group's engine, all at once, and returns them. Operations that
+// are not accepted are done, with an error.
 func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
 	var invalid error
 	for _, h := range handles {
@@ -204,7 +208,7 @@ func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
 	return handles
 }
 
-// finish ends the operation and releases those that wait for it.
+// finish ends the operation and wakes the goroutines that wait for it.
 func (h *Handle) finish(err error) {
 	h.err = err
 	if h.work != nil {
@@ -223,7 +227,7 @@ const asyncLane = 'a'
 // rank.
 func (g *Group) engine() (*engine, error) {
 	if e := g.async.Load(); e != nil && !g.closing.Load() {
-		return e, nil // it says itself that the group has failed
+		return e, nil // a failed group is reported by the engine's operations
 	}
 	g.asyncMu.Lock()
 	defer g.asyncMu.Unlock()
@@ -246,7 +250,7 @@ func (g *Group) engine() (*engine, error) {
 // stopEngine ends the engine, if there is one, and waits for it. The group is closing or has
 // failed.
 func (g *Group) stopEngine() {
-	g.asyncMu.Lock() // an engine that is about to start has started
+	g.asyncMu.Lock() // wait for an engine that is being started
 	e := g.async.Load()
 	g.asyncMu.Unlock()
 	if e != nil {
@@ -254,7 +258,7 @@ func (g *Group) stopEngine() {
 	}
 }
 
-// nudged notes that another rank has begun a cycle. It does not block.
+// nudged records that another rank has begun a cycle. It does not block.
 func (g *Group) nudged(cycle uint64) {
 	for {
 		was := g.cycle.Load()
@@ -270,7 +274,7 @@ func (g *Group) nudged(cycle uint64) {
 	}
 }
 
-// departed notes that a rank has left, without which no operation of an engine can be finished.
+// departed records that a rank has left. Without it, no operation of an engine can finish.
 func (g *Group) departed() {
 	g.peerLeft.Store(true)
 	g.ring()

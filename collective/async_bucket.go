@@ -16,7 +16,7 @@ func (e *engine) fail(n frame.Notice) error {
 	return e.lane.err()
 }
 
-// execute reduces what the last vote has found ready.
+// execute performs the operations that the last vote found ready.
 func (e *engine) execute() error {
 	buckets := e.agreed.Elect(e.refuse)
 	e.agreed.Observe(buckets, e.reducesIfReady)
@@ -35,7 +35,7 @@ func (e *engine) refuse(id int) {
 	}
 }
 
-// reduce does the operations of one bucket.
+// reduce performs the operations of one bucket.
 func (e *engine) reduce(b *agreement.Bucket) error {
 	switch {
 	case b.Do != 0:
@@ -59,14 +59,14 @@ func (e *engine) reduce(b *agreement.Bucket) error {
 	return nil
 }
 
-// mark notes when a phase of the bucket under way begins, for the timeline.
+// mark records when a phase of the current bucket begins, for the timeline.
 func (e *engine) mark(phase int) {
 	if e.g.family.timeline != nil {
 		e.marks[phase] = time.Now()
 	}
 }
 
-// record tells the timeline of an operation that ends now, phase by phase.
+// record adds an operation that ends now to the timeline, phase by phase.
 func (e *engine) record(h *Handle) {
 	if t := e.g.tally; t != nil {
 		t.note(h.request.Action(), h.request.Bytes(), h.since.Sub(t.origin), e.lane.ran())
@@ -82,8 +82,8 @@ func (e *engine) record(h *Handle) {
 	}
 }
 
-// inPlace is the memory of the one tensor of a bucket that is reduced where it lies; nil where it
-// is not so.
+// inPlace returns the memory of the only tensor of a bucket if it is reduced in place, or nil if
+// the bucket needs a copy.
 func (e *engine) inPlace(b *agreement.Bucket) []byte {
 	t := e.agreed.At(b.IDs[0])
 	if len(b.IDs) > 1 || t.Mine == nil || b.Compression != operation.NotCompressed {
@@ -95,8 +95,8 @@ func (e *engine) inPlace(b *agreement.Bucket) []byte {
 	return t.Mine.data
 }
 
-// copyIn gathers the tensors of a bucket as they go to the others. Where this rank contributes
-// nothing, the elements are neutral.
+// copyIn returns a copy of the tensors of a bucket, in the format in which they are sent. Elements
+// to which this rank contributes nothing are neutral.
 func (e *engine) copyIn(b *agreement.Bucket) []byte {
 	all := e.buffer(b.Bytes)
 	e.gatherBucket(b, all)
@@ -123,15 +123,16 @@ func (e *engine) gatherBucket(b *agreement.Bucket, rest []byte) {
 	}
 }
 
-// buffer returns n bytes for a bucket, whose contents are those of an earlier one. Where ranks of
-// this host share memory they lie in what those can read, so that the reduction copies nothing.
+// buffer returns n bytes for a bucket. They contain data of earlier buckets. If ranks of this host
+// share memory, the bytes are in memory that the other ranks can read, so that the reduction copies
+// nothing.
 func (e *engine) buffer(n int) []byte {
 	if n > cap(e.fused) {
 		size := max(n, min(2*cap(e.fused), e.agreed.Fusion))
 		Free(e.fused[:cap(e.fused)])
 		e.fused = nil
 		if e.lane.call.Here() != nil {
-			e.fused, _ = Alloc[byte](size) // without room, an ordinary one is used
+			e.fused, _ = Alloc[byte](size) // on failure, ordinary memory is used
 		}
 		if e.fused == nil {
 			e.fused = make([]byte, size)
@@ -140,7 +141,7 @@ func (e *engine) buffer(n int) []byte {
 	return e.fused[:n]
 }
 
-// copyOut hands results to their tensors and ends their operations.
+// copyOut copies the results into their tensors and ends the operations.
 func (e *engine) copyOut(b *agreement.Bucket, all []byte) {
 	for _, id := range b.IDs {
 		t := e.agreed.At(id)

@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Elsewhere is a vector that lies outside the memory of this process, on a device for example.
+// Elsewhere is a vector outside the memory of this process, for example on a device.
 type Elsewhere struct {
 	Name  string // as in [AllReduceAsync]
 	Type  kernel.Type
@@ -21,25 +21,24 @@ type Elsewhere struct {
 	Work  Work
 }
 
-// Work performs an operation on a vector that lies outside the memory of this process. Its methods
-// are called one at a time, by the group's engine or by a goroutine that waits for an operation.
+// Work performs an operation on a vector outside the memory of this process. Its methods are called
+// one at a time, by the group's engine or by a goroutine that waits for an operation.
 type Work interface {
-	// Reduce combines vectors, of which the receiver's is the first, in place with those of the
-	// other ranks. They have one type and one operation, are in the same order on every rank, and
-	// fit the fusion threshold, or it is one alone. All ranks call Reduce at the same time, so it
-	// may use lane, a group of the same ranks, for operations of its own; it must not close or
-	// abort it. An error, which is the handles', ends the group, and so does the end of the group
-	// end ctx.
+	// Reduce combines the vectors of bucket in place with those of the other ranks. The first
+	// element of bucket is the receiver. All vectors have the same type and operation, are in the
+	// same order on every rank, and fit the fusion threshold together unless there is only one. All
+	// ranks call Reduce at the same time, so it may use lane, a group of the same ranks, for
+	// operations of its own; it must not close or abort lane. An error becomes the error of the
+	// handles and ends the group. ctx ends when the group does.
 	Reduce(ctx context.Context, lane *Group, bucket []Work) error
 	// Ended is called once, when the operation has ended, before Wait returns.
 	Ended(err error)
 }
 
-// AllReduceElsewhere is [AllReduceAsync] of vectors that lie elsewhere, submitted all at once, as
-// [GroupedAllReduce] does. Everything that holds for the names, the order, the fusion and the
-// failures of that holds for them, but for this: [Adasum] is refused, and so is, by the end of the
-// group, a rank that has joined. Where a rank's own Work has failed its handles have that error and
-// no other.
+// AllReduceElsewhere is [AllReduceAsync] of vectors outside the memory of this process, submitted
+// all at once as by [GroupedAllReduce]. The rules for names, order, fusion and failures are those
+// of AllReduceAsync, with these exceptions: [Adasum] is refused; if a rank has joined, the group
+// ends; and if a rank's own Work fails, its handles return that error.
 func AllReduceElsewhere(ctx context.Context, g *Group, op Op, vectors ...Elsewhere) []*Handle {
 	handles := make([]*Handle, len(vectors))
 	for i, v := range vectors {
@@ -58,12 +57,12 @@ func AllReduceElsewhere(ctx context.Context, g *Group, op Op, vectors ...Elsewhe
 	}
 	g.submit(ctx, handles...)
 	if len(handles) > 1 && handles[0].engine != nil {
-		handles[0].engine.flushNow() // no more are to come
+		handles[0].engine.flushNow() // all vectors have been submitted
 	}
 	return handles
 }
 
-// lifetime is the context of work on a lane: it ends with the lane.
+// lifetime is the context of a Work on a lane: it ends when the lane fails.
 type lifetime struct{ lane *Group }
 
 func (lifetime) Deadline() (time.Time, bool) { return time.Time{}, false }
@@ -81,7 +80,8 @@ func (l lifetime) Err() error {
 
 var errJoinedElsewhere = errors.New("collective: a rank has joined, and cannot take part in what is reduced elsewhere than in memory")
 
-// reduceElsewhere does the operations of a bucket of vectors elsewhere.
+// reduceElsewhere performs the operations of a bucket of vectors outside the memory of this
+// process.
 func (e *engine) reduceElsewhere(b *agreement.Bucket) error {
 	if !e.agreed.Whole() {
 		return e.fail(frame.Gone(errJoinedElsewhere, e.g.rank))

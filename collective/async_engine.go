@@ -18,8 +18,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
-// The engine does the asynchronous operations of a group on one rank, in cycles that all ranks go
-// through together, over a group of its own. Cycle after cycle:
+// The engine performs the asynchronous operations of a group on one rank, in cycles that all ranks
+// run together, over a group of its own. In each cycle:
 //
 //  1. Every rank says which of the names that all know it has submitted. What all have is ready.
 //  2. A rank that has something to say about names says so first: a name that is new, or is used
@@ -27,22 +27,23 @@ import (
 //     so that the numbers of names are the same everywhere.
 //  3. What is ready is reduced, in the order of the numbers, in buckets of tensors of one kind.
 //
-// A rank begins a cycle when it has submitted something, and nudges the others if they do not come
-// of themselves, who join in whatever they have to say. After the cycle the ranks know all there is
-// to know; the next one begins when there is news. So each cycle does something, and idle ranks
-// send nothing. See Horovod's response cache for the same idea, with cycles by the clock.
+// A rank begins a cycle when an operation has been submitted, and nudges the other ranks if they do
+// not begin it by themselves; they take part whatever they have submitted. After the cycle all
+// ranks know the same, and the next cycle begins when there is news. So each cycle makes progress,
+// and idle ranks send nothing. Horovod's response cache uses the same idea, with cycles at fixed
+// intervals.
 //
-// A goroutine that waits for an operation does the cycles itself, if no other does, since to wake
-// the engine's own takes longer than a cycle.
+// A goroutine that waits for an operation runs the cycles itself, unless another goroutine does,
+// since waking the engine's goroutine takes longer than a cycle.
 type engine struct {
 	g      *Group
 	tuning tuning
 	ended  chan struct{}
-	kick   chan struct{} // one token: look again
+	kick   chan struct{} // one token: check again for a reason for a cycle
 	submissions
 
-	turn   sync.Mutex  // held by the goroutine that does cycles, which owns what follows
-	wanted atomic.Bool // the engine's goroutine has found it taken, and is to be poked
+	turn   sync.Mutex  // held by the goroutine that runs cycles, which owns the fields below
+	wanted atomic.Bool // the engine's goroutine found turn taken, and must be poked
 
 	lane  *Group
 	timer *time.Timer
@@ -51,41 +52,41 @@ type engine struct {
 	reduction
 }
 
-// cycles are the cycles so far, and the one under way.
+// cycles is the state of the cycles so far, and of the current one.
 type cycles struct {
-	met      bool          // the lane is connected, and the ranks have agreed on what is to be agreed on first
-	halted   error         // what has ended a cycle
+	met      bool          // the lane is connected, and the ranks have agreed on the fusion threshold
+	halted   error         // the error that ended a cycle
 	number   uint64        // of the cycle
-	called   uint64        // the cycle that others have called this rank to last …
-	calledAt time.Time     // … and when that was noticed
-	usual    time.Duration // that the first operation of a cycle waits
-	warn     time.Time     // when to ask which ranks are waited for; zero while nothing is
+	called   uint64        // the last cycle to which other ranks have called this rank …
+	calledAt time.Time     // … and when this rank noticed it
+	usual    time.Duration // usual duration of the first operation of a cycle
+	warn     time.Time     // when to ask which ranks are missing; zero: no operation is pending
 }
 
-// submissions are what operations give to their engine, and wait for.
+// submissions are the operations submitted to the engine.
 type submissions struct {
 	mu        sync.Mutex
-	fresh     []*Handle // submitted, not collected
+	fresh     []*Handle // submitted, but not yet collected by a cycle
 	bytes     int       // of fresh
-	urgent    bool      // an operation is waited for
-	due       time.Time // when the timer goes off; zero: it is not set
-	vain      int       // times in a row that it has gone off for nothing, up to mostVain
+	urgent    bool      // a goroutine waits for an operation
+	due       time.Time // when the timer fires; zero: it is not set
+	vain      int       // consecutive times that the timer fired without need, up to mostVain
 	names     map[string]*Handle
 	joining   *Handle
-	submitted uint64 // since all ranks joined last
+	submitted uint64 // since the last time that all ranks joined
 	stopping  bool
 	err       error // the engine has ended
 	watches   watches
 }
 
-// reduction is what the engine reduces in, and the bucket under way.
+// reduction is the engine's buffer, and the state of the current bucket.
 type reduction struct {
 	fused  []byte
-	broken error        // what this rank's own work elsewhere has failed with
+	broken error        // the error of this rank's own Work
 	marks  [3]time.Time // when the copy in, the reduction and the copy out of a bucket began
 }
 
-// tuning is what [Config] says about asynchronous operations.
+// tuning is the part of [Config] about asynchronous operations.
 type tuning struct {
 	fusion       int
 	cycle, stall time.Duration
@@ -115,7 +116,7 @@ const (
 	defaultCycle  = time.Millisecond
 	defaultStall  = 5 * time.Second
 
-	fewVain     = 3 // times that the timer goes off for nothing before it is set to later
+	fewVain     = 3 // times that the timer fires without need before it is set to later
 	mostVain    = fewVain + 4
 	longestRest = 16 * time.Millisecond
 )
@@ -125,7 +126,7 @@ var (
 	errJoined   = errors.New("collective: this rank has joined")
 )
 
-// submit accepts operations, all or none.
+// submit accepts all of the operations, or none.
 func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -179,8 +180,8 @@ func (e *engine) flushNow() {
 	e.mu.Unlock()
 }
 
-// help does cycles on behalf of a goroutine that waits for an operation, for as long as there is a
-// reason for one. Where another goroutine is at it, that one is told to make haste.
+// help runs cycles on behalf of a goroutine that waits for an operation, as long as there is a
+// reason for a cycle. If another goroutine runs them, help makes it begin the next cycle at once.
 func (e *engine) help(h *Handle) {
 	if !e.turn.TryLock() {
 		e.flushNow()
@@ -198,9 +199,10 @@ func (e *engine) help(h *Handle) {
 	}
 }
 
-// giveTurn ends the turn of a goroutine that waits for operations. The engine's own goes on if
-// there is a reason. A failed attempt to take the turn is not a reason: if the engine woke for it
-// at the end of each operation, the next one would have the turn again.
+// giveTurn ends the turn of a goroutine that waits for operations. It wakes the engine's goroutine
+// if there is a reason for a cycle. A failed attempt to take the turn alone is no reason for a
+// cycle: if the engine's goroutine woke up after each operation, it would find the turn taken by
+// the next one again.
 func (e *engine) giveTurn() {
 	e.wanted.Store(false)
 	reason := !e.met || e.halted != nil || e.look()
@@ -210,7 +212,7 @@ func (e *engine) giveTurn() {
 	}
 }
 
-// halt notes that a cycle has failed.
+// halt records that a cycle has failed. A nil err has no effect.
 func (e *engine) halt(err error) {
 	if err != nil {
 		e.halted = err
@@ -224,7 +226,7 @@ func (e *engine) poke() {
 	}
 }
 
-// stop ends the engine and waits for it. Operations that are under way end the group.
+// stop ends the engine and waits for it. If operations are in progress, the group ends.
 func (e *engine) stop() {
 	e.mu.Lock()
 	e.stopping = true
@@ -255,7 +257,7 @@ func (e *engine) run() {
 	for err == nil {
 		err = e.await()
 	}
-	e.turn.Lock() // whoever has waited has given up
+	e.turn.Lock() // waiting goroutines have released it
 	defer e.turn.Unlock()
 	e.halt(err)
 	e.mu.Lock()
@@ -280,7 +282,7 @@ func (e *engine) run() {
 	e.watches.close(&e.mu)
 }
 
-// connect makes the engine's lane with the other ranks' engines, which it starts.
+// connect connects the engine's lane with the other ranks' engines, and starts these.
 func (e *engine) connect() error {
 	l := lane{id: laneID(e.g.lane, asyncLane, 0), rank: e.g.rank, size: e.g.size, members: e.g.members, strict: true, carries: true}
 	var err error
@@ -303,7 +305,7 @@ func (e *engine) connect() error {
 	return nil
 }
 
-// await blocks until there is a reason for a cycle, and does it.
+// await blocks until there is a reason for a cycle, and runs the cycle.
 func (e *engine) await() error {
 	for {
 		if worked, err := e.work(); worked {
@@ -326,8 +328,8 @@ func (e *engine) await() error {
 	}
 }
 
-// rang notes that the timer has gone off. It has no effect if goroutines that wait for operations
-// have begun all cycles since it was set.
+// rang records that the timer has fired. It counts the timer as set without need if waiting
+// goroutines have begun all cycles since it was set.
 func (e *engine) rang() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -338,16 +340,16 @@ func (e *engine) rang() {
 	}
 }
 
-// rest is how long submissions wait at most for one that is waited for: a cycle, or longer where
-// that has mostly come before.
+// rest returns how long submissions wait at most until a goroutine waits for one: the cycle time,
+// or longer if a goroutine has usually come before the timer fired.
 func (e *engine) rest() time.Duration {
 	rests := retry.Backoff{First: e.tuning.cycle, Most: max(e.tuning.cycle, longestRest)}
 	return rests.After(1 + max(0, e.vain-fewVain))
 }
 
-// wakeBy makes the engine's goroutine look again at some time at the latest. A timer that is set
-// already and goes off before stays as it is: to set one earlier wakes a thread of the runtime,
-// which costs a small operation more than the rest of it. The caller holds e.mu.
+// wakeBy makes the engine's goroutine check again for a reason at the time at, or earlier. A timer
+// that fires earlier stays as it is. Setting a timer to an earlier time wakes a thread of the
+// runtime, which costs more than the whole rest of a small operation. The caller holds e.mu.
 func (e *engine) wakeBy(now, at time.Time) {
 	if e.due.IsZero() || at.Before(e.due) {
 		e.due = at
@@ -355,10 +357,10 @@ func (e *engine) wakeBy(now, at time.Time) {
 	}
 }
 
-// work does a cycle if there is a reason for one, and no other goroutine is at it.
+// work runs a cycle if there is a reason for one and no other goroutine runs cycles.
 func (e *engine) work() (worked bool, err error) {
 	if !e.turn.TryLock() {
-		e.wanted.Store(true) // rather than to wait: a mutex that is waited for is not given to others
+		e.wanted.Store(true) // instead of blocking: a mutex with a waiter goes to the waiter first
 		if !e.turn.TryLock() {
 			return false, nil
 		}
@@ -370,7 +372,8 @@ func (e *engine) work() (worked bool, err error) {
 	return e.cycleIfDue(false), e.halted
 }
 
-// cycleIfDue does a cycle if there is a reason for one; urgent: a submission is a reason.
+// cycleIfDue runs a cycle if there is a reason for one. If urgent is true, any submission is a
+// reason.
 func (e *engine) cycleIfDue(urgent bool) (worked bool) {
 	e.mu.Lock()
 	e.urgent = e.urgent || urgent && len(e.fresh) > 0
@@ -385,7 +388,7 @@ func (e *engine) cycleIfDue(urgent bool) (worked bool) {
 	return worked
 }
 
-// look reports whether there is a reason for a cycle, and if not, makes the engine's goroutine look
+// look reports whether there is a reason for a cycle. If not, it makes the engine's goroutine check
 // again in time.
 func (e *engine) look() bool {
 	e.mu.Lock()
@@ -393,7 +396,7 @@ func (e *engine) look() bool {
 	return e.reason()
 }
 
-// reason is look, where the caller holds e.mu.
+// reason is look for a caller that holds e.mu.
 func (e *engine) reason() bool {
 	if e.stopping {
 		return false
@@ -437,34 +440,34 @@ func (e *engine) reason() bool {
 	return false
 }
 
-// hesitates reports whether this rank, which is called to a cycle, waits for a while for what it is
-// expected to submit: it would make the others' guess wrong otherwise, and they would reduce all
-// twice. The caller holds e.mu.
+// hesitates reports whether this rank, which others have called to a cycle, waits for a while for
+// the operations that it is expected to submit. Without them the guess of the other ranks would be
+// wrong, and they would have to reduce everything twice. The caller holds e.mu.
 func (e *engine) hesitates() bool {
 	return e.agreed.Expects() && e.agreed.Pending == 0 && len(e.fresh) == 0 && !e.lane.peerLeft.Load()
 }
 
-// The first operation of a cycle waits for so many times as long as it waits usually until it
-// nudges the others, within bounds. If all have begun the cycle of themselves, nudges would only
-// keep them from it.
+// The first operation of a cycle nudges the other ranks when it has waited for nudgeFactor times
+// its usual duration, but at least nudgeLeast and at most nudgeMost. If all ranks have begun the
+// cycle by themselves, nudges would only delay them.
 const (
 	nudgeFactor = 3
 	nudgeLeast  = 500 * time.Microsecond
 	nudgeMost   = 5 * time.Millisecond
 )
 
-// patience is how long a rank waits for others that have usually come by now.
+// patience returns how long a rank waits for other ranks before it nudges them.
 func (e *engine) patience() time.Duration {
 	return max(nudgeLeast, min(nudgeFactor*e.usual, nudgeMost))
 }
 
-// joins reports whether this rank can announce now that it joins. The caller holds e.mu.
+// joins reports whether this rank can now announce that it joins. The caller holds e.mu.
 func (e *engine) joins() bool {
 	return e.joining != nil && !e.agreed.JoinAnnounced && len(e.fresh) == 0 && !e.agreed.News() && e.agreed.Pending == 0
 }
 
-// cycle does one cycle, as all ranks do at the same time, of what has been collected; join: this
-// rank joins.
+// cycle runs one cycle, as all ranks do at the same time, with the collected operations. If join is
+// true, this rank announces that it joins.
 func (e *engine) cycle(join bool) error {
 	e.number++
 	e.lane.begun.Store(e.number)
@@ -506,9 +509,9 @@ func (e *engine) cycle(join bool) error {
 	return nil
 }
 
-// nudge tells the other ranks that a cycle has begun: at once where some wait for it, where this
-// rank has been told itself, or where it cannot look again while it waits; otherwise when they are
-// late.
+// nudge notifies the other ranks that a cycle has begun. It does so at once if operations of other
+// ranks wait for the cycle, if this rank was itself notified, or if the transport cannot send later
+// while it waits; otherwise only when the others are late.
 func (e *engine) nudge() {
 	if e.agreed.Awaited || e.lane.cycle.Load() >= e.number || e.lane.call.TCP == nil || !e.lane.call.TCP.Driven() {
 		e.lane.call.Nudge(e.number)
@@ -517,15 +520,15 @@ func (e *engine) nudge() {
 	e.lane.call.TellIfLate(e.number, e.patience())
 }
 
-// arrived notes that all ranks have begun the cycle, since its first operation has ended.
+// arrived records that all ranks have begun the cycle: its first operation has ended.
 func (e *engine) arrived() {
 	if waited, ok := e.lane.call.InTime(); ok {
 		e.usual += (waited - e.usual) / 8
 	}
 }
 
-// collect takes what has been submitted, and reports whether this rank joins. The caller holds
-// e.mu.
+// collect takes the submitted operations into the cycle, and reports whether this rank joins. The
+// caller holds e.mu.
 func (e *engine) collect() (join bool) {
 	for i, h := range e.fresh {
 		e.agreed.Submit(h.name, &h.request, h)
@@ -535,14 +538,15 @@ func (e *engine) collect() (join bool) {
 	return e.joins()
 }
 
-// vote finds what all ranks have submitted, and what they want.
+// vote determines which operations all ranks have submitted, and what the ranks request.
 func (e *engine) vote(news bool) (agreement.Asked, error) {
 	stall := !e.warn.IsZero() && time.Until(e.warn) <= 0
 	err := e.lane.allReduceBytes(context.Background(), kernel.Uint8, operation.Min, e.agreed.Vote(agreement.Asked{News: news, Stall: stall}), nil)
 	return e.agreed.Voted(), err
 }
 
-// schedule sets when to ask which ranks are waited for: when the oldest operation is old enough.
+// schedule sets the time to ask which ranks are missing: when the oldest operation has waited for
+// the time of a stall.
 func (e *engine) schedule() {
 	if e.agreed.Pending == 0 || e.tuning.stall < 0 {
 		e.warn = time.Time{}
@@ -552,7 +556,7 @@ func (e *engine) schedule() {
 	if e.warn.After(now) {
 		return
 	}
-	if !e.warn.IsZero() { // it was asked a moment ago
+	if !e.warn.IsZero() { // the ranks were asked a moment ago
 		e.warn = now.Add(e.tuning.stall)
 		return
 	}
@@ -580,7 +584,7 @@ func (e *engine) complete(h *Handle, err error) {
 	h.finish(err)
 }
 
-// logStall is the stall report of an endpoint.
+// logStall logs an operation that has waited too long, with the missing ranks.
 func (e *Endpoint) logStall(tensor string, missing []int, waited time.Duration) {
 	e.cfg.Log.WithField("tensor", tensor).WithField("ranks", fmt.Sprint(missing)).
 		Warnf("collective: %q waits for ranks %v for more than %v", tensor, missing, waited)

@@ -10,14 +10,14 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// reducesIfReady reports whether a bucket is reduced where its tensor lies, which stays as it is
-// where the guess is wrong.
+// reducesIfReady reports whether the tensor of a bucket can be reduced in place by a guess. If the
+// guess is wrong, the tensor remains unchanged.
 func (e *engine) reducesIfReady(b *agreement.Bucket) bool {
 	return len(b.IDs) == 1 && b.Compression == operation.NotCompressed && e.lane.call.ReducesIfReady(b.Bytes)
 }
 
-// tryGuess reduces the bucket that is expected, and reports whether that was right: then the cycle
-// is over. Ready says that this rank has nothing to say but what it has submitted.
+// tryGuess reduces the bucket that this rank expects in the cycle, and reports whether the guess
+// was right; the cycle is then over. ready: this rank has no news besides its submissions.
 func (e *engine) tryGuess(ready bool) (right bool, err error) {
 	b, just := e.agreed.Expected()
 	ready = ready && just
@@ -38,12 +38,12 @@ func (e *engine) tryGuess(ready bool) (right bool, err error) {
 	return right, nil
 }
 
-// guessInPlace reduces the only tensor of a bucket where it lies, if all ranks are ready.
+// guessInPlace reduces the only tensor of a bucket in place, if all ranks are ready.
 func (e *engine) guessInPlace(b *agreement.Bucket, ready bool) (data []byte, right bool, err error) {
 	switch {
 	case ready:
 		data = e.agreed.At(b.IDs[0]).Mine.data
-	case e.lane.inMemory() == nil: // what is sent to others before all is known
+	case e.lane.inMemory() == nil: // a placeholder that is sent before all ranks are known to be ready
 		data = e.buffer(b.Bytes)
 		clear(data)
 	}
@@ -67,9 +67,9 @@ func (e *engine) guessApart(b *agreement.Bucket, ready bool) (data []byte, right
 	return data, agreement.Counted(count, b.Wire, b.Op, e.g.size), err
 }
 
-// allReduceIfReady is AllReduce of so many bytes on every rank if all ranks are ready for it, with
-// the same bits. Otherwise data stays as it is. A rank that is not ready does not need data. All
-// ranks find the same.
+// allReduceIfReady is AllReduce of length bytes on every rank, with the same bits, if all ranks are
+// ready. Otherwise data remains unchanged. A rank that is not ready needs no data. right is the
+// same on all ranks.
 func (g *Group) allReduceIfReady(ctx context.Context, t kernel.Type, op operation.Op, length int, data []byte, ready bool) (right bool, err error) {
 	d := operation.Descriptor{Action: operation.AllReduce, Type: t, Op: op, Count: uint64(length / t.Size()), Algorithm: g.call.Algorithm()}
 	if h := g.inMemory(); h != nil {

@@ -12,10 +12,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// BroadcastAsync is [Broadcast] in the background, and what [AllReduceAsync] says holds for it: for
-// the names, which all asynchronous operations of a group share, the order, the failures and the
-// data. It is not fused with others. A rank that has joined cannot take part: the operation ends
-// the group then.
+// BroadcastAsync is [Broadcast] in the background. The rules of [AllReduceAsync] for names, order,
+// failures and data apply to it; all asynchronous operations of a group share the same names. It is
+// not fused with others. If a rank has joined, the operation ends the group, since that rank cannot
+// take part.
 func BroadcastAsync[T Element](ctx context.Context, g *Group, name string, data []T, root int) *Handle {
 	h := newMove[T](name, operation.BroadcastAsync, data, nil, 0)
 	h.request.Root = clampRoot(root)
@@ -44,7 +44,7 @@ func newMove[T Element](name string, do operation.Action, data, result []T, op O
 		request: agreement.Request{Do: do, Type: typeOf[T](), Op: operation.Op(op), Count: uint64(len(data)), Prescale: 1, Postscale: 1}}
 }
 
-// check refuses the operation where its arguments are invalid.
+// check refuses the operation if invalid is not nil.
 func (h *Handle) check(invalid error) {
 	if invalid != nil {
 		h.refuse(invalid)
@@ -53,7 +53,7 @@ func (h *Handle) check(invalid error) {
 
 var errJoinedMove = errors.New("collective: a rank has joined, and cannot take part in what is not reduced on all ranks")
 
-// move does the operation of a bucket that is no AllReduce.
+// move performs the operation of a bucket that is not an AllReduce.
 func (e *engine) move(b *agreement.Bucket) error {
 	t := e.agreed.At(b.IDs[0])
 	if !e.agreed.Whole() {
@@ -79,7 +79,7 @@ func (e *engine) move(b *agreement.Bucket) error {
 	return nil
 }
 
-// conclude ends the operation of a name, which all ranks have done.
+// conclude ends the operation of a name that all ranks have performed.
 func (e *engine) conclude(id int) {
 	h := e.agreed.Take(id)
 	e.watchTensor(id, h)

@@ -7,7 +7,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
-// exchange tells all ranks what each has to say.
+// exchange sends the statement of each rank to all ranks.
 func (e *engine) exchange(join bool) error {
 	parts, err := AllGather(context.Background(), e.lane, e.agreed.Say(join))
 	if err != nil {
@@ -24,7 +24,7 @@ func (e *engine) exchange(join bool) error {
 	return nil
 }
 
-// report logs, on the first rank, which operations have waited for too long, and for which ranks.
+// report logs, on the first rank, the operations that have waited too long, with the missing ranks.
 func (e *engine) report() error {
 	now := time.Now()
 	if e.warn = now.Add(e.tuning.stall); e.tuning.stall < 0 {
@@ -49,7 +49,7 @@ func (e *engine) allJoined(last int) {
 	e.lane.call.Contributors = e.agreed.Contribute
 	e.mu.Lock()
 	h := e.joining
-	e.submitted = 0 // those that joined early have submitted fewer
+	e.submitted = 0 // ranks that joined early have submitted fewer
 	e.mu.Unlock()
 	if h != nil {
 		h.request.Count = uint64(last)

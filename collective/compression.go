@@ -8,27 +8,28 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Compression is the format in which float32s travel between ranks and are combined. Half the bytes
-// cost precision: the data of every rank is rounded. So is every partial result, except most of
-// those of an [Average].
+// Compression is the format in which float32 elements are sent between ranks and combined. The
+// formats halve the bytes at the cost of precision: the data of every rank is rounded, and so is
+// every partial result, except most of those of an [Average].
 type Compression uint8
 
 const (
 	// CompressNone leaves data as it is.
 	CompressNone Compression = Compression(operation.NotCompressed)
-	// CompressFloat16 rounds to [Float16]; what is above 65504 becomes infinite, data or sum.
+	// CompressFloat16 rounds to [Float16]; data and sums above 65504 become infinite.
 	CompressFloat16 Compression = Compression(operation.AsFloat16)
 	// CompressBFloat16 rounds to [BFloat16]: the range of float32, 8 bits of precision.
 	CompressBFloat16 Compression = Compression(operation.AsBFloat16)
 )
 
-// String is the name of the type on the wire.
+// String returns the name of the type on the wire.
 func (c Compression) String() string { return operation.Compression(c).String() }
 
 // wires holds buffers of AllReduceCompressed, as *[]byte.
 var wires sync.Pool
 
-// AllReduceCompressed is [AllReduce] of float32s that go from rank to rank in another form.
+// AllReduceCompressed is [AllReduce] of float32 elements that are sent between ranks in the format
+// c.
 func AllReduceCompressed(ctx context.Context, g *Group, data []float32, op Op, c Compression) error {
 	if c == CompressNone {
 		return AllReduce(ctx, g, data, op)

@@ -26,7 +26,7 @@
 // is reduced either by one owner and copied, or by all ranks in one canonical order, lower ranks
 // first. Only the number of ranks and of bytes determines the algorithm ([Algorithm]). Results of
 // worlds of different sizes, or of calls that divide the data differently, may be rounded
-// differently; with [Strict] only the former.
+// differently; with [Strict], only those of worlds of different sizes.
 //
 // # In the background
 //
@@ -44,10 +44,10 @@
 //
 // # Shared memory
 //
-// Ranks of a group that are on one host meet in shared memory (shared_memory.go). If all ranks are
-// on one host, all operations run in it except forced algorithms. Otherwise the same operations
-// have two levels (internal/levels): each host's data goes to each other host once, split among the
-// ranks of the host. Large slices of [Alloc] are reduced without a copy.
+// Ranks of a group that are on one host use shared memory (shared_memory.go). If all ranks are on
+// one host, all operations run in it except forced algorithms. Otherwise operations have two levels
+// (internal/levels): each host's data is sent to each other host once, split among the ranks of the
+// host. Large slices of [Alloc] are reduced without a copy.
 //
 // # Layers
 //
@@ -58,6 +58,6 @@
 // ranks call, and which algorithm is the cheapest, is in internal/operation. Over TCP without
 // encryption the operation's own goroutine moves the frames while it waits. Frames between two
 // ranks keep their order, so a frame is matched by its position alone and checked against its
-// header. What asynchronous operations ranks do together is decided by internal/agreement, and done
-// by the engine.
+// header. Package internal/agreement decides which asynchronous operations the ranks perform
+// together, and the engine performs them.
 package collective

@@ -7,10 +7,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Element is what collectives compute with. [Float16] and [BFloat16] are reduced as floating point
-// numbers; any other type over uint16 is an integer. Where such a type looks like a floating point
-// number of another package, by its name or a method Float32, reductions of it are refused:
-// [AsFloat16] and [AsBFloat16] turn its slices into what is reduced.
+// Element is the type of elements of collectives. [Float16] and [BFloat16] are reduced as floating
+// point numbers; any other type over uint16 is an integer. If such a type looks like a floating
+// point number of another package, by its name or a method Float32, its reductions are refused:
+// [AsFloat16] and [AsBFloat16] convert its slices.
 type Element interface {
 	~float32 | ~float64 | ~int8 | ~int16 | ~int32 | ~int64 | ~uint8 | ~uint16 | ~uint32 | ~uint64
 }
@@ -24,34 +24,35 @@ type Float16 uint16
 // partial result to the nearest BFloat16, ties to even; [Average] rounds later.
 type BFloat16 uint16
 
-// ToFloat16 rounds to the nearest Float16, ties to even; what is too large becomes an infinity, NaN
-// stays a quiet NaN.
+// ToFloat16 rounds to the nearest Float16, ties to even. Too large values become infinite, and a
+// NaN becomes a quiet NaN.
 func ToFloat16(f float32) Float16 { return Float16(kernel.ToFloat16(f)) }
 
 // Float32 is exact.
 func (h Float16) Float32() float32 { return kernel.FromFloat16(uint16(h)) }
 
-// ToBFloat16 rounds to the nearest BFloat16, ties to even; NaN stays a quiet NaN.
+// ToBFloat16 rounds to the nearest BFloat16, ties to even. A NaN becomes a quiet NaN.
 func ToBFloat16(f float32) BFloat16 { return BFloat16(kernel.ToBFloat16(f)) }
 
 // Float32 is exact.
 func (h BFloat16) Float32() float32 { return kernel.FromBFloat16(uint16(h)) }
 
-// AsFloat16 is data as Float16s, without a copy. It is for other types of IEEE 754 half-precision
-// numbers.
+// AsFloat16 returns data as Float16s, without a copy. It is for other types of IEEE 754
+// half-precision numbers.
 func AsFloat16[T ~uint16](data []T) []Float16 { return reinterpreted[Float16](data) }
 
-// AsBFloat16 is data as BFloat16s, without a copy.
+// AsBFloat16 returns data as BFloat16s, without a copy.
 func AsBFloat16[T ~uint16](data []T) []BFloat16 { return reinterpreted[BFloat16](data) }
 
-// AsUint16 is data as integers, without a copy.
+// AsUint16 returns data as integers, without a copy.
 func AsUint16[T ~uint16](data []T) []uint16 { return reinterpreted[uint16](data) }
 
 func reinterpreted[To, T ~uint16](data []T) []To {
 	return unsafe.Slice((*To)(unsafe.Pointer(unsafe.SliceData(data))), len(data))
 }
 
-// checkReduced refuses elements that would be reduced as what they are not.
+// checkReduced returns an error for a type that looks like a floating point number but would be
+// reduced as an integer.
 func checkReduced[T Element]() error {
 	if unsafe.Sizeof(*new(T)) != 2 {
 		return nil

@@ -18,60 +18,61 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// MaxConnections is the most of Config.Connections.
+// MaxConnections is the largest value of Config.Connections.
 const MaxConnections = sockets.MaxConnections
 
 // Config configures an [Endpoint].
 type Config struct {
-	Credentials *identity.Credentials // of this worker; needed
-	ListenAddr  string                // host:port; empty: the addresses of the interfaces, a free port
-	Interfaces  []string              // listened on where ListenAddr names no address, and by Widen; empty: all
+	Credentials *identity.Credentials // of this worker; required
+	ListenAddr  string                // host:port; empty: a free port on the addresses of the interfaces
+	Interfaces  []string              // interfaces to listen on if ListenAddr has no address, and for Widen; empty: all
 	Encrypt     bool                  // TLS on every connection; every rank must agree
 	OnlySockets bool                  // no shared memory between the ranks of a host
 	Algorithm   Algorithm             // of AllReduce; every rank must agree
-	// Connections share the large frames between two ranks of different hosts: more than one where
-	// the network bounds each of them. Up to MaxConnections; 0 is 1. Every rank must agree.
+	// Connections is the number of connections that share the large frames between two ranks of
+	// different hosts. More than one helps if the network limits the rate of each connection. At
+	// most MaxConnections; 0: 1. Every rank must agree.
 	Connections int
 	Log         logrus.FieldLogger // nil: nothing is logged
-	Timeline    Timeline           // told of every operation; nil: unused
+	Timeline    Timeline           // receives every operation; nil: unused
 
-	// Backend is called on rank 0 with the backend by which package cuda combines memory of
-	// devices, once for each name in a generation. It must not block. Nil: unused.
+	// Backend is called on rank 0 with the backend with which package cuda combines device memory,
+	// once for each name in a generation. It must not block. Nil: unused.
 	Backend func(generation uint64, name string)
 
-	// Visited is called with each connection that another worker's Visit has opened, in a goroutine
-	// of its own. It is closed when Visited returns, and when the endpoint is closed, which waits
-	// for that. Nil: visitors are refused.
+	// Visited is called with each connection that another worker opens by Visit, in a separate
+	// goroutine. The connection is closed when Visited returns, or when the endpoint is closed;
+	// Close waits for Visited. Nil: visits are refused.
 	Visited func(net.Conn)
 
-	// Network is where the other ranks are. The zero value is the kernel's.
+	// Network is the network of the ranks. The zero value is the kernel's.
 	Network identity.Network
 
-	// Of asynchronous operations:
-	FusionThreshold int           // bytes up to which tensors are reduced as one; 0: 64 MiB; the smallest of all ranks counts
-	CycleTime       time.Duration // longest that an operation waits for others to be fused with; 0: 1 ms; negative: not at all
-	StallWarning    time.Duration // after which one that some ranks have not called is logged; 0: 5 s; negative: never
+	// For asynchronous operations:
+	FusionThreshold int           // largest sum of bytes of tensors that are reduced together; 0: 64 MiB; the smallest of all ranks counts
+	CycleTime       time.Duration // longest time that an operation waits to be fused with others; 0: 1 ms; negative: none
+	StallWarning    time.Duration // time after which an operation that some ranks have not called is logged; 0: 5 s; negative: never
 }
 
-// Endpoint is where the other workers of the job reach this one. It lives as long as the worker,
-// over all generations.
+// Endpoint is the endpoint at which the other workers of the job reach this one. It lives as long
+// as the worker, over all generations.
 type Endpoint struct {
 	cfg     Config // with the defaults of Log and Connections
 	sockets *sockets.Endpoint
 	tally   *tally
-	running sync.WaitGroup // what prepares the shared memory
+	running sync.WaitGroup // the goroutine that prepares the shared memory
 }
 
 // Peers are the ranks that [Endpoint.Connect] connects.
 type Peers struct {
 	Generation uint64
-	Key        identity.DataKey // of the generation: every member has it, and nobody else
+	Key        identity.DataKey // of the generation: only its members have the key
 	Rank       int              // of this worker
-	Addrs      [][]string       // by rank: what Addrs of their endpoints returned; the own entry is not used
-	Hosts      []string         // by rank: ranks of one host share memory, if that can be; nil, or empty names: they do not
+	Addrs      [][]string       // by rank: the result of Addrs of each rank's endpoint; this rank's entry is not used
+	Hosts      []string         // by rank: ranks of one host share memory if possible; nil or empty names: they do not
 }
 
-// Listen opens an endpoint and starts to accept connections; Close ends it.
+// Listen opens an endpoint and starts to accept connections until Close.
 func Listen(cfg Config) (*Endpoint, error) {
 	if cfg.Credentials == nil {
 		return nil, errors.New("collective: an endpoint needs credentials")
@@ -101,20 +102,20 @@ func Listen(cfg Config) (*Endpoint, error) {
 	return e, nil
 }
 
-// Widen listens on the addresses of the interfaces, or on all, besides that of Config.ListenAddr,
-// and returns the addresses to give to the other ranks from now on.
+// Widen makes the endpoint listen on the addresses of the interfaces, or on all addresses, in
+// addition to Config.ListenAddr. It returns the addresses to give to the other ranks from now on.
 func (e *Endpoint) Widen() ([]string, error) { return e.sockets.Widen() }
 
-// Addrs are the addresses to give to the other ranks, each host:port; they try all of them. A new
-// slice.
+// Addrs returns the addresses to give to the other ranks, each host:port, in a new slice. The other
+// ranks try all of them.
 func (e *Endpoint) Addrs() []string { return e.sockets.Addrs() }
 
-// Connections is the number of connections to other ranks so far, of all generations: while Connect
-// is under way, a sign of its progress. Any goroutine may call it.
+// Connections returns the number of connections to other ranks so far, in all generations. During
+// Connect it shows the progress. Any goroutine may call it.
 func (e *Endpoint) Connections() uint64 { return e.sockets.Connections() }
 
-// Close ends the endpoint and waits for its goroutines. Groups that are connected stay so; a
-// Connect under way fails.
+// Close ends the endpoint and waits for its goroutines. Connected groups stay connected; a Connect
+// in progress fails.
 func (e *Endpoint) Close() error {
 	err := e.sockets.Close()
 	e.running.Wait()
@@ -122,10 +123,9 @@ func (e *Endpoint) Close() error {
 }
 
 // Kill ends the endpoint and its groups as the death of this process would: connections end without
-// a notice. An operation of these groups, under way or later, does not return, but ends its
-// goroutine as runtime.Goexit does. It is for workers that are goroutines (package
-// elastic/elastictest), which share no memory. It may be called from any goroutine, and does not
-// wait for any; Close does.
+// a notice. Operations of these groups, in progress or later, do not return but end their goroutine
+// as runtime.Goexit does. Kill is for workers that are goroutines (package elastic/elastictest),
+// which share no memory. It may be called from any goroutine and waits for none; Close does.
 func (e *Endpoint) Kill() { e.sockets.Kill() }
 
 // Visit connects to a member of a generation, at the first of its addresses that answers. This
@@ -137,14 +137,14 @@ func (e *Endpoint) Visit(ctx context.Context, generation uint64, key identity.Da
 	return e.sockets.Visit(ctx, generation, key, addrs)
 }
 
-// Connect connects the ranks of a generation and returns this rank's group, once there is a
-// connection to every other rank, or, of more than 32 ranks, to those with which it meets in most
-// operations: the others are connected when an operation needs them. Generations must rise from
-// call to call; what is left of older ones is refused from now on. It blocks until then, at most
-// until ctx ends, or, where ctx has no deadline, until no connection has come for 30 s and 0.1 s
-// more for each rank. Ranks of one host then meet in shared memory, where they can. It fails with
-// an [*AbortedError] that names the ranks that could not be reached: at once where nothing listens
-// at a peer's addresses, which means that its process is dead.
+// Connect connects the ranks of a generation and returns this rank's group. It blocks until there
+// is a connection to every other rank or, with more than 32 ranks, to the ranks that most
+// operations use: others are connected when an operation needs them. Generations must rise from
+// call to call; from now on, connections of older generations are refused. Connect blocks at most
+// until ctx ends or, if ctx has no deadline, until no new connection has been made for 30 s plus
+// 0.1 s for each rank. Ranks of one host are then connected by shared memory if possible. Connect
+// fails with an [*AbortedError] that names the ranks that could not be reached. It fails at once if
+// nothing listens at a peer's addresses, which means that the peer's process is dead.
 func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	n := len(p.Addrs)
 	if p.Rank < 0 || p.Rank >= n {

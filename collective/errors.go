@@ -20,7 +20,7 @@ var (
 	errNoGroup = errors.New("collective: no group")
 )
 
-// errorOf is a notice as the operations of the group return it.
+// errorOf returns a notice as the error that operations of the group return.
 func errorOf(n *frame.Notice, generation uint64) error {
 	if n.Mismatch {
 		return &MismatchError{Generation: generation, Tensor: n.Tensor, Ranks: n.Ranks,
@@ -29,15 +29,15 @@ func errorOf(n *frame.Notice, generation uint64) error {
 	return &AbortedError{Generation: generation, Dead: n.Dead, Cause: n.Cause}
 }
 
-// AbortedError says that a group has ended because ranks are gone. Every operation of the group
+// AbortedError reports that a group has ended because ranks are gone. Every operation of the group
 // returns the same error; it must not be changed.
 type AbortedError struct {
 	Generation uint64
-	// Dead are the ranks whose loss, leave or Abort caused it, ascending, by their numbers in this
+	// Dead are the ranks whose loss, Close or Abort was the cause, ascending, as numbered in this
 	// group; this rank itself if it was the cause. Empty in a subset if the cause was a rank
-	// outside of it.
+	// outside the subset.
 	Dead  []int
-	Cause error // what was seen, on this rank or on the one that told it; may be nil
+	Cause error // the error seen on this rank, or on the rank that reported it; may be nil
 }
 
 // Error names the ranks and the cause.
@@ -62,14 +62,14 @@ func (e *AbortedError) Error() string {
 	return b.String()
 }
 
-// Is makes every AbortedError an [ErrAborted].
+// Is reports whether target is [ErrAborted].
 func (e *AbortedError) Is(target error) bool { return target == ErrAborted }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *AbortedError) Unwrap() error { return e.Cause }
 
-// MismatchError says that two ranks called operations that do not match. It is not [ErrAborted]:
-// the program is wrong, and a new world would not help.
+// MismatchError reports that two ranks called operations that do not match. It is not an
+// [ErrAborted]: the program is wrong, and a new world would not help.
 type MismatchError struct {
 	Generation uint64
 	Tensor     string    // the name of the asynchronous operation; empty for others

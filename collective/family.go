@@ -17,19 +17,19 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
-// lane is a group that is to be made among ranks of a generation. Its id is derived from that of
-// its parent, so that its ranks need not agree on one; 0 is the group of all ranks.
+// lane describes a group to be made of ranks of a generation. Its id is derived from the id of its
+// parent, so that its ranks need not agree on one; 0 is the group of all ranks.
 type lane struct {
 	id         uint64
 	rank, size int
 	members    []int // as in Group
 	strict     bool  // every AllReduce is Strict
 	oneWay     bool  // as in Group
-	carries    bool  // it does the operations of another group, which counts them
+	carries    bool  // it performs operations of another group, which counts them
 }
 
-// laneID names child k of a group. Ids come from a hash: two equal ones in one generation are
-// improbable, and refused.
+// laneID returns the id of child k of a group. Ids are hashes: two equal ids in one generation are
+// improbable, and are refused.
 func laneID(parent uint64, kind byte, k uint64) uint64 {
 	b := binary.BigEndian.AppendUint64(nil, parent)
 	b = binary.BigEndian.AppendUint64(append(b, kind), k)
@@ -37,7 +37,7 @@ func laneID(parent uint64, kind byte, k uint64) uint64 {
 	return max(1, binary.BigEndian.Uint64(sum[:]))
 }
 
-// original is a rank of the lane in the numbering of the group of all ranks.
+// original returns the number of a rank of the lane in the group of all ranks.
 func (l *lane) original(rank int) int {
 	if l.members == nil {
 		return rank
@@ -52,22 +52,22 @@ func (g *Group) original(rank int) int {
 	return g.members[rank]
 }
 
-// family is the groups of one generation in this process. They fail together.
+// family is the set of groups of one generation in this process. They fail together.
 type family struct {
-	*sockets.Generation // of a generation of one process it has its number and size alone
+	*sockets.Generation // for ranks in one process: only its number and size are set
 	settings
 	connect    func(context.Context, lane) (*Group, error)         // connects the ranks of a lane; nothing else
-	startPeers func(g, lane *Group, start func(peer *Group) error) // has the other ranks of a lane of g start theirs; nil: they do as they are reached
+	startPeers func(g, lane *Group, start func(peer *Group) error) // makes the other ranks start their side of a lane of g; nil: they start it when they are connected
 
 	mu      sync.Mutex
 	lanes   map[uint64]*Group
-	failure *frame.Notice // the first one
+	failure *frame.Notice // the first failure
 	told    []string      // backends
 
 	waits waits
 }
 
-// settings are what [Config] says about the groups of a generation, beside their connections.
+// settings is the part of [Config] about the groups of a generation, without their connections.
 type settings struct {
 	onlySockets bool // this rank shares no memory
 	log         logrus.FieldLogger
@@ -88,7 +88,7 @@ func (f *family) group(lane uint64) *Group {
 	return f.lanes[lane]
 }
 
-// add reports false where the lane is taken. The caller calls catchUp next.
+// add adds a group. It returns false if the lane is taken. The caller then calls catchUp.
 func (f *family) add(g *Group) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,7 +99,7 @@ func (f *family) add(g *Group) bool {
 	return true
 }
 
-// catchUp fails a new group whose family has failed already.
+// catchUp fails a new group if its family has already failed.
 func (f *family) catchUp(g *Group) {
 	f.mu.Lock()
 	n := f.failure
@@ -109,8 +109,8 @@ func (f *family) catchUp(g *Group) {
 	}
 }
 
-// remove forgets a group that is closed. The one of all ranks stays: connections to it are refused
-// for as long as its generation lasts.
+// remove removes a closed group. The group of all ranks remains, so that connections to it are
+// refused as long as its generation lasts.
 func (f *family) remove(g *Group) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -137,8 +137,8 @@ func (f *family) failOthers(from *Group, n frame.Notice) {
 	}
 }
 
-// demand starts the engine whose lane another rank wants to connect, or connects a lane of
-// messages. Where that rank's group is closed here, it is told so.
+// demand handles a lane that another rank wants to connect: it starts the engine of the lane, or
+// connects a lane of messages. It returns frame.ErrLeft if the group is closed on this rank.
 func (f *family) demand(lane uint64) error {
 	f.mu.Lock()
 	var of *Group
@@ -151,7 +151,7 @@ func (f *family) demand(lane uint64) error {
 		}
 	}
 	f.mu.Unlock()
-	if of == nil || of.err() != nil { // where it has failed, the dialer will be told
+	if of == nil || of.err() != nil { // if it has failed, the dialer is notified elsewhere
 		return nil
 	}
 	if start() == ErrClosed {
@@ -160,7 +160,7 @@ func (f *family) demand(lane uint64) error {
 	return nil
 }
 
-// kin is a family as its connections see it.
+// kin implements the interface of a family for its connections.
 type kin family
 
 func (f *kin) Path(lane uint64) (path *sockets.Path, there bool) {
@@ -191,14 +191,14 @@ func (f *kin) Failure() *frame.Notice {
 	return f.failure
 }
 
-// outward is a notice with ranks as the group of all ranks numbers them.
+// outward returns a notice with the ranks as numbered in the group of all ranks.
 func (g *Group) outward(n frame.Notice) frame.Notice {
 	if g.members == nil {
 		return n
 	}
 	if n.Mismatch {
 		a, b := g.members[n.Ranks[0]], g.members[n.Ranks[1]]
-		if g.oneWay { // both have told the sender's action
+		if g.oneWay { // both ranks have reported the sender's action
 			n.Calls[1-exchange.Sender].What += uint64(operation.Recv - operation.Send)
 		}
 		m := frame.Mismatched(a, n.Calls[0], b, n.Calls[1])
@@ -213,7 +213,7 @@ func (g *Group) outward(n frame.Notice) frame.Notice {
 	return frame.Gone(n.Cause, dead...)
 }
 
-// inward is the inverse of outward. Ranks outside this group have no number in it.
+// inward is the inverse of outward. It drops ranks outside this group, which have no number in it.
 func (g *Group) inward(n frame.Notice) frame.Notice {
 	if g.members == nil {
 		return n

@@ -20,8 +20,8 @@ import (
 const lingers = 200 // yields
 
 // Group is the connected ranks of one generation, or some of them ([Group.Subset]). Its operations
-// are the functions of this package; they and its methods on a nil Group return errors or zero
-// values, Rank −1.
+// are the functions of this package. With a nil Group they return errors; methods on a nil Group
+// return errors or zero values, and Rank returns −1.
 type Group struct {
 	membership
 	activity
@@ -33,49 +33,49 @@ type Group struct {
 	background
 	points points
 
-	call levels.Call // the operation under way; kept for its buffers
+	call levels.Call // the operation in progress; kept for its buffers
 }
 
-// membership is who is in a group. It does not change.
+// membership describes which ranks are in a group. It does not change.
 type membership struct {
 	rank, size int
 	generation uint64
-	lane       uint64  // tells the group from the others of the generation; 0 for that of all ranks
-	members    []int   // by rank: the ranks in the group of all; nil where these are the same
+	lane       uint64  // identifies the group among those of the generation; 0: the group of all ranks
+	members    []int   // by rank: the ranks in the group of all ranks; nil: they are the same
 	family     *family // the groups of the generation in this process
-	oneWay     bool    // rank Sender sends messages to the other one
-	tally      *tally  // counts its operations; nil: nobody does
+	oneWay     bool    // rank Sender sends messages to the other rank
+	tally      *tally  // counts its operations; nil: they are not counted
 }
 
-// activity is what a group does.
+// activity is the state of a group's operations.
 type activity struct {
 	state   atomic.Uint64 // see claim
 	closing atomic.Bool
 }
 
-// outcome is why a group has failed.
+// outcome is the reason why a group has failed.
 type outcome struct {
 	failure error
-	notice  frame.Notice // as failAs has received it
+	notice  frame.Notice // as passed to failAs
 }
 
-// subgroups are the groups that were made from one.
+// subgroups are the groups that were made from a group.
 type subgroups struct {
-	children []*Group // that are not closed
-	subsets  uint64   // how many have been agreed on
+	children []*Group // those that are not closed
+	subsets  uint64   // number of subsets agreed on
 }
 
-// background is what asynchronous operations need of a group, or of the engine's own one.
+// background is the state for asynchronous operations in a group, or in the engine's own group.
 type background struct {
 	asyncMu  sync.Mutex
 	async    atomic.Pointer[engine] // nil until the first operation
-	cycle    atomic.Uint64          // of an engine's own group: the highest one that this rank has been told of
-	begun    atomic.Uint64          // the one that this rank has begun last
+	cycle    atomic.Uint64          // in an engine's own group: the highest cycle of which this rank was notified
+	begun    atomic.Uint64          // the last cycle that this rank has begun
 	peerLeft atomic.Bool            // a rank has left
-	changed  chan struct{}          // one token: one of these has changed
+	changed  chan struct{}          // one token: one of these fields has changed
 }
 
-// newGroup returns the group of a lane, which is not connected.
+// newGroup returns the group of a lane. It is not connected yet.
 func newGroup(f *family, l lane) *Group {
 	g := &Group{
 		membership: membership{rank: l.rank, size: l.size, generation: f.Number, lane: l.id, members: l.members, family: f, oneWay: l.oneWay, tally: f.tally},
@@ -90,7 +90,7 @@ func newGroup(f *family, l lane) *Group {
 	return g
 }
 
-// Rank is this rank's number, from 0.
+// Rank returns this rank's number, from 0.
 func (g *Group) Rank() int {
 	if g == nil {
 		return -1
@@ -98,7 +98,7 @@ func (g *Group) Rank() int {
 	return g.rank
 }
 
-// Size is the number of ranks.
+// Size returns the number of ranks.
 func (g *Group) Size() int {
 	if g == nil {
 		return 0
@@ -106,7 +106,8 @@ func (g *Group) Size() int {
 	return g.size
 }
 
-// Generation is that of the world whose ranks the group connects; 0 for a group of [Local].
+// Generation returns the generation of the world whose ranks the group connects; 0 for a group of
+// [Local].
 func (g *Group) Generation() uint64 {
 	if g == nil {
 		return 0
@@ -114,9 +115,9 @@ func (g *Group) Generation() uint64 {
 	return g.generation
 }
 
-// Lane tells the group from the others of its generation. It is the same on all its ranks, and for
-// a group that is made in the same way in another generation; 0 for that of all ranks, and for a
-// nil Group.
+// Lane returns a number that identifies the group among those of its generation. It is the same on
+// all its ranks, and for a group that is made in the same way in another generation. It is 0 for
+// the group of all ranks and for a nil Group.
 func (g *Group) Lane() uint64 {
 	if g == nil {
 		return 0
@@ -124,8 +125,8 @@ func (g *Group) Lane() uint64 {
 	return g.lane
 }
 
-// Sent is how many bytes this rank has sent over sockets in operations of the generation so far,
-// with their headers, in all its groups; 0 for a nil Group.
+// Sent returns the number of bytes that this rank has sent over sockets in operations of the
+// generation so far, in all its groups, including headers; 0 for a nil Group.
 func (g *Group) Sent() uint64 {
 	if g == nil {
 		return 0
@@ -133,9 +134,9 @@ func (g *Group) Sent() uint64 {
 	return g.family.Sent.Load()
 }
 
-// Failed returns a channel that is closed once the group has failed, also while none of its
-// operations is under way: then every later one returns an error. It is for callers that wait for
-// something else that needs the other ranks. The channel of a nil Group is never closed.
+// Failed returns a channel that is closed when the group fails, also while no operation is in
+// progress: every later operation then returns an error. It is for callers that wait for something
+// else that needs the other ranks. The channel of a nil Group is never closed.
 func (g *Group) Failed() <-chan struct{} {
 	if g == nil {
 		return nil
@@ -145,10 +146,10 @@ func (g *Group) Failed() <-chan struct{} {
 
 // Close leaves the group. Ranks that are still in an operation that this one has finished can
 // finish it; operations that would need this rank afterwards fail on every rank with an
-// [*AbortedError] that names it. Close waits until the others have read all that this rank has
-// sent, for a second at most. During an operation of this rank it acts as [Group.Abort]. Subsets
-// that were made from the group are closed with it. Asynchronous operations under way count as one.
-// It always returns nil. A second call does nothing.
+// [*AbortedError] that names it. Close blocks until the others have read everything that this rank
+// has sent, for at most a second. During an operation of this rank, also an asynchronous one, it
+// acts as [Group.Abort]. Subsets of the group are closed with it. Close always returns nil. A
+// second call does nothing.
 func (g *Group) Close() error {
 	if g == nil || !g.closing.CompareAndSwap(false, true) {
 		return nil
@@ -168,11 +169,11 @@ func (g *Group) Close() error {
 	return nil
 }
 
-// Abort ends the group at once on every rank, and with it all other groups of the generation: the
-// operations under way and all later ones return an [*AbortedError] that names this rank, or, where
-// cause is an AbortedError itself, those that cause names. It may be called from any goroutine and
-// returns when the goroutines of the group and of its subsets have ended. Close is not needed after
-// it.
+// Abort ends the group at once on every rank, and with it all other groups of the generation:
+// operations in progress and all later ones return an [*AbortedError] that names this rank or, if
+// cause is itself an AbortedError, the ranks that cause names. Abort may be called from any
+// goroutine. It blocks until the goroutines of the group and of its subsets have ended. Close is
+// not needed afterwards.
 func (g *Group) Abort(cause error) {
 	if g == nil {
 		return
@@ -190,7 +191,7 @@ func (g *Group) Abort(cause error) {
 	g.eachChild(func(child *Group) { child.Abort(cause) })
 }
 
-// releaseAll ends all movement and blocks until the group's goroutines have ended.
+// releaseAll stops all transfers and blocks until the group's goroutines have ended.
 func (g *Group) releaseAll() {
 	if g.call.Path != nil {
 		g.call.Path.Release()
@@ -199,13 +200,13 @@ func (g *Group) releaseAll() {
 	g.call.Here().Close()
 }
 
-// fail ends the group and all other groups of the generation, and tells every rank why. The first
-// reason stays. The notice names ranks as the group numbers them.
+// fail ends the group and all other groups of the generation, and reports the reason to every rank.
+// The first reason counts. The notice names ranks as numbered in the group.
 func (g *Group) fail(n frame.Notice) { g.failAs(g.outward(n)) }
 
-// failAs is fail with a notice that names ranks as the group of all ranks numbers them, as all do
-// that go to others: a rank that is not in this group may be in other groups of the ranks that
-// receive it.
+// failAs is fail with a notice that names ranks as numbered in the group of all ranks. All notices
+// that are sent to other ranks use these numbers: a rank that is not in this group may be in other
+// groups of the receivers.
 func (g *Group) failAs(n frame.Notice) {
 	inside := g.inward(n)
 	g.mu.Lock()
@@ -219,7 +220,7 @@ func (g *Group) failAs(n frame.Notice) {
 		h.Abort()
 	}
 	if g.call.Path != nil && !g.family.Killed.Load() {
-		g.call.Path.Flood(&n) // before this rank's operation can return, and its process end
+		g.call.Path.Flood(&n) // before this rank's operation can return and its process can end
 	}
 	g.family.failOthers(g, n)
 	close(g.call.Failed)
@@ -228,10 +229,10 @@ func (g *Group) failAs(n frame.Notice) {
 	}
 }
 
-// Err is why the group has failed, as its next operation would return it; nil while it has not, and
-// for a nil Group. Once another rank of this host has given up an operation, and may write to its
-// tensors again, it is not nil here, where the ranks share memory. It may be called from any
-// goroutine, and waits for at most a second until the reason is known.
+// Err returns the error that the next operation of a failed group would return; nil if the group
+// has not failed, and for a nil Group. If ranks share memory and another rank of this host has
+// given up an operation, so that it may write to its tensors again, Err is not nil on this rank. It
+// may be called from any goroutine, and blocks for at most a second until the reason is known.
 func (g *Group) Err() error {
 	if g == nil {
 		return nil
@@ -251,7 +252,7 @@ func (g *Group) err() error {
 	return g.failure
 }
 
-// inner is a group as its inboxes and connections see it.
+// inner implements the interfaces of a group for its inboxes and connections.
 type inner Group
 
 func (g *inner) Enroll() bool            { return g.family.add((*Group)(g)) }
@@ -279,7 +280,7 @@ func (g *inner) Left(rank int) {
 	}
 }
 
-// poke wakes the operation under way, which looks at its requests again.
+// poke wakes the operation in progress, which then checks its requests again.
 func (g *Group) poke() {
 	select {
 	case g.call.Wake <- struct{}{}:
@@ -290,8 +291,8 @@ func (g *Group) poke() {
 	}
 }
 
-// exitIfKilled ends the calling goroutine if its worker, a goroutine, has been killed. The engine's
-// goroutine does not call it, since it has operations to end.
+// exitIfKilled ends the calling goroutine if its worker, which is a goroutine, has been killed. The
+// engine's goroutine does not call it, since it must end the operations.
 func (g *Group) exitIfKilled() {
 	if g != nil && g.family.Killed.Load() {
 		runtime.Goexit()
@@ -311,8 +312,8 @@ func (g *Group) run(ctx context.Context, d operation.Descriptor, invalid error, 
 	return err
 }
 
-// operate runs one operation. With invalid arguments the ranks still agree on the call, since the
-// others would wait for ever otherwise.
+// operate runs one operation. The ranks compare the call even if its arguments are invalid;
+// otherwise the other ranks would wait for ever.
 func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid error, body func(*levels.Call) error) error {
 	d = d.Judged(invalid)
 	if err := g.enter(d.Action); err != nil {
@@ -330,8 +331,8 @@ func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid err
 	if err := c.Begin(ctx, d); err != nil {
 		return c.End(err)
 	}
-	// Others may leave this operation, and send frames of the next one, as soon as this rank has
-	// compared its call with those of its host: it has begun before.
+	// Other ranks may leave this operation and send frames of the next one as soon as this rank has
+	// compared its call with those of its host. So the operation must have begun before that.
 	if h := g.call.Here(); h != nil && (invalid != nil || !g.meetsInMemory(d)) {
 		if err := h.Arrive(ctx, d); err != nil {
 			return c.End(err)
@@ -346,8 +347,8 @@ func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid err
 	if err == nil {
 		err = c.Flush()
 	}
-	// Ranks of one host reduce each other's tensors where they lie, and send the sums to other
-	// hosts. They look for an abort in between; this is a second look, by those that receive them.
+	// Ranks of one host reduce each other's tensors in place and send the sums to other hosts. They
+	// check for an abort in between; the ranks that receive the sums check again here.
 	if err == nil && g.call.TwoLevels() {
 		err = g.Err()
 	}
@@ -360,8 +361,8 @@ func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid err
 	return err
 }
 
-// meetsInMemory reports whether the body of an operation has the ranks of a host meet in memory,
-// and compare their calls there.
+// meetsInMemory reports whether the body of an operation itself makes the ranks of a host compare
+// their calls in shared memory.
 func (g *Group) meetsInMemory(d operation.Descriptor) bool {
 	switch d.Action {
 	case operation.AllReduce:
@@ -372,7 +373,8 @@ func (g *Group) meetsInMemory(d operation.Descriptor) bool {
 	return false
 }
 
-// enter begins an operation, or returns why it cannot begin. The caller frees the group again.
+// enter begins an operation, or returns the reason why it cannot begin. The caller calls free at
+// the end.
 func (g *Group) enter(a operation.Action) error {
 	if g == nil {
 		return errNoGroup
@@ -395,7 +397,7 @@ func (g *Group) enter(a operation.Action) error {
 	}
 }
 
-// lost is the error of an operation whose group has failed.
+// lost returns the error of an operation whose group has failed.
 func (g *Group) lost() error {
 	if g.call.Here() != nil {
 		g.linger()
@@ -404,8 +406,9 @@ func (g *Group) lost() error {
 	return g.err()
 }
 
-// linger waits for some microseconds until all have been told, without giving up this thread: after
-// a death the tripwire is about to finish, and another thread would need a core first.
+// linger waits for some microseconds until all ranks have been notified, without giving up this
+// thread: after a death the tripwire is about to finish, and another thread would first need a
+// core.
 func (g *Group) linger() {
 	for range lingers {
 		select {
@@ -418,7 +421,7 @@ func (g *Group) linger() {
 	}
 }
 
-// do runs an operation among the ranks of one host, which are all of the group, in their memory.
+// do runs an operation in shared memory, if all ranks of the group are on one host.
 func (g *Group) do(ctx context.Context, d operation.Descriptor, invalid error, body func(*shm.Member, shm.Desc) error) error {
 	h := g.call.Here()
 	d = d.Judged(invalid)
@@ -440,7 +443,7 @@ func (g *Group) do(ctx context.Context, d operation.Descriptor, invalid error, b
 	}
 	cell := g.tally.cell(g.noted(d.Action), d.Bytes(), operation.InMemory)
 	timed := cell.due(d, g.state.Load()/entered)
-	h.Waited() // in operations that are not counted here
+	h.Waited() // discard the waits of operations that are not counted here
 	begun := time.Duration(0)
 	if timed {
 		begun = g.tally.now()

@@ -7,7 +7,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Op is the operation that combines values. The zero value is no operation and is refused.
+// Op is the operation that combines values. The zero value is invalid and is refused.
 type Op uint8
 
 const (
@@ -16,9 +16,10 @@ const (
 	// Average is the sum divided by the number of ranks. For integers the sum wraps around and the
 	// division truncates towards zero; for floating point the finished sum is divided once. Values
 	// of [Float16] and [BFloat16], also in compressed operations, are summed in float32 and rounded
-	// once, so that no sum overflows a Float16, and only what overflows a float32 a BFloat16. If
-	// there are several hosts and ranks of a host share memory, each host's sum is rounded too,
-	// divided by the smallest power of two that is not less than the number of its ranks.
+	// once, so that a sum never overflows a Float16, and overflows a BFloat16 only if it overflows
+	// a float32. If there are several hosts and ranks of a host share memory, each host's sum is
+	// rounded too, after division by the smallest power of two that is not less than the number of
+	// its ranks.
 	Average Op = Op(operation.Average)
 	// Min takes the smaller value; −0 is smaller than +0. A NaN on any rank makes the result NaN on
 	// every rank.
@@ -35,9 +36,9 @@ const (
 	// differs, so reduce a model's tensors one by one. Products are summed in float64, block by
 	// block of 4096 elements; each pair's result is rounded to the element type. The bits are the
 	// same wherever the ranks are and however they are connected. A vector whose |a|² exceeds
-	// float64 gives NaNs. A group takes up to twice the memory of the largest vector for it, and
-	// keeps it. See Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys
-	// 2021.
+	// float64 gives NaNs. A group allocates up to twice the memory of the largest vector for this,
+	// and keeps it. See Maleki et al., "Scaling Distributed Training with Adaptive Summation",
+	// MLSys 2021.
 	Adasum Op = Op(operation.Adasum)
 )
 

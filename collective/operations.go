@@ -13,8 +13,9 @@ import (
 )
 
 // Each operation is called by every rank of the group with the same arguments, except for the data.
-// It blocks until the result is complete on this rank. The end of ctx on one rank ends the group
-// for all: that rank returns the error of its context, the others an *AbortedError that names it.
+// It blocks until the result is complete on this rank. If ctx ends on one rank, the group ends on
+// all ranks: that rank returns the error of its context, and the others return an *AbortedError
+// that names it.
 
 // AllReduce combines data of all ranks, element by element, and puts the result into data on every
 // rank. Lengths must be equal. Between hosts it runs recursive doubling for little data, and
@@ -37,8 +38,8 @@ func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error 
 	return g.allReduceBytes(ctx, typeOf[T](), operation.Op(op), kernel.Bytes(data), checkReduced[T]())
 }
 
-// allReduceBytes is AllReduce of bytes that hold elements of a type; invalid is why they are
-// refused.
+// allReduceBytes is AllReduce of bytes that hold elements of type t; invalid, if not nil, is the
+// reason why they are refused.
 func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op operation.Op, data []byte, invalid error) error {
 	if invalid == nil {
 		invalid = op.Check(t)
@@ -63,7 +64,7 @@ func Broadcast[T Element](ctx context.Context, g *Group, data []T, root int) err
 	return g.broadcastBytes(ctx, typeOf[T](), kernel.Bytes(data), root)
 }
 
-// broadcastBytes is Broadcast of bytes that hold elements of a type.
+// broadcastBytes is Broadcast of bytes that hold elements of type t.
 func (g *Group) broadcastBytes(ctx context.Context, t kernel.Type, data []byte, root int) error {
 	d := operation.Descriptor{Action: operation.Broadcast, Type: t, Root: clampRoot(root), Count: uint64(len(data) / t.Size())}
 	if h := g.inMemory(); h != nil {
@@ -93,7 +94,8 @@ func AllGather[T Element](ctx context.Context, g *Group, data []T) ([][]T, error
 
 // ReduceScatter combines data of all ranks, element by element, and returns this rank's part of the
 // result; data is unchanged. Lengths must be equal. The parts are consecutive and as equal as
-// possible: of count elements rank r gets count/n, the first count%n ranks one more.
+// possible: with n ranks and count elements, each rank gets count/n elements, and the first count%n
+// ranks get one more.
 func ReduceScatter[T Element](ctx context.Context, g *Group, data []T, op Op) ([]T, error) {
 	var part []T
 	if g != nil {
@@ -140,9 +142,10 @@ func Barrier(ctx context.Context, g *Group) error {
 	return g.run(ctx, operation.Descriptor{Action: operation.Barrier}, nil, (*levels.Call).BarrierSockets)
 }
 
-// BroadcastBytes returns the data of rank root: on the root data itself, elsewhere a copy. Only the
-// root's data counts. Memory is allocated as the bytes arrive, whatever the announced length is; if
-// all ranks are on one host, it is allocated at once, up to the memory of that machine.
+// BroadcastBytes returns the data of rank root: data itself on the root, and a copy on the other
+// ranks. The data of other ranks is ignored. Memory is allocated as the bytes arrive, whatever the
+// announced length is; if all ranks are on one host, it is allocated at once, up to the memory of
+// that machine.
 func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byte, error) {
 	d := operation.Descriptor{Action: operation.BroadcastBytes, Type: kernel.Uint8, Root: clampRoot(root)}
 	var all []byte
@@ -174,24 +177,25 @@ func checkRoot(g *Group, root int) error {
 	return nil
 }
 
-// clampRoot keeps a number that is out of range out of range in 32 bits.
+// clampRoot converts a number to 32 bits so that a number that is out of range remains out of
+// range.
 func clampRoot(n int) int32 { return int32(max(math.MinInt32, min(n, math.MaxInt32))) }
 
-// gathering is the result before anything is received: a copy of the own part.
+// gathering returns the result before anything is received: it has only a copy of this rank's part.
 func gathering[T Element](rank, size int, own []T) [][]T {
 	all := make([][]T, size)
 	all[rank] = cloned(own)
 	return all
 }
 
-// cloned is a copy of data; never nil.
+// cloned returns a copy of data, which is never nil.
 func cloned[T Element](data []T) []T {
 	c := make([]T, len(data))
 	kernel.Copy(kernel.Bytes(c), kernel.Bytes(data))
 	return c
 }
 
-// receiving makes the buffers for the other parts.
+// receiving returns the function that makes the buffers for the other parts.
 func receiving[T Element](all [][]T) func(rank, elements int) []byte {
 	return func(rank, elements int) []byte {
 		all[rank] = make([]T, elements)
@@ -199,7 +203,7 @@ func receiving[T Element](all [][]T) func(rank, elements int) []byte {
 	}
 }
 
-// gathered puts what the others have sent and a copy of the own part together.
+// gathered returns the parts that the other ranks have sent, with a copy of this rank's part.
 func gathered[T Element](parts [][]byte, rank int, own []T) [][]T {
 	all := make([][]T, len(parts))
 	for i, p := range parts {

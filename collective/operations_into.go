@@ -14,10 +14,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// The operations here put their results into memory of the caller, and take none for data. Lengths
-// are equal on all ranks, which otherwise get a [*MismatchError]. Memory that overlaps is refused:
-// on every rank with an error that says so where all ranks do it, with a [*MismatchError] where
-// some do.
+// The operations here write their results to memory of the caller and allocate none for data.
+// Lengths must be equal on all ranks; otherwise every rank gets a [*MismatchError]. Overlapping
+// memory is refused on every rank: with an error that says so if it overlaps on all ranks, and with
+// a [*MismatchError] if it overlaps on some.
 
 // AllGatherInto is [AllGather] with the same number of elements of each rank. The elements of rank
 // r begin at element r·len(data) of all, whose length is the total of all ranks. Data may be this
@@ -26,8 +26,8 @@ func AllGatherInto[T Element](ctx context.Context, g *Group, data, all []T) erro
 	return g.allGatherBytes(ctx, typeOf[T](), kernel.Bytes(data), kernel.Bytes(all), checkGather(g, data, all))
 }
 
-// allGatherBytes is AllGatherInto of bytes that hold elements of a type; invalid is why they are
-// refused.
+// allGatherBytes is AllGatherInto of bytes that hold elements of type t; invalid, if not nil, is
+// the reason why they are refused.
 func (g *Group) allGatherBytes(ctx context.Context, t kernel.Type, data, all []byte, invalid error) error {
 	d := operation.Descriptor{Action: operation.AllGatherInto, Type: t, Count: uint64(len(data) / t.Size())}
 	parts := exchange.Into{Memory: all, Each: len(data)}
@@ -61,8 +61,8 @@ func ReduceScatterInto[T Element](ctx context.Context, g *Group, data, part []T,
 	return g.reduceScatterBytes(ctx, t, operation.Op(op), kernel.Bytes(data), kernel.Bytes(part), invalid)
 }
 
-// reduceScatterBytes is ReduceScatterInto of bytes that hold elements of a type; invalid is why
-// they are refused.
+// reduceScatterBytes is ReduceScatterInto of bytes that hold elements of type t; invalid, if not
+// nil, is the reason why they are refused.
 func (g *Group) reduceScatterBytes(ctx context.Context, t kernel.Type, op operation.Op, data, part []byte, invalid error) error {
 	d := operation.Descriptor{Action: operation.ReduceScatter, Type: t, Op: op, Count: uint64(len(data) / t.Size())}
 	return g.reduceScatterParts(ctx, d, invalid, cuts{data: data}, part)
@@ -79,9 +79,9 @@ func checkScatter[T Element](g *Group, data, part []T) error {
 }
 
 // ReduceScatterCounts is [ReduceScatterInto] with parts whose lengths the caller chooses: rank r
-// gets counts[r] elements, after the elements of lower ranks. The counts may be 0. They must be the
-// same on all ranks, which otherwise get a [*MismatchError]. There is one for each rank, and their
-// sum is the length of data.
+// gets counts[r] elements, after the elements of lower ranks. A count may be 0. There is one count
+// for each rank, and their sum is the length of data. The counts must be the same on all ranks;
+// otherwise every rank gets a [*MismatchError].
 func ReduceScatterCounts[T Element](ctx context.Context, g *Group, data []T, counts []int, part []T, op Op) error {
 	d := operation.Descriptor{Action: operation.ReduceScatter, Type: typeOf[T](), Op: operation.Op(op), Count: uint64(len(data)), Root: int32(digest(counts)) | 1}
 	invalid := cmp.Or(checkReduced[T](), d.Op.CheckParts(d.Type))
@@ -99,10 +99,10 @@ func ReduceScatterCounts[T Element](ctx context.Context, g *Group, data []T, cou
 	return g.reduceScatterParts(ctx, d, invalid, cuts{kernel.Bytes(data), counts, ends}, kernel.Bytes(part))
 }
 
-// cuts is data with a part for each rank.
+// cuts is data that is split into one part for each rank.
 type cuts struct {
 	data         []byte
-	counts, ends []int // elements of the parts, and where they end; nil: they are as even as can be
+	counts, ends []int // number of elements of each part, and its end; nil: the parts are as equal as possible
 }
 
 func (p *cuts) of(g *Group, t kernel.Type, rank int) []byte {
@@ -112,7 +112,8 @@ func (p *cuts) of(g *Group, t kernel.Type, rank int) []byte {
 	return p.data[(p.ends[rank]-p.counts[rank])*t.Size() : p.ends[rank]*t.Size()]
 }
 
-// checkCounts returns where the parts of so many elements end.
+// checkCounts returns the end of each part. It returns an error unless there is one count for each
+// rank and their sum is total.
 func checkCounts(counts []int, ranks, total int) (ends []int, err error) {
 	if len(counts) != ranks {
 		return nil, fmt.Errorf("%d counts for %d ranks", len(counts), ranks)
@@ -132,7 +133,7 @@ func checkCounts(counts []int, ranks, total int) (ends []int, err error) {
 	return ends, nil
 }
 
-// reduceScatterParts combines the parts of all ranks, and puts this rank's into result.
+// reduceScatterParts combines the parts of all ranks and writes this rank's part to result.
 func (g *Group) reduceScatterParts(ctx context.Context, d operation.Descriptor, invalid error, p cuts, result []byte) error {
 	if h := g.inMemory(); h != nil {
 		return g.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
@@ -180,8 +181,8 @@ func checkInto(g *Group, what string, length, each int) error {
 	return nil
 }
 
-// checkApart refuses a result that overlaps with its input, which would be written to before it is
-// read.
+// checkApart returns an error if result overlaps with input, since input would be overwritten
+// before it is read.
 func checkApart(result, input []byte) error {
 	a, b := uintptr(unsafe.Pointer(unsafe.SliceData(result))), uintptr(unsafe.Pointer(unsafe.SliceData(input)))
 	if a < b+uintptr(len(input)) && b < a+uintptr(len(result)) {
@@ -190,7 +191,7 @@ func checkApart(result, input []byte) error {
 	return nil
 }
 
-// same reports whether both are the same memory.
+// same reports whether a and b are the same memory.
 func same(a, b []byte) bool {
 	return len(a) == len(b) && unsafe.SliceData(a) == unsafe.SliceData(b)
 }

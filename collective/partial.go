@@ -9,31 +9,32 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Node is a range of leaves of a binary tree: those from Index·2^Level up to, but without,
-// (Index+1)·2^Level, as far as there are so many. The value of a node is that of its left half
-// combined with that of its right half; where the right half is empty, it is that of the left half.
+// Node is a range of leaves of a binary tree: the leaves from Index·2^Level up to, but not
+// including, (Index+1)·2^Level, as far as they exist. The value of a node is the value of its left
+// half combined with the value of its right half; if the right half is empty, it is the value of
+// the left half.
 type Node struct{ Level, Index int }
 
-// First is the number of its first leaf.
+// First returns the number of the node's first leaf.
 func (n Node) First() int { return fold.Node(n).First() }
 
-// End is the number after its last leaf in a tree of so many leaves.
+// End returns the number after the node's last leaf in a tree with the given number of leaves.
 func (n Node) End(leaves int) int { return fold.Node(n).End(leaves) }
 
-// Parent is the node that n is a half of.
+// Parent returns the node of which n is a half.
 func (n Node) Parent() Node { return Node(fold.Node(n).Parent()) }
 
-// Sibling is the other half of its parent.
+// Sibling returns the other half of the node's parent.
 func (n Node) Sibling() Node { return Node(fold.Node(n).Sibling()) }
 
-// Left is its left half; its level is at least 1.
+// Left returns the node's left half. The level of n must be at least 1.
 func (n Node) Left() Node { return Node(fold.Node(n).Left()) }
 
-// Root is the node that all leaves of a tree of so many are under.
+// Root returns the node that contains all leaves of a tree with the given number of leaves.
 func Root(leaves int) Node { return Node(fold.Root(leaves)) }
 
-// Cover returns the fewest nodes that have just the leaves from first up to, but without, end, in
-// ascending order, in a tree of so many leaves.
+// Cover returns the fewest nodes that together contain exactly the leaves from first up to, but not
+// including, end, in ascending order, in a tree with the given number of leaves.
 func Cover(first, end, leaves int) (nodes []Node) {
 	for first < end {
 		n := Node{Index: first}
@@ -63,8 +64,8 @@ func CombineNodes[T Element](dst, left, right []T, n Node, leaves int, op Op) {
 	kernel.Mean(t, kernel.Bytes(dst), [][]byte{kernel.Bytes(left), kernel.Bytes(right)}, m.Weights[:], m.By)
 }
 
-// Partials records which rank has which nodes of a binary tree, for [ReduceTree]. It does not
-// change and may be used by several goroutines. The zero value is refused.
+// Partials records which rank has which nodes of a binary tree, for [ReduceTree]. It is immutable
+// and may be used by several goroutines. The zero value is refused.
 type Partials struct{ tree *levels.Tree }
 
 // NewPartials returns the partials of a tree with the given number of leaves, at most 2^24. Rank r

@@ -12,37 +12,39 @@ import (
 // Operations between two ranks. Messages from one rank to another in a group arrive in the order in
 // which they are sent, as with NCCL: there are no tags, and separate groups ([Group.Subset]) keep
 // messages apart. The type and length of the data must be what the receiver expects; otherwise both
-// ranks, and with them all ranks of the group, get a [*MismatchError]. These operations run beside
-// any other operation of the group, and each pair and direction beside the others: none is
-// [ErrBusy]. Several goroutines that send to one rank at the same time do so in any order.
+// ranks, and with them all ranks of the group, get a [*MismatchError]. These operations run
+// concurrently with any other operation of the group and with the messages of other pairs or of the
+// other direction: none returns [ErrBusy]. If several goroutines send to one rank at the same time,
+// the order of their messages is undefined.
 //
-// The first message from one rank to another connects the two, by connections, and on one host by
-// shared memory, of their own; later ones find them. The errors are those of [AllReduce], and every
-// rank of the group gets them: a message that is not received for ever is noticed as any operation
-// is that some ranks do not call.
+// The first message from one rank to another connects the two by separate connections and, on one
+// host, by separate shared memory; later messages use the same connection. The errors are those of
+// [AllReduce], and every rank of the group gets them. A message that is never received is detected
+// like any operation that some ranks do not call.
 const (
-	sentAhead = 64 << 10 // bytes up to which Send copies a message rather than wait for the receiver …
-	mostAhead = 1 << 20  // … and of all such messages to one rank
+	sentAhead = 64 << 10 // largest message, in bytes, that Send copies instead of waiting for the receiver …
+	mostAhead = 1 << 20  // … and the most bytes of all such messages to one rank
 	pointLane = 'p'      // the kind of the lanes of messages
 )
 
 // Send sends data to another rank, which receives it by [Recv]. It returns when data may be changed
-// again: for a message of up to 64 KiB at once, if the messages to that rank that it has not
-// received have at most 1 MiB together; for a larger one when the receiver has all of it, or on one
-// host has begun to receive it. So two ranks may first send each other small messages, and then
-// receive. With larger messages both would wait forever: one of the two calls Recv first, or they
-// use [SendAsync].
+// again: at once for a message of up to 64 KiB, if the messages to that rank that it has not
+// received have at most 1 MiB together; for a larger message when the receiver has all of it or, on
+// one host, has begun to receive it. So two ranks may first send each other small messages, and
+// then receive. With larger messages both would block forever: one of them must call Recv first, or
+// they use [SendAsync].
 func Send[T Element](ctx context.Context, g *Group, data []T, to int) error {
 	return g.pass(ctx, message{operation.Send, to, typeOf[T](), kernel.Bytes(data)})
 }
 
-// Recv receives what rank from has sent to this one, and blocks until it is in data.
+// Recv receives the next message of rank from to this rank. It blocks until the whole message is in
+// data.
 func Recv[T Element](ctx context.Context, g *Group, data []T, from int) error {
 	return g.pass(ctx, message{operation.Recv, from, typeOf[T](), kernel.Bytes(data)})
 }
 
 // SendAsync is [Send] in the background: it returns at once, and data belongs to the operation
-// until it is done. It takes its place among the messages to that rank when it is called.
+// until it is done. The order of the messages to that rank is the order of the calls.
 func SendAsync[T Element](ctx context.Context, g *Group, data []T, to int) *Handle {
 	return g.passAsync(ctx, message{operation.Send, to, typeOf[T](), kernel.Bytes(data)})
 }
@@ -60,12 +62,12 @@ type message struct {
 	data  []byte
 }
 
-// wrong is an error of the call's arguments, or of its context.
+// wrong returns an error about the call's arguments or its context.
 func (m *message) wrong(err error) error {
 	return fmt.Errorf("collective: %s: %w", m.do.String(), err)
 }
 
-// shared is the call as both ranks compare it.
+// shared returns the descriptor of the call that both ranks compare.
 func (m *message) shared() operation.Descriptor {
 	return operation.Descriptor{Action: operation.Send, Type: m.dtype, Count: uint64(len(m.data) / m.dtype.Size())}
 }
@@ -93,14 +95,14 @@ func (g *Group) passAsync(ctx context.Context, m message) *Handle {
 	return done(err)
 }
 
-// done is an operation that has ended.
+// done returns the Handle of an operation that has ended.
 func done(err error) *Handle {
 	h := &Handle{}
 	h.finish(err)
 	return h
 }
 
-// noted is the action of an operation as the caller knows it.
+// noted returns the action of an operation as the caller of this package knows it.
 func (g *Group) noted(a operation.Action) operation.Action {
 	if a == operation.Send && g.rank != exchange.Sender {
 		return operation.Recv

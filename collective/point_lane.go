@@ -16,12 +16,12 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
-// points are the lanes of a group's messages: one for each rank to which this one has sent, and one
-// for each from which it has received.
+// points are the lanes of a group's messages: one for each rank to which this rank has sent, and
+// one for each rank from which it has received.
 type points struct {
 	mu     sync.Mutex
 	all    map[pointKey]*point
-	byLane map[uint64]pointKey // all that there can be, once a peer has asked for one; it does not change
+	byLane map[uint64]pointKey // all possible lanes; set when a peer first asks for one, then immutable
 	closed bool
 }
 
@@ -32,8 +32,8 @@ type pointKey struct {
 }
 
 // point is a lane of messages: a group of the sender and the receiver, in which each message is an
-// operation. They wait for each other in a queue. Whoever calls or waits does the operations
-// itself, where nobody else is at it, since to wake another goroutine takes longer than a small
+// operation. Messages wait in a queue. A goroutine that calls or waits performs the operations
+// itself, unless another goroutine does, since waking another goroutine takes longer than a small
 // message.
 type point struct {
 	g   *Group
@@ -42,12 +42,12 @@ type point struct {
 
 	mu       sync.Mutex
 	queue    []*Handle
-	busy     bool // an operation is under way …
-	own      bool // … and it is of a caller's memory
+	busy     bool // an operation is in progress …
+	own      bool // … and it uses a caller's memory
 	ahead    int  // bytes of messages in the queue that Send has copied
-	started  bool // the lane is being connected, or is
-	stopping bool // no message is taken any more
-	stopped  bool // the lane is closed, or about to be
+	started  bool // the lane is being connected, or is connected
+	stopping bool // no further message is accepted
+	stopped  bool // the lane is closed, or about to be closed
 
 	lane    *Group
 	err     error
@@ -55,7 +55,7 @@ type point struct {
 	watches watches
 }
 
-// pointOf returns the lane of a message, or why the message has no lane.
+// pointOf returns the lane of a message, or an error if the message is invalid.
 func (g *Group) pointOf(m *message) (*point, error) {
 	switch {
 	case g == nil:
@@ -91,7 +91,7 @@ func (g *Group) point(key pointKey) (*point, error) {
 	return p, nil
 }
 
-// laneOf is the lane of messages with another rank.
+// laneOf returns the description of the lane of messages with another rank.
 func (g *Group) laneOf(key pointKey) lane {
 	from, to, me := g.rank, key.peer, exchange.Sender
 	if !key.out {
@@ -101,7 +101,7 @@ func (g *Group) laneOf(key pointKey) lane {
 		members: []int{g.original(from), g.original(to)}, strict: true, oneWay: true}
 }
 
-// pointFor returns the peer and the direction of a lane, if it is one of the group's messages.
+// pointFor returns the peer and the direction of a lane, if it is a lane of the group's messages.
 func (g *Group) pointFor(lane uint64) (pointKey, bool) {
 	g.points.mu.Lock()
 	defer g.points.mu.Unlock()
@@ -119,8 +119,8 @@ func (g *Group) pointFor(lane uint64) (pointKey, bool) {
 	return key, ok
 }
 
-// meet starts to connect a lane that the peer wants. One that this rank has started is connected
-// also while the group is being closed.
+// meet starts to connect a lane that the peer wants. A lane that this rank has started is connected
+// even while the group is being closed.
 func (g *Group) meet(key pointKey) error {
 	g.points.mu.Lock()
 	p := g.points.all[key]
@@ -194,7 +194,7 @@ func (p *point) perform(ctx context.Context, m *message) error {
 	return p.outcome(ctx, m, err)
 }
 
-// outcome is an error of the lane as the caller of the group knows it.
+// outcome returns an error of the lane as an error of the group.
 func (p *point) outcome(ctx context.Context, m *message, err error) error {
 	switch {
 	case err == nil:
@@ -202,12 +202,13 @@ func (p *point) outcome(ctx context.Context, m *message, err error) error {
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()) && !errors.Is(err, ErrAborted):
 		return m.wrong(ctx.Err())
 	case p.g.err() != nil:
-		return p.g.lost() // with the ranks as the group numbers them
+		return p.g.lost() // with the ranks as numbered in the group
 	}
 	return m.wrong(err)
 }
 
-// pass sends or receives a message, and blocks until that is done, or until a small one is copied.
+// pass sends or receives a message. It blocks until that is done, or until a small message is
+// copied.
 func (p *point) pass(ctx context.Context, m message) error {
 	small := m.do == operation.Send && len(m.data) <= sentAhead
 	idle, err := p.begin()
@@ -220,7 +221,7 @@ func (p *point) pass(ctx context.Context, m message) error {
 	case idle && (!small || p.awaited()):
 		err = p.perform(ctx, &m)
 	case small && p.sendAhead(m):
-	default: // others are under way, or have come since
+	default: // other messages are in progress or waiting
 		if idle {
 			p.release()
 		}
@@ -251,7 +252,7 @@ func (p *point) passAsync(ctx context.Context, m message) (*Handle, error) {
 	return p.submit(ctx, m)
 }
 
-// begin takes the lane for a message of the caller if no other one is under way or waits.
+// begin takes the lane for a message of the caller if no other message is in progress or waiting.
 func (p *point) begin() (idle bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -265,7 +266,7 @@ func (p *point) begin() (idle bool, err error) {
 	return idle, nil
 }
 
-// memory is the host of a connected lane in shared memory; nil for other lanes.
+// memory returns the host of a connected lane in shared memory; nil for other lanes.
 func (p *point) memory() *levels.Host {
 	select {
 	case <-p.met:
@@ -275,8 +276,8 @@ func (p *point) memory() *levels.Host {
 	}
 }
 
-// posts reports whether a message can be left where the receiver finds it. The caller has made p
-// busy.
+// posts reports whether a message can be posted, that is stored in shared memory without waiting
+// for the receiver. The caller has made p busy.
 func (p *point) posts(m *message) bool {
 	h := p.memory()
 	if h == nil || m.do != operation.Send {
@@ -285,15 +286,15 @@ func (p *point) posts(m *message) bool {
 	return h.Posts(len(m.data))
 }
 
-// post leaves a message there.
+// post posts a message.
 func (p *point) post(ctx context.Context, m *message) error {
 	return p.outcome(ctx, m, p.lane.do(ctx, m.shared(), nil, func(member *shm.Member, call shm.Desc) error {
 		return member.Post(ctx, call, m.data)
 	}))
 }
 
-// awaited reports whether the receiver waits for the message already, so that Send does not have to
-// wait for it. The caller has made p busy.
+// awaited reports whether the receiver already waits for the message, so that Send need not wait
+// for the receiver. The caller has made p busy.
 func (p *point) awaited() bool {
 	h := p.memory()
 	if h == nil {
@@ -302,7 +303,8 @@ func (p *point) awaited() bool {
 	return h.Awaits(1 - exchange.Sender)
 }
 
-// sendAhead sends a copy of a small message in the background, unless there are too many.
+// sendAhead sends a copy of a small message in the background. It returns false if too many bytes
+// are copied already.
 func (p *point) sendAhead(m message) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -317,7 +319,7 @@ func (p *point) sendAhead(m message) bool {
 	return true
 }
 
-// submit puts a message into the queue.
+// submit appends a message to the queue.
 func (p *point) submit(ctx context.Context, m message) (*Handle, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -332,7 +334,7 @@ func (p *point) submit(ctx context.Context, m message) (*Handle, error) {
 	return h, nil
 }
 
-// kick makes a goroutine do what is in the queue, if nobody is at it.
+// kick starts a goroutine that performs the operations of the queue, unless another goroutine does.
 func (p *point) kick() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -345,7 +347,7 @@ func (p *point) kickLocked() {
 	}
 }
 
-// release ends the operation of a caller.
+// release ends the operation of a caller that begin began.
 func (p *point) release() {
 	p.mu.Lock()
 	p.busy, p.own = false, false
@@ -353,15 +355,14 @@ func (p *point) release() {
 	p.mu.Unlock()
 }
 
-// help does the operations of the queue up to one that is waited for, unless another goroutine is
-// at it.
+// help performs the operations of the queue up to h, unless another goroutine does.
 func (p *point) help(h *Handle) {
 	p.drive(h)
 	p.kick()
 }
 
-// drive does the operations of the queue, in order, up to last, if there is one; none where another
-// goroutine is at it.
+// drive performs the operations of the queue, in order, up to last or, if last is nil, all of them.
+// It performs none if another goroutine does.
 func (p *point) drive(last *Handle) {
 	for {
 		h := p.next(last)
@@ -380,8 +381,8 @@ func (p *point) drive(last *Handle) {
 	}
 }
 
-// next takes the first operation of the queue, for drive; nil: nothing is to be done. Its message
-// no longer counts among those ahead: the receiver may have it before the sender knows.
+// next takes the first operation of the queue, for drive; nil: there is nothing to do. Its message
+// no longer counts as copied ahead: the receiver may have it before the sender knows.
 func (p *point) next(last *Handle) *Handle {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -411,8 +412,8 @@ func (g *Group) stopPoints() {
 	ending.Wait()
 }
 
-// stop ends the lane. Messages that Send has copied are sent within a bound; others that are under
-// way end the group.
+// stop ends the lane. It waits for a bounded time until messages that Send has copied are sent.
+// Other messages in progress end the group.
 func (p *point) stop() {
 	p.mu.Lock()
 	p.stopping = true

@@ -7,26 +7,26 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 )
 
-// Progress is how far a rank has come in one of the groups of a generation.
+// Progress is the progress of a rank in one of the groups of a generation.
 type Progress struct {
-	// Lane tells the group, as in [Span]. Asynchronous operations have two lanes more: one on which
-	// their tensors are counted, and one on which the ranks work on them together.
+	// Lane identifies the group, as in [Span]. Asynchronous operations have two more lanes: one
+	// that counts their tensors, and one on which the ranks perform them.
 	Lane uint64
-	// Operation counts the operations of the lane that this rank has entered, or the tensors that
-	// it has submitted since all ranks joined last. Operations of one number are the same on all
-	// ranks.
+	// Operation is the number of operations of the lane that this rank has entered, or of tensors
+	// that it has submitted since the last time that all ranks joined. The operation with a given
+	// number is the same on all ranks.
 	Operation uint64
-	// Waiting: the last operation has not ended, or of the tensors some have not.
+	// Waiting: the last operation, or some tensor, has not ended.
 	Waiting bool
-	// What is the name of the last operation, as AllReduce; of tensors that of the oldest under
-	// way. Empty: there was none.
+	// What is the name of the last operation, such as AllReduce, or of the oldest tensor in
+	// progress. Empty: there was no operation.
 	What string
 }
 
-// Progress reports how far this rank has come in the groups of its generation: that of all ranks
-// first, the others in the order of their lanes. It may be called at any time by any goroutine,
-// does not block for long and costs operations nothing. A rank that waits, and has the same number
-// when asked again, has waited in between.
+// Progress returns the progress of this rank in the groups of its generation: the group of all
+// ranks first, the others in the order of their lanes. Any goroutine may call it at any time. It
+// does not block for long and does not slow down operations. A rank that is Waiting in two calls
+// with the same Operation has waited all the time between them.
 func (g *Group) Progress() []Progress {
 	if g == nil {
 		return nil
@@ -56,17 +56,18 @@ func (g *Group) Progress() []Progress {
 	return all
 }
 
-// What an operation begins and ends with is one word, so that Progress costs it nothing: the number
-// of operations that this rank has entered, whether the last is under way, and its action.
+// The beginning and the end of an operation each write one word, so that Progress costs an
+// operation nothing. The word has the number of operations that this rank has entered, whether the
+// last one is in progress, and its action.
 const (
 	actionMask = 1<<7 - 1
 	underWay   = 1 << 7
 	stateMask  = underWay | actionMask
 	entered    = 1 << 8
-	closing    = operation.Action(actionMask) // what Close does
+	closing    = operation.Action(actionMask) // the action of Close
 )
 
-// claim begins an operation, unless another one is under way.
+// claim begins an operation. It returns false if another one is in progress.
 func (g *Group) claim(a operation.Action) bool {
 	was := g.state.Load()
 	return was&underWay == 0 && g.state.CompareAndSwap(was, was&^stateMask+entered|underWay|uint64(a))
@@ -89,7 +90,7 @@ func (g *Group) progress() Progress {
 // tensorLane is the kind of the lane on which an engine counts tensors.
 const tensorLane = 't'
 
-// progress also returns the action of the oldest tensor under way.
+// progress also returns the action of the oldest tensor in progress.
 func (e *engine) progress() (Progress, operation.Action) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -12,19 +12,19 @@ import (
 )
 
 // ReduceTree combines the values of the leaves of a binary tree, element by element, in an order
-// that the tree alone determines: the result has the same bits whatever ranks there are, and
-// whichever has which leaves. It is for sums of gradients of numbered microbatches, in worlds of
+// that the tree alone determines: the result has the same bits for any number of ranks and any
+// distribution of the leaves. It is for sums of gradients of numbered microbatches, in worlds of
 // any size.
 //
-// Each rank has the values of some nodes (parts[i] that of node i of those it has in p), each the
-// combination of the leaves under it by the same rule; p is the same on all ranks. All parts and
-// results have the same length; parts stay as they are, and result, which overlaps with none, is
-// set to the root's value on every rank. Op is any but Adasum; Average is the sum divided by the
-// number of leaves. For an Average of [Float16] or [BFloat16] the value of a node is not the sum of
-// its leaves, which need not fit the type, but that divided by the least power of two that is not
-// less than their number; [CombineNodes] computes it. Each rank's parts travel once, so the fewer
-// nodes there are, the less it costs; where all is on one host and of [Alloc], ranks read each
-// other's parts where they lie. It blocks and fails as [AllReduce] does.
+// Each rank has the values of some nodes: parts[i] is the value of the rank's node i in p, the
+// combination of the leaves under it by the same rule. p is the same on all ranks. All parts and
+// results have the same length. The parts are unchanged, and result, which must not overlap with
+// them, is set to the root's value on every rank. op is any Op but Adasum; Average is the sum
+// divided by the number of leaves. For an Average of [Float16] or [BFloat16], the value of a node
+// is the sum of its leaves divided by the smallest power of two that is not less than their number,
+// since the sum itself may overflow the type; [CombineNodes] computes it. Each part is sent once,
+// so fewer nodes cost less. If all ranks are on one host and the parts are from [Alloc], ranks read
+// each other's parts in place. It blocks and fails as [AllReduce] does.
 func ReduceTree[T Element](ctx context.Context, g *Group, p *Partials, parts [][]T, result []T, op Op) error {
 	own := make([][]byte, len(parts))
 	for i := range parts {

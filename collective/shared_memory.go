@@ -14,12 +14,13 @@ import (
 
 const noMemory = "collective: no shared memory with the other ranks of this host, sockets instead"
 
-// toldNoMemory: this process has warned. What keeps one group from shared memory keeps the next.
+// toldNoMemory: this process has logged why it has no shared memory. The reason is mostly the same
+// for later groups.
 var toldNoMemory atomic.Bool
 
-// share connects the ranks of each host by shared memory. It is an operation of all ranks, the
-// first one of a group. Where not all ranks of a host can, they go on without; every rank learns
-// which hosts can.
+// share connects the ranks of each host by shared memory. It is an operation of all ranks, and the
+// first one of a group. If some ranks of a host cannot share memory, the host uses none. Every rank
+// learns which hosts share memory.
 func (g *Group) share(ctx context.Context) error {
 	hosts := levels.HostsOf(g.size, func(rank int) string {
 		if o := g.original(rank); o < len(g.family.Hosts) {
@@ -37,7 +38,7 @@ func (g *Group) share(ctx context.Context) error {
 	}
 	if s.Refused != nil && !errors.Is(s.Refused, levels.ErrNotWanted) {
 		log := g.family.log.WithError(s.Refused)
-		if errors.Is(s.Refused, levels.ErrNotShared) || toldNoMemory.Swap(true) { // its first rank has said why, or an earlier group
+		if errors.Is(s.Refused, levels.ErrNotShared) || toldNoMemory.Swap(true) { // the host's first rank, or an earlier group, has logged why
 			log.Debug(noMemory)
 		} else {
 			log.Warn(noMemory)
@@ -46,7 +47,8 @@ func (g *Group) share(ctx context.Context) error {
 	return nil
 }
 
-// inMemory returns the ranks of this host if they are all of the group.
+// inMemory returns the host of this rank if all ranks of the group share its memory, and otherwise
+// nil.
 func (g *Group) inMemory() *levels.Host {
 	if g == nil {
 		return nil
@@ -57,12 +59,12 @@ func (g *Group) inMemory() *levels.Host {
 	return nil
 }
 
-// phaseNames are what the timeline calls the phases.
+// phaseNames are the names of the phases in the timeline.
 var phaseNames = [...]string{shm.CopyingIn: "copy-in", shm.Waiting: "wait", shm.Reducing: "reduce", shm.CopyingOut: "copy-out"}
 
-// recordPhases tells the timeline of an operation that has begun then and ends now, and of its
-// phases. Large data goes through the memory in many rounds: the phases are told one behind the
-// other, each with the time that it took in all rounds.
+// recordPhases adds an operation that began at begun and ends now to the timeline, with its phases.
+// Large data is moved through the memory in many rounds: the phases are recorded one after another,
+// each with its time in all rounds.
 func (g *Group) recordPhases(h *levels.Host, d operation.Descriptor, begun time.Time) {
 	ends := time.Now()
 	g.record(d, begun, operation.InMemory)
@@ -79,8 +81,8 @@ func (g *Group) recordPhases(h *levels.Host, d operation.Descriptor, begun time.
 	}
 }
 
-// allGatherShared is AllGather among the ranks of one host; make makes the buffers for so many
-// elements.
+// allGatherShared is AllGather among the ranks of one host. make returns the buffer for the
+// elements of a rank.
 func (g *Group) allGatherShared(ctx context.Context, h *levels.Host, d operation.Descriptor, invalid error, own []byte, make func(rank, elements int) []byte) error {
 	return g.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
 		return m.AllGather(ctx, call, own, h.Place(d, make))

@@ -8,30 +8,30 @@ import (
 
 // Span is an operation that has ended on this rank, or a phase of one.
 type Span struct {
-	// Name is the operation's, as AllReduce; Phase is "" for all of it. Phases in shared memory are
-	// told in the order copy-in, wait, reduce, copy-out, although they alternate where data is
-	// large: each has the time that it took in all.
+	// Name is the name of the operation, such as AllReduce. Phase is "" for the whole operation.
+	// Phases in shared memory are reported in the order copy-in, wait, reduce, copy-out, although
+	// they alternate for large data: each has its total time.
 	Name, Phase string
-	// Tensor is the name that an asynchronous operation was given, "" for others. Spans of one
-	// tensor follow each other, whatever lies between them.
+	// Tensor is the name of an asynchronous operation, "" for others. Spans of one tensor do not
+	// overlap, but spans of other tensors may lie between them.
 	Tensor string
-	// Lane tells the groups of a generation apart: 0 for that of all ranks. Spans of one lane
-	// without a tensor follow each other or lie within each other.
+	// Lane identifies the group within its generation; 0: the group of all ranks. Spans of one lane
+	// without a tensor either do not overlap or are nested.
 	Lane       uint64
 	Generation uint64
 	Start      time.Time
 	Duration   time.Duration
-	// Bytes are those of this rank's tensor, 0 where they are not known beforehand.
+	// Bytes is the size of this rank's tensor, 0 if it is not known beforehand.
 	Bytes int
 	// Algorithm is as in [Operations].
 	Algorithm string
 }
 
-// Timeline takes the spans of all groups of an [Endpoint]. Span is called by many goroutines, by
-// each when the operation has ended and before it returns, so it should return at once.
+// Timeline receives the spans of all groups of an [Endpoint]. Many goroutines call Span, each when
+// an operation has ended but before it returns, so Span should return at once.
 type Timeline interface{ Span(s Span) }
 
-// record tells the timeline of an operation that has begun then and ends now.
+// record adds an operation that began at begun and ends now to the timeline.
 func (g *Group) record(d operation.Descriptor, begun time.Time, by operation.Method) {
 	g.family.timeline.Span(Span{Name: g.noted(d.Action).String(), Lane: g.lane, Generation: g.generation,
 		Start: begun, Duration: time.Since(begun), Bytes: d.Bytes(), Algorithm: by.String()})

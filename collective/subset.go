@@ -17,16 +17,17 @@ import (
 // kinds of children
 const subsetLane = 's'
 
-// Subset makes a group of some of the ranks of g. It has its own connections, so operations on the
-// two never wait for each other. Subset is an operation of g: every rank calls it with the same
-// list, and gets the new group if it is in the list, nil otherwise. A rank of the new group is a
-// position in the list. An empty list, a repeated rank or an unknown rank is an error on every rank
-// and leaves g usable; lists that differ are a [*MismatchError].
+// Subset returns a new group of some of the ranks of g. The new group has its own connections, so
+// operations on the two groups never wait for each other. Subset is an operation of g: every rank
+// calls it with the same list, and gets the new group if it is in the list, and nil otherwise. The
+// ranks of the new group are the positions in the list. An empty list, a repeated rank or an
+// unknown rank is an error on every rank and leaves g usable; lists that differ cause a
+// [*MismatchError].
 //
-// The groups of a generation fail together: what ends one of them with an error ends them all, in
-// each of them with the ranks as it numbers them. To close a subset leaves g as it is; to close g
-// closes its subsets. Subset blocks until the new group is connected, and bounds that as
-// [Endpoint.Connect] does.
+// The groups of a generation fail together: an error that ends one of them ends them all. In each
+// group the error names the ranks as numbered in that group. Closing a subset does not affect g;
+// closing g closes its subsets. Subset blocks until the new group is connected, with the bounds of
+// [Endpoint.Connect].
 func (g *Group) Subset(ctx context.Context, ranks []int) (*Group, error) {
 	return g.Partition(ctx, [][]int{ranks})
 }
@@ -80,7 +81,7 @@ func (g *Group) Partition(ctx context.Context, lists [][]int) (*Group, error) {
 	return child, nil
 }
 
-// adopt closes child when g is closed.
+// adopt makes child be closed when g is closed.
 func (g *Group) adopt(child *Group) {
 	g.mu.Lock()
 	g.children = append(slices.DeleteFunc(g.children, func(c *Group) bool { return c.closing.Load() }), child)
@@ -90,7 +91,7 @@ func (g *Group) adopt(child *Group) {
 	}
 }
 
-// eachChild ends all children at the same time and waits.
+// eachChild calls end for all children concurrently, and waits for the calls.
 func (g *Group) eachChild(end func(*Group)) {
 	g.mu.Lock()
 	children := g.children

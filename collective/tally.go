@@ -14,7 +14,7 @@ import (
 // contains all tensors larger than 64 MiB.
 const SizeClasses = 10
 
-// SizeClass returns the class of a tensor of so many bytes.
+// SizeClass returns the size class of a tensor with the given number of bytes.
 func SizeClass(bytes int) int {
 	if bytes <= 0 {
 		return 0
@@ -24,17 +24,17 @@ func SizeClass(bytes int) int {
 
 // The backends of Operations.
 const (
-	// BackendMemory: the ranks are on one host, and compute in memory that they share.
+	// BackendMemory: the ranks are on one host and compute in shared memory.
 	BackendMemory = "memory"
-	// BackendHosts: the ranks of each host share memory, and the hosts exchange over TCP.
+	// BackendHosts: the ranks of each host share memory, and the hosts exchange data over TCP.
 	BackendHosts = "hosts"
-	// BackendSockets: the ranks exchange over TCP.
+	// BackendSockets: the ranks exchange data over TCP.
 	BackendSockets = "sockets"
-	// BackendNone: there is one rank.
+	// BackendNone: there is only one rank.
 	BackendNone = "none"
 )
 
-// backends are those of the methods.
+// backends has the backend of each method.
 var backends = [operation.Methods]string{
 	operation.AloneOnly: BackendNone, operation.OverSockets: BackendSockets, operation.InMemory: BackendMemory, operation.BetweenHosts: BackendHosts,
 	operation.ByDoubling: BackendSockets, operation.ByRabenseifner: BackendSockets, operation.ByRing: BackendSockets, operation.ByDirect: BackendSockets,
@@ -46,28 +46,29 @@ var backends = [operation.Methods]string{
 type Operations struct {
 	Kind, Backend string
 	SizeClass     int
-	// Algorithm is that of an AllReduce over sockets, as [Algorithm.String], or between hosts: by
-	// their first ranks (leaders), in waves through both levels, in rings of the ranks of one place
-	// in each host, or as adasum. Empty: the backend has one algorithm for the kind.
+	// Algorithm is the algorithm of an AllReduce: over sockets, the result of [Algorithm.String];
+	// between hosts, by the hosts' first ranks (leaders), in waves through both levels, in rings of
+	// the ranks with the same position in each host, or adasum. Empty: the backend has only one
+	// algorithm for the kind.
 	Algorithm string
-	// Count is how many there were, Duration is how long they took together, waits for other ranks
-	// included, and Bytes is the size of this rank's tensors, where known beforehand. One of 16
-	// AllReduces in memory of less than 1 KiB is timed, and counts for those after it; long waits
-	// always count.
+	// Count is the number of operations, Duration their total time including waits for other ranks,
+	// and Bytes the total size of this rank's tensors, as far as it is known beforehand. Only one
+	// in 16 AllReduces in memory of less than 1 KiB is timed; its time stands for those that
+	// follow, with their long waits added.
 	Count    uint64
 	Duration time.Duration
 	Bytes    uint64
 }
 
 const (
-	// leastTimed is the least size of an AllReduce in memory that is always timed, in bytes. Two
-	// looks at the clock are a fifth of the time of the smallest ones, so one of timedOf is timed.
-	// Others count as long as that one, and as long as they have slept.
+	// leastTimed is the size, in bytes, from which an AllReduce in memory is always timed. Reading
+	// the clock twice takes a fifth of the time of the smallest ones, so only one in timedOf of
+	// these is timed. The others count with its time plus the time that they slept.
 	leastTimed = 1 << 10
 	timedOf    = 16
 )
 
-// tally counts operations. It costs an operation two looks at the clock, at most, and three
+// tally counts operations. It costs an operation at most two readings of the clock and three
 // additions.
 type tally struct {
 	origin time.Time
@@ -76,15 +77,15 @@ type tally struct {
 
 type tallied struct {
 	count, nanoseconds, bytes atomic.Uint64
-	usual                     atomic.Int64 // nanoseconds of the last one that was timed, less what it waited; 0: none was
+	usual                     atomic.Int64 // nanoseconds of the last timed one, without its waits; 0: none was timed
 }
 
 func newTally() *tally { return &tally{origin: time.Now()} }
 
-// now is the time since the tally began.
+// now returns the time since the tally began.
 func (t *tally) now() time.Duration { return time.Since(t.origin) }
 
-// note counts an operation that began then and has ended.
+// note counts an operation that began at begun and ends now.
 func (t *tally) note(a operation.Action, bytes int, begun time.Duration, by operation.Method) {
 	t.cell(a, bytes, by).note(bytes, t.now()-begun)
 }
@@ -93,7 +94,7 @@ func (t *tally) cell(a operation.Action, bytes int, by operation.Method) *tallie
 	return &t.cells[a][SizeClass(bytes)][by]
 }
 
-// due reports whether the nth operation of a group is timed, which is done in memory.
+// due reports whether the nth operation of a group in shared memory is timed.
 func (cell *tallied) due(d operation.Descriptor, n uint64) bool {
 	return d.Action != operation.AllReduce || d.Bytes() >= leastTimed || n%timedOf == 0 || cell.usual.Load() == 0
 }
@@ -104,7 +105,7 @@ func (cell *tallied) note(bytes int, took time.Duration) {
 	cell.bytes.Add(uint64(max(0, bytes)))
 }
 
-// backend is the method of operations that have no other.
+// backend returns the default method of the group's operations.
 func (g *Group) backend() operation.Method {
 	switch {
 	case g.call.Path == nil:
@@ -117,11 +118,11 @@ func (g *Group) backend() operation.Method {
 	return operation.OverSockets
 }
 
-// ran is the method of the operation that has ended.
+// ran returns the method of the operation that has just ended.
 func (g *Group) ran() operation.Method { return cmp.Or(g.call.Method, g.backend()) }
 
-// Operations returns the operations of all groups of the endpoint so far. It may be called at any
-// time, and does not block.
+// Operations returns the counts of the operations of all groups of the endpoint so far. It may be
+// called at any time and does not block.
 func (e *Endpoint) Operations() (all []Operations) {
 	for a := range e.tally.cells {
 		for c := range e.tally.cells[a] {

@@ -8,8 +8,9 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
-// Local returns the n connected groups of one process, by rank, generation 0; use each from its own
-// goroutine. Only asynchronous operations start goroutines. An n below 1 gives no groups.
+// Local returns the n groups, by rank, of n connected ranks in one process, with generation 0. Use
+// each from its own goroutine. Only asynchronous operations start goroutines. If n is below 1,
+// Local returns no groups.
 func Local(n int) []*Group {
 	w := &localWorld{families: make([]*family, max(n, 0)), lanes: map[uint64]*localLane{}}
 	for i := range w.families {
@@ -25,12 +26,12 @@ func Local(n int) []*Group {
 	return groups
 }
 
-// localWorld is the ranks of one process.
+// localWorld is the set of ranks of one process.
 type localWorld struct {
 	families []*family // by rank
 
 	mu    sync.Mutex
-	lanes map[uint64]*localLane // those to which not every rank has come
+	lanes map[uint64]*localLane // lanes that not every rank has connected yet
 }
 
 type localLane struct {
@@ -38,7 +39,8 @@ type localLane struct {
 	absent int
 }
 
-// connect returns the group of one rank of a lane. The first one that comes makes those of all.
+// connect returns the group of one rank of a lane. The first rank that connects makes the groups of
+// all ranks.
 func (w *localWorld) connect(l lane) *Group {
 	w.mu.Lock()
 	all := w.lanes[l.id]
@@ -64,11 +66,11 @@ func (w *localWorld) connect(l lane) *Group {
 		delete(w.lanes, l.id)
 	}
 	w.mu.Unlock()
-	return all.groups[l.rank] // it may have failed: its first operation says so
+	return all.groups[l.rank] // the group may have failed: its first operation reports it
 }
 
-// startPeers has all ranks of a lane of g, which is there, start what uses it. Those that have
-// closed g leave it.
+// startPeers calls start for each rank of a connected lane of g. Ranks that have closed g leave the
+// lane.
 func (w *localWorld) startPeers(g, lane *Group, start func(peer *Group) error) {
 	for i := range lane.size {
 		f := w.families[lane.original(i)]
@@ -83,7 +85,7 @@ func (w *localWorld) startPeers(g, lane *Group, start func(peer *Group) error) {
 }
 
 // localPath moves frames by copying from the sender's memory to the receiver's, on the goroutine of
-// whichever comes second.
+// the one that comes second.
 type localPath struct {
 	world []*Group
 	rank  int
@@ -101,9 +103,8 @@ func (p *localPath) Flood(n *frame.Notice) {
 
 func (p *localPath) Release() {}
 
-// Quiesce takes back the requests of both kinds: those for frames, and the frames that wait where
-// they were sent. After a leave there are no requests, and frames that are kept for slower ranks
-// must stay.
+// Quiesce cancels the requests of both kinds: requests for frames, and frames that wait at the
+// sender. After a leave there are no requests, and frames kept for slower ranks must remain.
 func (p *localPath) Quiesce() {
 	if p.world[p.rank].err() == nil {
 		return

@@ -8,43 +8,42 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 )
 
-// Wait is how long one operation of the group of all ranks took on this rank, from its beginning
-// here to its end. Ranks leave such an operation at about the same time, so the one that was in it
-// for the shortest time came last.
+// Wait is the duration of one operation of the group of all ranks on this rank. Ranks leave such an
+// operation at about the same time, so the rank with the shortest duration came last.
 type Wait struct {
-	// Operation identifies the operation: it has the same number on all ranks, and hardly another
-	// operation of the generation has it.
+	// Operation identifies the operation: the number is the same on all ranks, and most probably
+	// unique in the generation.
 	Operation uint64
-	// For is the time, from a monotonic clock.
+	// For is the duration, measured by a monotonic clock.
 	For time.Duration
 }
 
 // MostWaits is the largest number of waits that [Group.Waits] returns.
 const MostWaits = 64
 
-// fewWaits and manyWaits bound how many waits are kept between two calls of Waits: it is adapted to
-// the rate of operations.
+// fewWaits and manyWaits bound the number of waits that are kept between two calls of Waits. The
+// share of operations that are kept is adapted to the rate of operations.
 const fewWaits, manyWaits = MostWaits / 8, MostWaits / 2
 
-// waits keeps the times of some operations. The number of an operation alone decides whether it is
-// one of them, so that ranks at about the same rate keep the same ones; an operation that is not
-// costs one multiplication.
+// waits keeps the times of some operations. Only the number of an operation decides whether its
+// time is kept, so that ranks with about the same rate keep the same ones. An operation that is not
+// kept costs one multiplication.
 type waits struct {
-	mask atomic.Uint64 // operations are kept whose number has none of these bits
+	mask atomic.Uint64 // the operations whose number has none of these bits are kept
 
 	mu   sync.Mutex
 	kept []Wait
 }
 
-// mix spreads consecutive numbers over all numbers. It is the finalizer of splitmix64, which maps
-// no two numbers to one.
+// mix spreads consecutive numbers over all 64-bit numbers. It is the finalizer of splitmix64, a
+// bijection.
 func mix(n uint64) uint64 {
 	n = (n ^ n>>30) * 0xbf58476d1ce4e5b9
 	n = (n ^ n>>27) * 0x94d049bb133111eb
 	return n ^ n>>31
 }
 
-// wants reports whether the times of an operation are kept.
+// wants reports whether the time of an operation is kept.
 func (w *waits) wants(operation uint64) bool { return operation&w.mask.Load() == 0 }
 
 func (w *waits) keep(operation uint64, d time.Duration) {
@@ -69,11 +68,11 @@ func (w *waits) take() []Wait {
 	return kept
 }
 
-// Waits returns the times of operations of the group of all ranks that have succeeded since its
-// last call in this process. It has only some operations, the same ones on all ranks, which no rank
-// can leave before the last one has come. Asynchronous operations are among them, from the
-// submission of their tensor to its result. It may be called at any time by any goroutine, and by
-// one caller usefully.
+// Waits returns the times of operations of the group of all ranks that have succeeded since the
+// last call of Waits in this process. It has only some of the operations, the same ones on all
+// ranks, and only those that no rank can leave before the last rank has entered. For an
+// asynchronous operation the time is from the submission of its tensor to its result. Waits may be
+// called at any time by any goroutine, but only one caller gets each time.
 func (g *Group) Waits() []Wait {
 	if g == nil {
 		return nil
@@ -81,12 +80,12 @@ func (g *Group) Waits() []Wait {
 	return g.family.waits.take()
 }
 
-// meets are the actions that no rank can leave before the last one has come.
+// meets are the actions that no rank can leave before the last rank has entered.
 const meets = 1<<operation.AllReduce | 1<<operation.AllGather | 1<<operation.ReduceScatter | 1<<operation.AllToAll | 1<<operation.Barrier |
 	1<<operation.AllGatherInto | 1<<operation.AllToAllInto | 1<<operation.ReduceTree
 
-// watched returns the number of the operation that is about to begin, and when it does; the zero
-// Time: it is not kept.
+// watched returns the number and the time of the operation that is about to begin. A zero Time
+// means that its time is not kept.
 func (g *Group) watched(a operation.Action) (operation uint64, begun time.Time) {
 	if g == nil || g.lane != 0 || g.size < 2 || meets>>a&1 == 0 {
 		return 0, time.Time{}
@@ -98,8 +97,8 @@ func (g *Group) watched(a operation.Action) (operation uint64, begun time.Time) 
 	return operation, begun
 }
 
-// watchTensor counts an asynchronous operation that ends now, and keeps its time. A nil h is that
-// of a rank that has joined.
+// watchTensor counts an asynchronous operation that ends now, and keeps its time if it is wanted. h
+// is nil on a rank that has joined.
 func (e *engine) watchTensor(id int, h *Handle) {
 	t := e.agreed.At(id)
 	t.Ended++

@@ -7,25 +7,25 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
-// watches end a group when the context of an operation under way ends. The watch of the latest
-// context stays when its operations have ended, since the next one mostly has the same context, and
-// to begin and end a watch costs a small operation more than the rest of it.
+// watches ends a group when the context of an operation in progress ends. The watch of the latest
+// context is kept after its operations have ended: the next operation mostly has the same context,
+// and starting and stopping a watch costs more than the whole rest of a small operation.
 type watches struct {
 	g       *Group
 	latest  *watch
 	running sync.WaitGroup
 }
 
-// watch is of one context.
+// watch watches one context.
 type watch struct {
 	done  <-chan struct{}
 	stop  func() bool
-	users int   // operations under way
+	users int   // operations in progress
 	ended error // the context's
 }
 
-// begin watches the context of an operation; nil where it cannot end. The caller holds mu, which is
-// locked when the context ends too.
+// begin watches the context of an operation; it returns nil if the context cannot end. The caller
+// holds mu, which the watch also locks when the context ends.
 func (w *watches) begin(ctx context.Context, mu *sync.Mutex) *watch {
 	done := ctx.Done()
 	if done == nil {
@@ -55,8 +55,8 @@ func (w *watches) begin(ctx context.Context, mu *sync.Mutex) *watch {
 	return w.latest
 }
 
-// end is the end of an operation that begin was called for. It returns the error of its context if
-// that has ended. The caller holds the lock.
+// end ends the watch that begin began for an operation. It returns the error of the operation's
+// context if the context has ended. The caller holds the lock.
 func (w *watches) end(one *watch) error {
 	if one == nil {
 		return nil
@@ -66,14 +66,14 @@ func (w *watches) end(one *watch) error {
 	return one.ended
 }
 
-// forget ends a watch that no operation needs.
+// forget stops a watch that no operation needs.
 func (w *watches) forget(one *watch) {
 	if one != nil && one.users == 0 && one != w.latest && one.stop() {
 		w.running.Done()
 	}
 }
 
-// close ends the last watch. All operations have ended, and none begins any more.
+// close stops the last watch. All operations have ended, and no further one begins.
 func (w *watches) close(mu *sync.Mutex) {
 	mu.Lock()
 	last := w.latest

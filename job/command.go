@@ -36,8 +36,8 @@ type Command struct {
 	MaxNP *int `json:"max_np,omitempty"`
 	// Now makes Stop kill the workers at once.
 	Now bool `json:"now,omitempty"`
-	// By is who gives the command, as the driver's kernel tells it: a client does not send it. The
-	// zero Who leaves no record.
+	// By is who gives the command, as reported by the driver's kernel: a client does not send it. A
+	// command of the zero Who is not recorded.
 	By audit.Who `json:"by,omitzero"`
 }
 
@@ -95,7 +95,7 @@ func (c Command) Check() error {
 	return fmt.Errorf("control: unknown command %q", c.Verb)
 }
 
-// RefusedError is why a job refused a command.
+// RefusedError is the reason why a job refused a command.
 type RefusedError struct{ Reason string }
 
 // Error returns the reason.

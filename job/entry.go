@@ -80,13 +80,14 @@ func (e Event) Entry() (Entry, error) {
 	return ParseEvent(line)
 }
 
-// String returns the event's name, and what happened in words.
+// String returns the event's name and a text of what happened.
 func (e Entry) String() string {
 	_, text := e.Words()
 	return fmt.Sprintf("%s: %s", e.Name, text)
 }
 
-// Place returns the host, or the host and its slot, as "a:1"; "nobody" where there is no host.
+// Place returns the host, or the host and its slot, such as "a:1"; "nobody" if the event has no
+// host.
 func (e Entry) Place() string {
 	switch {
 	case e.Host == "":
@@ -105,7 +106,7 @@ func (e Entry) Member() string {
 	return "the worker on " + e.Place()
 }
 
-// Exit returns how the process of a worker has ended.
+// Exit describes how the process of a worker ended.
 func (e Entry) Exit() string {
 	if e.Signal != 0 {
 		return fmt.Sprintf("killed by signal %d", e.Signal)

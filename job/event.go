@@ -33,9 +33,9 @@ const (
 	Draining         EventName = "draining"           // host, slot, pid, rank: a worker was asked to leave by the operator of its host
 	WorldPublished   EventName = "world_published"    // generation, size, root, cause (a Cause), slots
 	HostsUpdated     EventName = "hosts_updated"      // seq, change
-	FirstCommit      EventName = "first_commit"       // generation, commits, cause, seconds: the first commit of a world, so long after the world before was left
-	Backend          EventName = "backend"            // generation, backend (nccl, ipc, ipc+hosts, staging), size: how a world's GPUs compute together, each once
-	WorkerDying      EventName = "worker_dying"       // host, slot, pid, rank, signal or null, what: it is lost, and its process is there for a while yet
+	FirstCommit      EventName = "first_commit"       // generation, commits, cause, seconds: the first commit of a world, and its delay since the previous world was left
+	Backend          EventName = "backend"            // generation, backend (nccl, ipc, ipc+hosts, staging), size: how the GPUs of a world compute together, once for each backend
+	WorkerDying      EventName = "worker_dying"       // host, slot, pid, rank, signal or null, what: the worker is lost, but its process still exists
 	WorkerExited     EventName = "worker_exited"      // host, slot, pid, rank, code, signal, cause; tasks where those are to blame
 	Excluded         EventName = "excluded"           // host, slot or null, until (null: for ever)
 	Returned         EventName = "returned"           // host, slot or null
@@ -44,14 +44,14 @@ const (
 	Stalled          EventName = "stalled"            // host, slot, pid, rank, generation, what; host null: no worker is missing
 	Located          EventName = "located"            // host, slot, pid, rank, generation, what, where: the user's frames in which a worker that holds up others is
 	StallEnded       EventName = "stall_ended"        // host, slot, pid, rank, generation, seconds
-	CommitMissing    EventName = "commit_missing"     // host, slot, pid, rank, generation, change, seconds: so long ago it was told of changed hosts, and trains on
+	CommitMissing    EventName = "commit_missing"     // host, slot, pid, rank, generation, change, seconds: time since it was notified of changed hosts; it still trains
 	Scaled           EventName = "scaled"             // min_np, max_np (null: no bound), by a person
 	Resumed          EventName = "resumed"            // another driver has taken over from one that died
 	JobDone          EventName = "job_done"           // status, message, goodput; where there are any, commits, and checkpoint: the commit of the newest last checkpoint
 	TaskWorkerJoined EventName = "task_worker_joined" // worker, host, offers: it runs tasks; dropped, if events of tasks were too many
 	TaskWorkerLeft   EventName = "task_worker_left"   // worker, host, lost
-	TaskFailed       EventName = "task_failed"        // function, client, n, reason, text: for good
-	TaskWorkerStuck  EventName = "task_worker_stuck"  // worker, host, function, n, text: it is ended and started again because of a task that does not end
+	TaskFailed       EventName = "task_failed"        // function, client, n, reason, text: it is not retried
+	TaskWorkerStuck  EventName = "task_worker_stuck"  // worker, host, function, n, text: the worker is restarted because a task does not end
 	Audit            EventName = audit.Name           // who, what, and as they apply how, run, host, slot, dir, program, as, pid; outcome, dropped
 )
 
@@ -126,11 +126,11 @@ type TaskEvent struct {
 	Reason   string    `json:"reason,omitempty"`
 	Text     string    `json:"text,omitempty"`
 	Dropped  int       `json:"dropped,omitempty"`
-	// Incarnation is that of the worker of TaskWorkerStuck.
+	// Incarnation identifies the worker of TaskWorkerStuck.
 	Incarnation string `json:"incarnation,omitempty"`
 }
 
-// Event returns it as an event of the job.
+// Event returns t as an event of the job at the given time.
 func (t TaskEvent) Event(at time.Time) Event {
 	e := Event{Time: at, Name: t.Name}
 	switch t.Name {

@@ -108,10 +108,10 @@ func (g Goodput) String() string {
 	return b.String()
 }
 
-// Cause is why a world was left, or why the first was entered.
+// Cause is the reason why a world was left, or why the first was entered.
 type Cause string
 
-// The causes, the weightiest last: where several come together, that one counts.
+// The causes, in ascending order of weight: if several apply to one reset, the last of them counts.
 const (
 	CauseStart     Cause = "start"     // the first world
 	CauseBroken    Cause = "broken"    // a connection between workers that live

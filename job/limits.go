@@ -9,7 +9,7 @@ import (
 // DefaultStarts is the default of Size.Starts.
 const DefaultStarts = 32
 
-// Size sets the number of workers.
+// Size sets the number of workers of a job.
 type Size struct {
 	// NP is the number of slots needed before the first start.
 	NP int
@@ -28,8 +28,8 @@ type Size struct {
 	Elastic bool
 	// TasksOnly: workers run tasks, and do not join a world.
 	TasksOnly bool `json:",omitempty"`
-	// Stateless: workers have nothing in memory that later ones need. When all are lost, though not
-	// by their program's own failure, the job waits for slots and starts again.
+	// Stateless: workers have nothing in memory that later ones need. When all are lost for a
+	// reason other than a failure of their program, the job waits for slots and starts again.
 	Stateless bool `json:",omitempty"`
 }
 

@@ -2,8 +2,8 @@ package job
 
 import "time"
 
-// Measures are the numbers of a job at one moment, for those who watch it. Counts that have no
-// other end begin with the driver: one that takes over begins again at 0.
+// Measures are the numbers of a job at one moment, for monitoring. Counts not said to cover the
+// whole job cover the life of the driver: a driver that takes over counts from 0.
 type Measures struct {
 	// Status has the state, the sizes, the hosts with their slots, the waits and the goodput. It
 	// has no events, and its slots have no What.

@@ -80,15 +80,15 @@ func (e *WorkerError) What() string {
 	return fmt.Sprintf("host %s slot %d rank %d %s", e.Slot.Host, e.Slot.Index, e.Rank, how)
 }
 
-// Own reports whether the program has failed by itself: it ended with a status other than 0, or too
-// early. The other failures are of the machine, or of who ended it.
+// Own reports whether the program itself failed: it exited with a status other than 0, or too
+// early. Other failures are caused by the machine, or by whoever ended the process.
 func (e *WorkerError) Own() bool {
 	x := e.Exit
 	return e.Reason == "" && (x.Code != 0 || x.Early) && x.Signal == 0 && x.Err == nil
 }
 
-// Faulty reports whether the program may fail so wherever it runs: by itself, or by a signal of a
-// fault such as SIGSEGV.
+// Faulty reports whether the program may fail in the same way on any machine: by itself, or by a
+// signal of a fault such as SIGSEGV.
 func (e *WorkerError) Faulty() bool {
 	switch e.Exit.Signal {
 	case syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGABRT, syscall.SIGFPE, syscall.SIGILL, syscall.SIGSYS, syscall.SIGTRAP:
@@ -106,19 +106,20 @@ type Exit struct {
 	// Evicted: the agent of its host ended it or did not start it, because the agent itself was
 	// asked to end.
 	Evicted bool
-	// TakenBy is the run whose worker has the slot, where therefore no process was started.
+	// TakenBy is the run whose worker occupies the slot, so that no process was started; empty:
+	// none does.
 	TakenBy string
 	// Unkillable: the process still exists after SIGKILL. Err has details.
 	Unkillable bool
 	// Early: the worker had joined, and exited with status 0 before its training was done.
 	Early bool
-	// Said is what the program has said of its own error: "ValueError: bad sample (train.py:34)".
+	// Said is the error that the program itself reported: "ValueError: bad sample (train.py:34)".
 	Said string
-	// Lost: the host is out of reach, so it is not known how the process ended, and it counts as
+	// Lost: the host cannot be reached, so it is unknown how the process ended; it counts as
 	// killed.
 	Lost bool
-	// Why is what else is known of the reason, such as that the kernel has killed for lack of
-	// memory. Empty: nothing.
+	// Why is what else is known about the reason, such as that the kernel killed the process
+	// because memory ran out. Empty: nothing.
 	Why string
 }
 
@@ -154,7 +155,7 @@ func (e Exit) because() string {
 // Clean reports whether the process exited with status 0, as it should.
 func (e Exit) Clean() bool { return e.Code == 0 && e.Signal == 0 && e.Err == nil && !e.Early }
 
-// statuses are the exit statuses of errors that have their own.
+// statuses lists the errors that have an exit status of their own.
 var statuses = []struct {
 	err    error
 	status int
@@ -178,8 +179,8 @@ func ExitStatus(err error) int {
 	return 1
 }
 
-// Stopped returns whether an exit status says that a person or a signal has ended the job, and that
-// nothing failed.
+// Stopped reports whether the exit status is that of a job that a person or a signal ended, without
+// a failure.
 func Stopped(status int) bool { return status > 128 }
 
 // Sentinel returns the error with the given exit status; nil if no error has it.

@@ -11,23 +11,24 @@ import (
 // Reason is something that leads to another world.
 type Reason struct {
 	Kind Kind
-	// Why is short, as "rank 2 on b:0 was lost"; empty where another reason or a later event says
-	// it. Text are the words of the event, as Entry.Words has them; empty where others say more.
+	// Why is short, such as "rank 2 on b:0 was lost"; it is empty if another reason or a later
+	// event says it. Text is the text of the event that Entry.Words returns; it is empty if other
+	// reasons say more.
 	Why, Text string
 }
 
 // mostReasons bounds the reasons of a kind that have a Text, those that have none, and the stalls.
 const mostReasons = 1 << 14
 
-// Reasons derives from a job's events what leads to its next world. It is a pure value of bounded
+// Reasons derives from a job's events the reasons for its next world. It is a pure value of bounded
 // size. The zero Reasons is ready for use.
 type Reasons struct {
 	list    []Reason
-	known   map[Reason]bool     // the words of list, each alone
-	count   map[Kind]int        // the reasons of list with a Text, and as "" those without
+	known   map[Reason]bool     // the Why, and the Kind and Text, of each element of list
+	count   map[Kind]int        // number of reasons in list with a Text, by kind; without: under ""
 	stalled map[string]bool     // places of workers that hold up others
-	hosts   map[string]string   // of the last list: what each is like; nil: there was none
-	members map[plan.SlotID]int // the processes of the last world; nil: there was none
+	hosts   map[string]string   // the state of each host in the last list; nil: no list yet
+	members map[plan.SlotID]int // the process ids of the last world; nil: no world yet
 }
 
 // Take returns the reasons since the last Take, in the order of their events. Each Why, and each
@@ -42,7 +43,7 @@ func (r *Reasons) Take() []Reason {
 // WorldPublished.
 func (r *Reasons) Add(e Entry) {
 	switch e.Name {
-	case HostsFound: // which may be of thousands
+	case HostsFound: // there may be thousands of hosts
 		r.listed(e.Hosts)
 		return
 	case WorldPublished:
@@ -88,13 +89,13 @@ func (r *Reasons) Add(e Entry) {
 	}
 }
 
-// changed says how the hosts have changed, by the kind of change.
+// changed describes changes of the hosts, by kind.
 var changed = map[Kind]string{KindGrown: "slots were added", KindShrunk: "slots were removed", KindChanged: "slots were added and removed"}
 
-// lost says of WorkerDying, and of the exit that follows, that the worker is lost.
+// lost is the Why of WorkerDying and of the exit that follows.
 func lost(e Entry) string { return e.Member() + " was lost" }
 
-// exited takes the end of a worker. It is no reason if the last world is without that worker.
+// exited adds the end of a worker as a reason, unless the worker is not in the last world.
 func (r *Reasons) exited(e Entry, text string) {
 	switch {
 	case r.stalled[e.Place()]:
@@ -110,8 +111,8 @@ func (r *Reasons) exited(e Entry, text string) {
 	}
 }
 
-// isMember reports whether a worker that has ended is in the last world, and not the one before it
-// in its slot. Where no members are known, it is.
+// isMember reports whether the worker that ended is a member of the last world, rather than an
+// earlier worker of the same slot. If no members are known, it counts as one.
 func (r *Reasons) isMember(e Entry) bool {
 	if e.Slot == nil || len(r.members) == 0 {
 		return e.Slot != nil
@@ -120,7 +121,7 @@ func (r *Reasons) isMember(e Entry) bool {
 	return is && (pid == e.PID || pid == 0 || e.PID == 0)
 }
 
-// listed takes a list of hosts: those that have come, changed and gone are reasons.
+// listed adds a reason for each host that is new, changed or missing in a list of hosts.
 func (r *Reasons) listed(found []FoundHost) {
 	now := make(map[string]string, len(found))
 	for _, h := range found {
@@ -146,7 +147,8 @@ func (r *Reasons) listed(found []FoundHost) {
 	r.hosts = now
 }
 
-// published takes a world: its cause, if nothing says more, and the workers in the place of others.
+// published adds the cause of a world, if no other reason says more, and the workers that replace
+// lost ones.
 func (r *Reasons) published(e Entry) {
 	cause, members := Cause(e.Cause), make(map[plan.SlotID]int, len(e.Slots))
 	if !slices.ContainsFunc(r.list, func(had Reason) bool { return had.Why != "" }) {
@@ -162,13 +164,14 @@ func (r *Reasons) published(e Entry) {
 	r.members = members
 }
 
-// causes says why a world was left where no event does.
+// causes describes why a world was left, for worlds of which no event says it.
 var causes = map[Cause]string{
 	CauseBroken: "a connection between workers broke", CauseDeparture: "a worker left", CauseDeath: "a worker was lost",
 	CauseStall: "workers held up the others",
 }
 
-// add adds a reason, without those of its words that are known.
+// add adds a reason, without the Why or Text that an earlier reason has. A reason with neither is
+// dropped.
 func (r *Reasons) add(kind Kind, why, text string) {
 	whyKey, textKey := Reason{Why: why}, Reason{Kind: kind, Text: text}
 	if r.known[whyKey] {

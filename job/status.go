@@ -36,10 +36,10 @@ type Status struct {
 	Since time.Time `json:"since"`
 	Begun time.Time `json:"begun"`
 	Last  time.Time `json:"last_event"`
-	// Message is why the job ends or has ended; empty if it succeeded, unless its workers have
-	// never met.
+	// Message is the reason why the job ends or has ended. It is empty if the job succeeded, unless
+	// its workers never joined a world.
 	Message string `json:"message,omitempty"`
-	// Stopped says of a job that is Failed that a person or a signal has ended it.
+	// Stopped: a person or a signal ended the job, whose state is Failed.
 	Stopped bool `json:"stopped,omitempty"`
 	// Journal is the error that keeps the driver from writing its journal; empty: none.
 	Journal string `json:"journal,omitempty"`
@@ -59,7 +59,7 @@ type Status struct {
 	// Hosts are the listed hosts, oldest first, then other hosts that still have workers.
 	Hosts []Host `json:"hosts"`
 	Waits []Wait `json:"waits"`
-	// Tasks says how the tasks are doing that run on the job's workers, a line each.
+	// Tasks describes the tasks that run on the job's workers, one line each.
 	Tasks []string `json:"tasks,omitempty"`
 	// Events are the last events, oldest first, as in the events file.
 	Events []json.RawMessage `json:"events"`
@@ -96,8 +96,9 @@ const (
 type Slot struct {
 	Slot  int       `json:"slot"`
 	State SlotState `json:"state"`
-	// Out is why no worker may start in the slot: excluded, drained or held; empty: one may. Until
-	// is when that ends, nil: not by itself. An earlier worker may still be there.
+	// Out is the reason why no worker may start in the slot: excluded, drained or held; empty: one
+	// may. Until is when that ends; nil: not without a command. An earlier worker may still run in
+	// the slot.
 	Out   SlotState  `json:"out,omitempty"`
 	Until *time.Time `json:"until,omitempty"`
 	// Rank is the worker's rank in the current world; nil: it is not a member.
@@ -109,8 +110,8 @@ type Slot struct {
 	Failures int `json:"failures"`
 	// What describes what the worker is doing or waiting for; empty: unknown.
 	What string `json:"what,omitempty"`
-	// Where has the frames of the user's code in which a worker that holds up others was seen last,
-	// innermost first; empty: it holds up nobody, or it is unknown.
+	// Where holds the frames of the user's code in which a worker that holds up others was last
+	// seen, innermost first. Empty: the worker holds up nobody, or its frames are unknown.
 	Where string `json:"where,omitempty"`
 	// Straggler is how late the worker comes to operations; nil: unknown.
 	Straggler *Straggler `json:"straggler,omitempty"`
@@ -122,18 +123,19 @@ type Slot struct {
 
 // Usage is what a worker's process and its descendants use.
 type Usage struct {
-	// Processors is how many processors they kept busy between the last two heartbeats.
+	// Processors is the number of processors that they kept busy between the last two heartbeats,
+	// on average.
 	Processors float64 `json:"processors"`
 	// Resident is their memory in bytes.
 	Resident uint64 `json:"resident_bytes"`
-	// Used and Limit are the memory of which least is left to the worker, its machine's or a
-	// control group's, in bytes. Limit is 0 if it is unknown.
+	// Used and Limit, in bytes, are those of the machine or of the worker's control group,
+	// whichever has the least memory left. Limit is 0 if it is unknown.
 	Used  uint64 `json:"memory_used_bytes"`
 	Limit uint64 `json:"memory_limit_bytes"`
 }
 
-// Short reports whether less than a tenth of the memory is left that the worker can use: the kernel
-// ends processes when it is full. A nil Usage is not short.
+// Short reports whether less than a tenth of the memory available to the worker is left: the kernel
+// kills processes when memory runs out. A nil Usage is not short.
 func (u *Usage) Short() bool { return u != nil && u.Limit > 0 && u.Used > u.Limit-u.Limit/10 }
 
 // Figure is a number that a program reports, such as its loss.
@@ -179,12 +181,12 @@ type Straggler struct {
 	// By is how much later than the median rank it came, in seconds: the mean of all operations,
 	// with 0 for those to which it came earlier.
 	By float64 `json:"by_seconds"`
-	// Operations is how many operations have been compared, by their weight now.
+	// Operations is the number of operations compared, each counted with its present weight.
 	Operations int `json:"operations"`
 }
 
 // Late reports whether the worker holds up the others: it comes last to most operations, by a
-// millisecond or more on average, and enough were compared. A nil Straggler is not late.
+// millisecond or more on average, and enough operations were compared. A nil Straggler is not late.
 func (s *Straggler) Late() bool {
 	const mostly, by, few = 0.5, 0.001, 8
 	return s != nil && s.Last >= mostly && s.By >= by && s.Operations >= few

@@ -8,8 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/audit"
 )
 
-// Kind says what an event, a reset or a part of the job's time is about: its colour on pages and
-// terminals.
+// Kind classifies an event, a reset or a part of the job's time. It determines the colour on pages
+// and terminals.
 type Kind string
 
 // The kinds.
@@ -29,7 +29,7 @@ const (
 	KindOther    Kind = "other"
 )
 
-// Words returns what kind of event it is, and what happened in words.
+// Words returns the kind of the event and a text of what happened.
 func (e Entry) Words() (Kind, string) {
 	if say, known := words[e.Name]; known {
 		return say(e)
@@ -37,7 +37,7 @@ func (e Entry) Words() (Kind, string) {
 	return KindOther, e.Place()
 }
 
-// words has the kind and the words of the events of each name.
+// words returns the kind and the text of an event, by the event's name.
 var words = map[EventName]func(e Entry) (Kind, string){
 	HostsFound:      func(e Entry) (Kind, string) { return KindOther, "hosts: " + e.hosts() },
 	DiscoveryFailed: func(e Entry) (Kind, string) { return KindFailure, "discovery failed: " + e.Error },
@@ -129,7 +129,7 @@ func (e Entry) asked() string {
 	return text + ": " + e.Outcome
 }
 
-// hosts lists the hosts of an event, or the first of them where there are many.
+// hosts lists the hosts of an event, or the first few if there are many.
 func (e Entry) hosts() string {
 	const most = 8
 	if len(e.Hosts) == 0 {
@@ -150,7 +150,7 @@ func (e Entry) hosts() string {
 	return strings.Join(words, " ")
 }
 
-// ChangeKind returns the kind of a HostsUpdated event of that change.
+// ChangeKind returns the kind of a HostsUpdated event with the given change.
 func ChangeKind(change string) Kind {
 	switch change {
 	case "added":
@@ -163,7 +163,7 @@ func ChangeKind(change string) Kind {
 	return KindOther
 }
 
-// bounds says how many workers are allowed.
+// bounds describes how many workers are allowed.
 func bounds(least, most *int) string {
 	switch {
 	case least == nil && most == nil:
@@ -185,8 +185,8 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// RecordsStart reports whether the event is the record of a worker's start that has succeeded, of
-// which WorkerStarted tells too.
+// RecordsStart reports whether the event is the audit record of a worker's successful start, which
+// a WorkerStarted event reports too.
 func (e Entry) RecordsStart() bool {
 	return e.Name == Audit && e.What == "start" && e.Outcome == audit.Done
 }

@@ -35,7 +35,8 @@ type User struct {
 	Home string
 }
 
-// Spec says what to run. A Launcher keeps nothing of it beyond Run and changes none of its slices.
+// Spec describes the process to run. A Launcher keeps no part of it after Run and changes none of
+// its slices.
 type Spec struct {
 	// Incarnation names this process of the worker. Env must hold it as HVD_INCARNATION: it
 	// identifies children that left the process group when the worker is stopped. Empty: such
@@ -69,7 +70,7 @@ type Spec struct {
 	// order, after started has returned and before Ended; it must not keep text. noted is called
 	// once the line need not be repeated to another driver. Stream, if not nil, is called by a
 	// Teller with each connection that the worker opens for a protocol other than lines; it closes
-	// conn, and returns when that has ended. Both are called from any goroutine.
+	// conn and returns when the connection has ended. Both may be called from any goroutine.
 	Line   func(text []byte, noted func())
 	Stream func(protocol string, conn net.Conn)
 	// Stdout and Stderr receive the output as it comes; nil drops it. Each is written by one
@@ -92,22 +93,21 @@ type Spec struct {
 	// Dying, if not nil, is called once, by the calling goroutine, when the process is lost but may
 	// remain for long: because it dumps its core or, after a value of Look or once it has closed
 	// the socket of Talk, because the kernel still frees its memory or its GPU. what completes a
-	// sentence. by is the signal that ends the process, or 0 if what says more than the signal. Run
-	// returns when the process has ended.
+	// sentence about the process. by is the signal that ends it, or 0 if what says more than the
+	// signal would. Run still returns only when the process has ended.
 	Dying func(what string, by syscall.Signal)
 	// Left, if not nil, is called once, by the calling goroutine, when the process has exited with
-	// status 0 by itself and has left others behind, which are killed: each as "sleep, process 7".
-	// Launchers that do not know call nothing.
+	// status 0 by itself and has left other processes behind, which are then killed; each is
+	// described as "sleep, process 7". Launchers that cannot know do not call it.
 	Left func(processes []string)
-	// Look, if not nil, requests with each value a check whether a signal is ending the process.
-	// Launchers that cannot check ignore it.
+	// Look, if not nil: each value received requests a check whether a signal is ending the
+	// process. Launchers that cannot check ignore it.
 	Look <-chan struct{}
-	// Hurry, if not nil, ends the grace when it is closed. More, if not nil, starts the whole grace
-	// again with each value.
+	// Hurry, if not nil, ends the grace period when it is closed. More, if not nil, restarts the
+	// grace period with each value received.
 	Hurry, More <-chan struct{}
-	// Resumed says that an earlier driver has started the process, for a Keeper. If the Keeper does
-	// not know the process, it does not start it: the worker is lost. Command, Env and Dir are
-	// ignored.
+	// Resumed, for a Keeper: an earlier driver started the process. If the Keeper does not know the
+	// process, it does not start one: the worker is lost. Command, Env and Dir are ignored.
 	Resumed bool
 	// Passed, if not nil, is called by a Keeper with the number of bytes of output written to
 	// Stdout and Stderr together, after each line and from the goroutine that has written it.
@@ -124,7 +124,8 @@ type Spec struct {
 // mostLeft is how many processes LeftText names.
 const mostLeft = 4
 
-// LeftText completes a sentence about a process, for Spec.Left.
+// LeftText returns the processes that a process left behind, as the end of a sentence about it. It
+// is for Spec.Left.
 func LeftText(processes []string) string {
 	text := strings.Join(processes[:min(len(processes), mostLeft)], "; ")
 	if more := len(processes) - mostLeft; more > 0 {
@@ -159,12 +160,12 @@ type ExitError struct {
 	Code int
 	// Signal is the signal that ended the process, or 0.
 	Signal syscall.Signal
-	// Evicted: its host's agent, not its driver, asked it to end.
+	// Evicted: the agent of its host, not its driver, asked it to end.
 	Evicted bool
-	// Lost: its host is out of reach, so it counts as killed.
+	// Lost: its host cannot be reached, so the process counts as killed.
 	Lost bool
-	// Why is what else is known of the reason, such as that the kernel has killed for lack of
-	// memory. Empty: nothing.
+	// Why is what else is known about the reason, such as that the kernel killed the process
+	// because memory ran out. Empty: nothing.
 	Why string
 }
 
@@ -199,7 +200,7 @@ type StartError struct {
 	Err     error
 	// Evicted: the agent of the host starts no more processes, because it was asked to end.
 	Evicted bool
-	// TakenBy is the run of the job whose worker has the slot; empty: that is not why.
+	// TakenBy is the run of the job whose worker occupies the slot; empty: the slot was free.
 	TakenBy string
 }
 
@@ -211,8 +212,8 @@ func (e *StartError) Error() string {
 // Unwrap returns the cause.
 func (e *StartError) Unwrap() error { return e.Err }
 
-// NewStartError returns the StartError of the spec's command. It adds what to do where descriptors
-// have run out.
+// NewStartError returns the StartError of the spec's command. If descriptors have run out, the
+// error also names the remedy.
 func NewStartError(s *Spec, err error) *StartError {
 	e := &StartError{Err: proc.ExplainDescriptors(err)}
 	if len(s.Command) > 0 {

@@ -24,8 +24,8 @@ import (
 // output open: that search reads all of /proc and would delay the report of the exit.
 type Local struct{}
 
-// starting is held while the files of a process are opened until it has its own: of the processes
-// that start at the same time only one takes twice the descriptors that it needs later.
+// starting is held from the opening of a process's files until the child has its own copies. A
+// start needs twice the descriptors that it keeps, so only one process at a time does.
 var starting sync.Mutex
 
 var _ Launcher = Local{}
@@ -73,7 +73,7 @@ func (Local) Run(ctx context.Context, s *Spec, started func(pid int)) error {
 	return end
 }
 
-// start starts the process. The caller closes the talk, with an error too.
+// start starts the process. The caller closes the talk, also after an error.
 func start(path string, s *Spec) (out *pipes, t *talk, tree *proc.Tree, err error) {
 	starting.Lock()
 	defer starting.Unlock()
@@ -103,8 +103,8 @@ func fork(path string, s *Spec, env []string, files []uintptr) (*proc.Tree, erro
 	return tree, (*proc.User)(s.As).Explain(proc.ExplainStart(err, inDir(s.Dir, path)), s.Dir, path)
 }
 
-// lookUp finds the program as a shell with the worker's environment would and, where PATH lacks it,
-// as mpirun does, in the working directory.
+// lookUp finds the program as a shell with the worker's environment would. If PATH does not have
+// it, lookUp tries the working directory, as mpirun does.
 func lookUp(s *Spec) (string, error) {
 	if len(s.Command) == 0 || s.Command[0] == "" {
 		return "", errors.New("no command")
@@ -149,7 +149,7 @@ func lookUp(s *Spec) (string, error) {
 	return "", cause
 }
 
-// inDir returns where a path leads that the child looks up in its working directory.
+// inDir returns the file that path names for a process whose working directory is dir.
 func inDir(dir, path string) string {
 	if filepath.IsAbs(path) {
 		return path
@@ -157,7 +157,8 @@ func inDir(dir, path string) string {
 	return filepath.Join(dir, path)
 }
 
-// lastOfEach keeps the last entry of each name: programs differ in which of two they take.
+// lastOfEach keeps the last entry of each name: programs differ in which of several entries they
+// use.
 func lastOfEach(env []string) []string {
 	last := make(map[string]int, len(env))
 	for i, entry := range env {

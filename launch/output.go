@@ -43,8 +43,8 @@ type Output struct {
 	// Timestamps puts the local time in front of the prefix: "Mon Jan 20 12:00:01
 	// 2020[1]<stdout>:".
 	Timestamps bool
-	// Prefix, if not nil, returns the prefix of the lines of a rank in place of "[rank]<stdout>:".
-	// It must not block; it is called with a lock held.
+	// Prefix, if not nil, returns the prefix of a rank's lines that replaces "[rank]<stdout>:". It
+	// must not block, since it is called with a lock held.
 	Prefix func(rank int, tag string) string
 	// Now returns the time; nil is time.Now.
 	Now func() time.Time
@@ -70,8 +70,8 @@ type streams struct {
 	files    map[string]*stream // by path
 }
 
-// stream is one destination and how what was last written to it ended. The goroutine that has put
-// something into turn may write.
+// stream is one destination, with the state in which the last write left it. The goroutine whose
+// value is in turn may write.
 type stream struct {
 	turn chan struct{} // of capacity 1
 	path string        // of a file that is opened when it is first written to
@@ -134,16 +134,16 @@ func (o *Output) signal(c *chan struct{}) chan struct{} {
 	return *c
 }
 
-// defaultPatience is Output.Patience, hurriedPatience what Hurry makes of it.
+// defaultPatience is the default of Output.Patience, and hurriedPatience replaces it after Hurry.
 const (
 	defaultPatience = 10 * time.Second
 	hurriedPatience = 200 * time.Millisecond
 )
 
 // Finish blocks until done is closed, which the caller does when all workers' writers are closed.
-// If nothing has been written for the time Patience before that, it gives up: it drops the rest,
-// waiting calls of Write return, and a call that its destination blocks is left alone. It is called
-// once.
+// If nothing is written for the time Patience before that, Finish gives up: it drops the rest and
+// lets waiting calls of Write return. A Write that its destination blocks is not waited for. Finish
+// is called once.
 func (o *Output) Finish(done <-chan struct{}) {
 	hurried, over := o.signal(&o.hurried), o.signal(&o.over)
 	patience := o.Patience
@@ -173,8 +173,8 @@ func (o *Output) Finish(done <-chan struct{}) {
 	}
 }
 
-// Hurry makes Finish, which may already have been called, wait only for a moment. It may be called
-// by any goroutine.
+// Hurry makes Finish, which may already have been called, wait for only a moment. Any goroutine may
+// call it.
 func (o *Output) Hurry() {
 	hurried := o.signal(&o.hurried)
 	o.mu.Lock()
@@ -186,7 +186,7 @@ func (o *Output) Hurry() {
 	}
 }
 
-// take blocks until the caller may write to the stream, and returns false where that is given up.
+// take blocks until the caller may write to the stream. It returns false if over is closed first.
 func (s *stream) take(over <-chan struct{}) bool {
 	select {
 	case s.turn <- struct{}{}:
@@ -212,7 +212,7 @@ type LineWriter struct {
 	output *Output
 	tag    string // stdout or stderr
 	rank   func() int
-	held   []byte // begins a line, or goes on with one that is too long
+	held   []byte // the beginning of a line, or the next piece of an overlong one
 }
 
 // Write takes any part of the output. It never fails: Output.Close returns the failures.
@@ -231,11 +231,12 @@ func (w *LineWriter) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Held returns the text since the last end of a line that was not passed on. The writer owns it.
+// Held returns the text since the last end of a line that has not been passed on. The writer owns
+// the slice.
 func (w *LineWriter) Held() []byte { return w.held }
 
-// Hold begins with the text that another writer of the same output has held. It is called before
-// the first Write.
+// Hold sets the text that another writer of the same output still held as the beginning of the
+// first line. It is called before the first Write.
 func (w *LineWriter) Hold(text []byte) { w.held = append(w.held[:0], text...) }
 
 // Close passes on the text since the last end of a line.
@@ -244,7 +245,7 @@ func (w *LineWriter) Close() error {
 	return nil
 }
 
-// flush writes pieces of an overlong line and, where all is asked for, the rest too.
+// flush writes the pieces of an overlong line and, if all is true, the rest too.
 func (w *LineWriter) flush(all bool) {
 	text := w.held
 	for len(text) > maxPiece {
@@ -261,7 +262,8 @@ func (w *LineWriter) flush(all bool) {
 	}
 }
 
-// LineEnd returns the length of the first line with its end, or 0 where none ends.
+// LineEnd returns the length of the first line, including its end, or 0 if p contains no end of a
+// line.
 func LineEnd(p []byte) int {
 	i := bytes.IndexAny(p, "\r\n")
 	if i >= 0 && p[i] == '\r' && i+1 < len(p) && p[i+1] == '\n' {
@@ -270,8 +272,8 @@ func LineEnd(p []byte) int {
 	return i + 1
 }
 
-// boundary returns the last place up to limit where a character begins; limit itself in what is not
-// UTF-8.
+// boundary returns the last index up to limit at which a character begins, or limit if the text is
+// not UTF-8.
 func boundary(text []byte, limit int) int {
 	for i := limit; i > limit-utf8.UTFMax; i-- {
 		if utf8.RuneStart(text[i]) {
@@ -281,7 +283,7 @@ func boundary(text []byte, limit int) int {
 	return limit
 }
 
-// put writes a line, or a part of one, to where it belongs.
+// put writes a line, or a part of one, to the console and to the rank's file.
 func (o *Output) put(w *LineWriter, text []byte) {
 	rank := -1
 	if w.rank != nil {
@@ -357,12 +359,13 @@ func (s *stream) put(w *LineWriter, prefix, text []byte) error {
 	case err != nil && n == 0:
 		s.last, s.end = last, end
 	case err != nil && line[n-1] != '\n':
-		s.last, s.end = nil, unfinished // what was cut is not gone on with
+		s.last, s.end = nil, unfinished // the next write begins a new line
 	}
 	return err
 }
 
-// console returns the stream of a tag; both tags have the same one where both go to the same place.
+// console returns the stream of a tag. If both go to the same destination, both tags have the same
+// stream.
 func (o *Output) console(tag string) *stream {
 	if !o.begun {
 		o.begun = true
@@ -382,7 +385,7 @@ func (o *Output) console(tag string) *stream {
 	return o.out
 }
 
-// same returns whether two writers are one place, as the two ends of a terminal are.
+// same reports whether two writers have the same destination, such as one terminal.
 func same(a, b io.Writer) bool {
 	f, ok1 := a.(*os.File)
 	g, ok2 := b.(*os.File)
@@ -414,8 +417,8 @@ func (o *Output) file(rank int, tag string) *stream {
 
 // open opens the stream's file.
 func (s *stream) open() error {
-	// Dir may be a folder in which others may make files too. Links to it and in place of rank.N
-	// are followed, which users make to another disk.
+	// Other users may be able to create files in Dir. Links to Dir, and links in place of rank.N,
+	// are followed: users make them to use another disk.
 	if err := safefile.MakeDir(filepath.Dir(s.path), s.mode); err != nil {
 		return err
 	}
@@ -433,7 +436,7 @@ func (s *stream) open() error {
 	return nil
 }
 
-// fail keeps and logs the first failure: those that follow are mostly the same.
+// fail keeps and logs the first failure only: later ones are mostly the same.
 func (o *Output) fail(err error) {
 	o.mu.Lock()
 	before := o.failed

@@ -15,10 +15,10 @@ const (
 	// drainFirst is how long the output of a dead process may stay open before its holders are
 	// sought and killed.
 	drainFirst = 20 * time.Millisecond
-	// drainBound is how long after that it is still waited for.
+	// drainBound is how long the launcher waits for the output after that.
 	drainBound = 200 * time.Millisecond
-	// pipeSize is what a pipe can hold at most by default: what may still be in it when it is no
-	// longer waited for.
+	// pipeSize is the default capacity of a pipe in bytes: the most that may remain in it when the
+	// launcher stops waiting.
 	pipeSize = 64 << 10
 )
 
@@ -66,7 +66,7 @@ func newPipes(stdin *os.File, stdout, stderr io.Writer, as *User) (*pipes, error
 	return p, nil
 }
 
-// openStdin returns a descriptor of what a process reads; nil: nothing.
+// openStdin returns a new descriptor of a process's standard input. A nil stdin is /dev/null.
 func openStdin(stdin *os.File) (fd int, err error) {
 	if stdin == nil {
 		fd, err = unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -100,7 +100,7 @@ func (p *pipes) closeOurs() {
 	}
 }
 
-// start begins to copy; drain waits for the end of it.
+// start starts the copiers; drain waits for them.
 func (p *pipes) start() {
 	var wg sync.WaitGroup
 	for _, c := range p.copiers {
@@ -112,8 +112,8 @@ func (p *pipes) start() {
 	}()
 }
 
-// drain blocks until all output has been written, or until those that keep the pipes open have
-// outlived sweep and the bound.
+// drain blocks until all output has been written, or until drainBound has passed after sweep
+// although processes still keep the pipes open.
 func (p *pipes) drain(sweep func()) {
 	if p.within(drainFirst) {
 		return
@@ -125,8 +125,8 @@ func (p *pipes) drain(sweep func()) {
 	p.abandon()
 }
 
-// abandon takes what is in the pipes of a process that may write no more, and blocks until that has
-// been written.
+// abandon reads what is in the pipes of a process whose output is no longer waited for, and blocks
+// until that has been written.
 func (p *pipes) abandon() {
 	for _, c := range p.copiers {
 		_ = c.from.SetReadDeadline(time.Now()) // fails only where that copier has ended
@@ -170,7 +170,7 @@ func (c *copier) write(text []byte) {
 	}
 }
 
-// rest takes what is in the pipe and waits for nothing: a slow reader of ours must not cost the
+// rest reads what is in the pipe, without waiting for more: a slow destination must not cost the
 // last output of a worker.
 func (c *copier) rest() {
 	_ = c.from.SetReadDeadline(time.Time{})

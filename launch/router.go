@@ -15,13 +15,14 @@ type Router interface {
 	HostAddr(ctx context.Context, host string) (string, error)
 }
 
-// Teller is a Launcher that has the lines of its workers: it calls Spec.Line and Spec.Stream, and
-// not Spec.Talk.
+// Teller is a Launcher that exchanges lines with its workers itself: it calls Spec.Line and
+// Spec.Stream instead of Spec.Talk.
 type Teller interface {
 	Launcher
-	// Tell passes a line, and tail, which follows it, on to workers, by incarnation. Of a world,
-	// ranks are those of the workers; nil: the line is the same for all. It does not block. A line
-	// may be lost; then Spec.Line is called with what the worker waits for. Tell keeps the slices.
+	// Tell sends a line, followed by tail, to the workers, which are named by incarnation. If the
+	// line is a world, ranks are the ranks of the workers; nil: all get the same line. It does not
+	// block. A line may be lost; the worker then requests again what it waits for, by a call of
+	// Spec.Line. Tell keeps the slices.
 	Tell(workers []string, ranks []uint32, text, tail []byte)
 }
 
@@ -51,12 +52,12 @@ type Keeper interface {
 	// Adopt names the workers, by incarnation, for which Run will be called because an earlier
 	// driver may have started them. It is called before the first Run; the first driver does not
 	// call it. Agents may forget the events of other workers. The term is 1 for the first driver
-	// that takes over, and one more for each later one: agents refuse drivers of earlier terms. The
-	// journal ends with a record of the time last: where an agent knows of a later one, the Keeper
-	// reports it.
+	// that takes over and rises by one with each later driver: agents refuse drivers of earlier
+	// terms. last is the time of the journal's last record: if an agent knows of a later record,
+	// the Keeper reports it.
 	Adopt(incarnations []string, term uint64, last time.Time)
-	// Noted tells agents that the journal has all records up to the time at, on the disk. It does
-	// not block.
+	// Noted reports to the agents that all records of the journal up to the time at are on disk. It
+	// does not block.
 	Noted(at time.Time)
 	// Settle records that the result of Run for the incarnation is in the journal. The agent keeps
 	// it until then. Settle does not block.

@@ -20,7 +20,7 @@ type talk struct {
 	ours  *nearEnd
 	with  func(ctx context.Context, pid int, conn net.Conn) (cleanup func())
 	over  sync.WaitGroup // with runs
-	clean func()         // what it has returned; may be nil
+	clean func()         // the function that with returned; may be nil
 
 	ending sync.Once
 }
@@ -45,9 +45,9 @@ func (e *nearEnd) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// newTalk makes the socket of a process, where s asks for one, and appends the descriptor of the
-// process's end to files, which become its descriptors. It returns the process's environment. There
-// is no socket where the kernel permits none.
+// newTalk makes the socket of a process, if s.Talk is set, and appends the process's end to files,
+// the descriptors that the process inherits. It returns the environment of the process. If the
+// kernel permits no socket, the talk is nil and that is not an error.
 func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 	env := slices.DeleteFunc(plan.WithNode(lastOfEach(s.Env), os.Environ(), s.As == nil), func(entry string) bool { // that of this process
 		return strings.HasPrefix(entry, plan.EnvWorkerSocket+"=")
@@ -62,7 +62,7 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM):
-		return nil, env, nil // a sandbox has none: programs that do not speak need none
+		return nil, env, nil // in a sandbox, for instance; many programs do not use the socket
 	case err != nil:
 		return nil, nil, os.NewSyscallError("socketpair", err)
 	}
@@ -89,7 +89,8 @@ func (t *talk) start(ctx context.Context, pid int) {
 	}
 }
 
-// closed is closed when the process has closed its end, or no more is read of it.
+// closed returns a channel that is closed when the process has closed its end, or when the socket
+// is no longer read.
 func (t *talk) closed() <-chan struct{} {
 	if t == nil {
 		return nil
@@ -97,7 +98,7 @@ func (t *talk) closed() <-chan struct{} {
 	return t.ours.closed
 }
 
-// end blocks until what the process has said before its end has been heard.
+// end blocks until everything that the process sent before it ended has been handled.
 func (t *talk) end() {
 	if t == nil {
 		return

@@ -26,8 +26,8 @@ type Worker struct {
 	GroupRank, GroupSize int
 	// Elastic: the world may change.
 	Elastic bool
-	// LauncherAddr is the address of the launcher's door, host:port, for what does not go by the
-	// inherited socket. The launcher sets it.
+	// LauncherAddr is the address at which the launcher listens, host:port, for what is not sent
+	// over the inherited socket. The launcher sets it.
 	LauncherAddr string
 	// Credentials are the worker's encoded credentials, one line of text. They are secret and must
 	// not be logged.
@@ -193,8 +193,8 @@ func (w Worker) Environ() []string {
 }
 
 // WorkerFromEnv parses the variables of Environ; lookup is os.LookupEnv or similar. It returns
-// false if hvdrun did not start this process, that is if HVD_LAUNCHER_ADDR is missing or empty;
-// where torchrun has started it as one of several, that is an error, since each would train alone.
+// false if hvdrun did not start this process, that is if HVD_LAUNCHER_ADDR is missing or empty; it
+// is an error if torchrun started the process as one of several, since each would train alone.
 // Errors name the variable.
 func WorkerFromEnv(lookup func(string) (string, bool)) (Worker, bool, error) {
 	if addr, _ := lookup(EnvLauncherAddr); addr == "" {
@@ -413,13 +413,13 @@ func flag(set bool) string {
 	return "0"
 }
 
-// SocketName is the name of the launcher's end of the socket of a worker: by it the worker sees
-// that its descriptor is that socket, which a process between the launcher and the worker may have
-// closed.
+// SocketName returns the name of the launcher's end of a worker's socket. By this name the worker
+// verifies that its descriptor is that socket: a process between the launcher and the worker may
+// have closed the socket and reused the number.
 func SocketName(incarnation string) string { return "@hvdrun/" + incarnation }
 
-// OwnSocket returns the descriptor of the socket that this process's launcher has given it; false
-// without one. It removes the variable from the environment, since one process uses the socket.
+// OwnSocket returns the descriptor of the socket that the launcher gave to this process, or false
+// if it gave none. It removes the variable from the environment, since one process uses the socket.
 func OwnSocket() (fd int, ok bool) {
 	fd, err := strconv.Atoi(os.Getenv(EnvWorkerSocket))
 	if err != nil || fd < 0 || os.Unsetenv(EnvWorkerSocket) != nil {

@@ -177,7 +177,7 @@ func SameButCase(hosts []Host) (first, second string) {
 	return "", ""
 }
 
-// listing collects hosts. Its methods return why a host is refused, or "".
+// listing collects hosts. Its methods return the reason why a host is refused, or "".
 type listing struct {
 	defaultSlots int
 	where        string // what the numbers count, such as "on line"
@@ -234,14 +234,15 @@ func (b *listing) add(number int, words []string) string {
 	return b.keep(number, Host{Name: name, Slots: n})
 }
 
-// HasSlots returns whether the word is a host with a number of slots, such as node1:2. No command
-// has such a name.
+// HasSlots reports whether the word is a host with a number of slots, such as node1:2, and
+// therefore not the name of a command.
 func HasSlots(word string) bool {
 	name, slots, reason := splitSlots(word)
 	return reason == "" && isNumber(slots) && nameFault(name) == ""
 }
 
-// keep appends the host, or does what is due where it is listed already.
+// keep appends the host. If it is already listed, keep adds up the slots (sums) or refuses a
+// different number of slots.
 func (b *listing) keep(number int, h Host) string {
 	key := h.Name
 	if !b.exact {
@@ -327,7 +328,7 @@ func splitSlots(word string) (name, slots, reason string) {
 		// fe80::1:4 may be an address, or fe80::1 with 4 slots: it is ambiguous.
 		switch {
 		case strings.Count(word, ":") == 2 && !strings.Contains(word, "::") && !strings.ContainsAny(word, ",["):
-			return "", "", colonsHint // no IPv6 address has two colons that are apart
+			return "", "", colonsHint // an IPv6 address with just two colons has them side by side
 		case strings.ContainsAny(word, ",["):
 			return "", "", nameFault(word[strings.IndexAny(word, ",["):])
 		case !isV6(word) || isV6(name) && isNumber(slots):
@@ -341,8 +342,8 @@ func splitSlots(word string) (name, slots, reason string) {
 	return name, slots, ""
 }
 
-// nameFault returns why a host name is not valid, or "". A name must not begin with a dash because
-// ssh would take it for an option.
+// nameFault returns the reason why a host name is invalid, or "". A name must not begin with a dash
+// because ssh would take it for an option.
 func nameFault(name string) string {
 	switch {
 	case name == "":
@@ -362,7 +363,7 @@ func nameFault(name string) string {
 	return ""
 }
 
-// instead reports what to do in place of a character that is not allowed in a name.
+// instead holds, for characters that are not allowed in a name, what to write instead.
 var instead = map[rune]string{
 	'@': "; the user is given by User in ssh's configuration, or by --ssh-command 'ssh -l USER'",
 	'[': rangeHint,

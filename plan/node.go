@@ -2,22 +2,22 @@ package plan
 
 import "strings"
 
-// Describes says what a variable of a batch system or launcher describes, and with that what a
-// worker gets.
+// Describes is what a variable of a batch system or launcher describes. It determines from which
+// process a worker gets the variable.
 type Describes uint8
 
 const (
-	// DescribesJob is what is the same on all nodes, or a person's setting. Workers get that of the
-	// person who ran hvdrun.
+	// DescribesJob is a value that is the same on all nodes, or a setting of the user. Workers get
+	// it from the environment in which hvdrun was run.
 	DescribesJob Describes = iota + 1
-	// DescribesNode is a node's name, its devices, its share of a job. Workers get that of their
-	// node: of the process that starts them, which is the agent or the driver.
+	// DescribesNode is a node's name, its devices, its share of a job. Workers get it from the
+	// process on their node that starts them: the agent or the driver.
 	DescribesNode
-	// DescribesPlace is a folder of one user on a node, and as DescribesNode, but workers of
-	// another user (--run-as) do not get it.
+	// DescribesPlace is a folder of one user on a node. It is treated as DescribesNode, except that
+	// workers of another user (--run-as) do not get it.
 	DescribesPlace
-	// DescribesTask is the rank of another launcher, or its channel to it. A worker is no such
-	// task, and does not get it.
+	// DescribesTask is the rank that another launcher gave to this process, or the channel between
+	// the two. A worker is not a task of that launcher and does not get it.
 	DescribesTask
 )
 
@@ -27,7 +27,7 @@ type NodeVariable struct {
 	Describes
 }
 
-// rows are names, separated by spaces, that describe the same.
+// rows are names, separated by spaces, of variables that describe the same thing.
 type rows struct {
 	Describes
 	names string

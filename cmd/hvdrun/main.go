@@ -1,5 +1,5 @@
-// Command hvdrun runs a data-parallel training program on all slots of some hosts, and keeps it
-// going while hosts come and go.
+// Command hvdrun runs a data-parallel training program on all slots of some hosts, and keeps the
+// program running when hosts join or leave.
 //
 // Usage:
 //

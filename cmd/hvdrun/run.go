@@ -38,8 +38,8 @@ import (
 // usage is the first line of the help.
 const usage = "hvdrun [flags] [--] command [args…]"
 
-// run does what the arguments ask for and returns the exit status. It takes over the process's
-// signals meanwhile.
+// run executes the command line and returns the exit status. It handles the process's signals until
+// it returns.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string) int {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
@@ -47,7 +47,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 	defer release()
 	out, errs := &cli.Stream{W: stdout, Cancel: cancel}, &cli.Stream{W: stderr, Cancel: cancel}
 	if samePlace(stdout, stderr) {
-		errs = out // so that launch.Output knows that their lines meet
+		errs = out // so that launch.Output knows that both have one destination
 	}
 	passed := make(chan os.Signal, 4)
 	signal.Notify(passed, syscall.SIGUSR1, syscall.SIGUSR2)
@@ -65,13 +65,13 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 	var err error
 	select {
 	case err = <-done:
-	case <-enough: // it hangs, in a write perhaps
+	case <-enough: // it is blocked, perhaps in a write
 		err = cli.Failed(context.Cause(ctx))
 	}
 	if err != nil && !errors.Is(err, cli.StopSignal{Signal: syscall.SIGPIPE}) {
 		said := proc.ExplainDescriptors(err).Error()
 		text := cli.Escape(said)
-		if _, of := errors.AsType[cli.RunError](err); of { // others are of the command line, with lines of their own
+		if _, of := errors.AsType[cli.RunError](err); of { // other errors are about the command line and have several lines
 			text = cli.EscapeLines(strings.TrimPrefix(said, "driver: "))
 		}
 		before := ""
@@ -80,14 +80,14 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 		}
 		fmt.Fprintln(p.Log, before+"hvdrun:", strings.ReplaceAll(text, "\n", "\n"+before))
 	}
-	_ = p.Log.Flush(p.FlushPatience()) // it cannot be reported
+	_ = p.Log.Flush(p.FlushPatience()) // a failure cannot be reported
 	return cli.Status(err)
 }
 
-// watchSignals ends the context with the first signal that asks to stop, and passes on that there
-// was another; enough is closed when there is yet another and that was not handled. SIGHUP stays
-// ignored where it was, as under nohup. SIGPIPE is caught so that a closed stdout becomes an error
-// of a write, which stops the workers, rather than this process's sudden end.
+// watchSignals ends the context at the first signal that asks to stop, and sends to hurry at the
+// second; enough is closed at a further signal if the second has not been received from hurry.
+// SIGHUP stays ignored if it was ignored, as under nohup. SIGPIPE is caught so that a write to a
+// closed stdout returns an error, which stops the workers, instead of killing this process.
 func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) (hurry chan struct{}, enough <-chan struct{}, release func()) {
 	stops := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT}
 	if !signal.Ignored(syscall.SIGHUP) {
@@ -121,7 +121,7 @@ func watchSignals(ctx context.Context, cancel context.CancelCauseFunc) (hurry ch
 	}
 }
 
-// samePlace returns whether both writers are one terminal or file.
+// samePlace reports whether both writers are the same terminal or file.
 func samePlace(a, b io.Writer) bool {
 	f, ok1 := a.(*os.File)
 	g, ok2 := b.(*os.File)
@@ -133,8 +133,8 @@ func samePlace(a, b io.Writer) bool {
 	return err1 == nil && err2 == nil && os.SameFile(fi, gi)
 }
 
-// execute reads the arguments and does the work. Errors that are no cli.RunError are of the
-// arguments.
+// execute parses the arguments and runs the command. An error that is not a cli.RunError is about
+// the arguments.
 func execute(ctx context.Context, p *cli.Program, args []string) error {
 	root := command(p)
 	root.InitDefaultHelpCmd()
@@ -146,7 +146,7 @@ func execute(ctx context.Context, p *cli.Program, args []string) error {
 		}
 	}
 	if len(args) > 0 && args[0] == "run" && !isProgram(p, "run") {
-		args = args[1:] // as docker and podman have it
+		args = args[1:] // as in docker and podman
 	}
 	args, err := settings.Normalize(tasks.AsTasksServe(args), subcommands, func(word string) string {
 		if isProgram(p, word) {
@@ -165,7 +165,8 @@ func execute(ctx context.Context, p *cli.Program, args []string) error {
 	return root.ExecuteContext(ctx)
 }
 
-// isProgram returns whether a word names a program of this machine, or what may be one elsewhere.
+// isProgram reports whether a word names a program on this machine, or may name one on another
+// machine.
 func isProgram(p *cli.Program, word string) bool {
 	if strings.Contains(word, "/") {
 		return true
@@ -180,7 +181,7 @@ func isProgram(p *cli.Program, word string) bool {
 	})
 }
 
-// groups are how the help lists the commands; others are in the last group.
+// groups are the groups of commands in the help; commands not listed here are in the last group.
 var groups = []settings.Group{
 	{Title: "Watch and steer a job", Commands: []string{
 		"jobs", "status", "top", "dashboard", "logs", "wait", "replay", "stacks", "drain", "exclude", "readmit", "scale", "stop", "resume",
@@ -242,7 +243,7 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 			panic(err) // the flag is not in the table
 		}
 	}
-	// A plugin has a name, or is a file.
+	// The value is the name of a plugin or a file.
 	if err := root.RegisterFlagCompletionFunc("discovery-plugin", cobra.FixedCompletions(hostsource.OwnPlugins, cobra.ShellCompDirectiveDefault)); err != nil {
 		panic(err)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 )
 
-// unknownCommand returns an error for a word that stands where a command of a group of commands
-// should, as in hvdrun cluster iniit or hvdrun help statsu.
+// unknownCommand returns an error for a word that stands in the place of a subcommand but is not
+// one, as in hvdrun cluster iniit or hvdrun help statsu.
 func unknownCommand(root *cobra.Command, args []string) error {
 	if len(args) > 0 && args[0] == "help" {
 		args = args[1:]
@@ -44,7 +44,7 @@ func isCommandOf(c *cobra.Command, name string) bool {
 	return false
 }
 
-// namesOf are the subcommands of a command that its help shows.
+// namesOf returns the names of the subcommands that a command's help shows.
 func namesOf(c *cobra.Command) (names []string) {
 	for _, sub := range c.Commands() {
 		if !sub.Hidden && !sub.IsAdditionalHelpTopicCommand() {
@@ -54,17 +54,17 @@ func namesOf(c *cobra.Command) (names []string) {
 	return names
 }
 
-// explainUse has a command, and its subcommands, say with what is wrong with its words how it is
-// used, and with an unknown flag which one is meant.
+// explainUse extends the errors of a command and of its subcommands: an error about arguments also
+// shows the usage, and an error about an unknown flag suggests a similar one.
 func explainUse(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
-			runs := strings.Contains(c.UseLine(), "command [args") // the words are those of a program
+			runs := strings.Contains(c.UseLine(), "command [args") // the arguments are a program and its arguments
 			var wrong string
 			switch err := check(c, args); {
 			case err == nil && (runs || !slices.Contains(args, "")):
 				return nil
-			case err == nil: // without this error, an unset variable would mean the only job
+			case err == nil: // an empty argument, as from an unset variable, must not select the only job
 				wrong = `an argument is empty (""); a variable of the shell may be unset`
 			case len(args) == 0 && runs:
 				wrong = "no command to run"

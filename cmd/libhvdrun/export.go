@@ -45,13 +45,14 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/libhvdrun/internal/foreign"
 )
 
-// library holds what the process has opened.
+// library holds the endpoints and groups that the process has opened.
 var library foreign.Library
 
 // onWait is the hvd_check of the process; nil: none.
 var onWait atomic.Pointer[C.hvd_check]
 
-// check runs the caller's function, on the thread that has called.
+// check returns a Check that calls the function set by hvd_on_wait on the calling thread; nil: none
+// is set.
 func check() foreign.Check {
 	c := onWait.Load()
 	if c == nil {
@@ -60,20 +61,20 @@ func check() foreign.Check {
 	return func() bool { return C.run_check(*c) != 0 }
 }
 
-// failed keeps the text of an error, and returns its number.
+// failed stores the text of an error for hvd_error, and returns the number of the error.
 func failed(err error) int64 {
 	C.keep_failure(C.CString(strings.ReplaceAll(err.Error(), "\x00", " ")))
 	return int64(foreign.Code(err))
 }
 
-// guard makes a panic an error: none crosses into C.
+// guard turns a panic into an error: a panic must not cross into C.
 func guard(code *int64) {
 	if r := recover(); r != nil {
 		*code = failed(fmt.Errorf("panic: %v", r))
 	}
 }
 
-// on calls a function with a group.
+// on calls do with a group and returns its result, or the number of its error.
 func on(group C.int64_t, do func(*foreign.Group) (int64, error)) (code int64) {
 	defer guard(&code)
 	g, err := library.Group(int64(group))
@@ -86,7 +87,7 @@ func on(group C.int64_t, do func(*foreign.Group) (int64, error)) (code int64) {
 	return code
 }
 
-// within is a number of milliseconds; negative: no limit.
+// within returns ms as a duration. A negative ms stays negative: no limit.
 func within(ms C.int64_t) time.Duration {
 	if ms < 0 {
 		return -1
@@ -119,7 +120,7 @@ func hvd_listen(options *C.hvd_text) (number C.int64_t) {
 	return C.int64_t(numbered(func() (int64, error) { return library.Listen(text(options)) }))
 }
 
-// numbered calls a function that returns a number.
+// numbered calls do and returns its result, or the number of its error.
 func numbered(do func() (int64, error)) (code int64) {
 	defer guard(&code)
 	n, err := do()
@@ -176,7 +177,7 @@ func hvd_limit(group, ms C.int64_t) C.int32_t {
 	}))
 }
 
-// call is the call of hvd_run and hvd_start.
+// call returns the Call that the arguments of hvd_run and hvd_start describe.
 func call(g *foreign.Group, operation C.int32_t, data, result unsafe.Pointer, count C.int64_t, kind, arg C.int32_t, counts *C.hvd_counts) foreign.Call {
 	c := foreign.Call{Kind: foreign.Kind(operation), Data: data, Result: result, Count: int64(count), Type: foreign.Type(kind), Arg: int32(arg)}
 	if counts != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// testAdasum compares with the formula, in float64 over all ranks' vectors, and checks that all
-// ranks have the same bits.
+// testAdasum compares results with the formula, computed in float64 over all ranks' vectors, and
+// checks that all ranks have the same bits.
 func testAdasum(t *testing.T, newGroups NewGroups) {
 	for _, n := range sizes([]int{1, 2, 3, 4, 5, 6, 7, 8}, 2, 5, 8) {
 		groups := newGroups(t, n)
@@ -36,8 +36,8 @@ func testAdasum(t *testing.T, newGroups NewGroups) {
 	testAdasumKinds(t, newGroups)
 }
 
-// checkAdasum reduces random vectors, one by one and in the background together with others; near
-// bounds the difference from the reference, in each of the log2(n) steps, as a part of the largest
+// checkAdasum reduces random vectors, one by one, and in the background together with others. near
+// bounds the difference from the reference in each of the log2(n) steps, relative to the largest
 // element.
 func checkAdasum[T collective.Element](t *testing.T, groups []*collective.Group, length int, near float64,
 	from func(float64) T, to func(T) float64) {
@@ -116,8 +116,8 @@ func converted[T collective.Element](inputs [][]float64, from func(float64) T) [
 	return all
 }
 
-// checkAdasumBits compares with what is wanted of a length; where nothing is yet, rank 0's result
-// is.
+// checkAdasumBits compares results with want[length]. If that is missing, it is set to rank 0's
+// result.
 func checkAdasumBits[T collective.Element](t *testing.T, hosts string, groups []*collective.Group, length int,
 	want map[int][]T, inputs [][]T) {
 	t.Helper()
@@ -137,7 +137,7 @@ func checkAdasumBits[T collective.Element](t *testing.T, hosts string, groups []
 	}
 }
 
-// adasumOf is the formula, over the tree of any number of ranks.
+// adasumOf computes the formula over the tree of any number of ranks.
 func adasumOf(vectors [][]float64) []float64 {
 	n, power := len(vectors), 1
 	for 2*power <= n {

@@ -33,7 +33,7 @@ func testAsync(t *testing.T, newGroups NewGroups) {
 	t.Run("Leaks", func(t *testing.T) { testAsyncLeaks(t, newGroups) })
 }
 
-// tensor is one of a set that the ranks submit.
+// tensor is a tensor that the ranks submit.
 type tensor struct {
 	name   string
 	start  func(ctx context.Context, g *collective.Group) *collective.Handle
@@ -76,7 +76,7 @@ func tensors(n int) []tensor {
 	return append(set, moved[int16]("s", n, 3)...)
 }
 
-// step has a rank submit tensors in its own order and wait for them in another.
+// step makes a rank submit tensors in its own order and wait for them in another.
 func step(ctx context.Context, g *collective.Group, set []tensor, r *rand.Rand) error {
 	handles := make([]*collective.Handle, len(set))
 	for _, i := range r.Perm(len(set)) {
@@ -117,7 +117,8 @@ func testAsyncOrders(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testAsyncBeside: asynchronous operations of a group and of a subset run beside ordinary ones.
+// testAsyncBeside: asynchronous operations of a group and of a subset run concurrently with
+// ordinary ones.
 func testAsyncBeside(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 4)
 	defer closeAll(t, groups)
@@ -147,8 +148,8 @@ func testAsyncBeside(t *testing.T, newGroups NewGroups) {
 	running.Wait()
 }
 
-// testAsyncNames: a name is free again once its operation is done, also for another shape; many
-// names are forgotten; one that is taken, empty or too long is refused.
+// testAsyncNames: a name can be used again once its operation is done, also for another shape; many
+// names are forgotten; a name that is in use, empty or too long is refused.
 func testAsyncNames(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 3)
 	defer closeAll(t, groups)
@@ -360,8 +361,8 @@ func testJoin(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testAsyncMismatch: another length, type, operation or option under one name is told to every
-// rank, with the name.
+// testAsyncMismatch: if the length, type, operation or option under one name differs, every rank
+// gets an error with the name.
 func testAsyncMismatch(t *testing.T, newGroups NewGroups) {
 	type start func(ctx context.Context, g *collective.Group) *collective.Handle
 	usual := func(ctx context.Context, g *collective.Group) *collective.Handle {
@@ -413,7 +414,8 @@ func testAsyncMismatch(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testAsyncDeath: a rank dies at a random moment; every handle of every other rank says who.
+// testAsyncDeath: a rank dies at a random moment; every handle of every other rank returns an error
+// that names it.
 func testAsyncDeath(t *testing.T, newGroups NewGroups) {
 	CheckAsyncDeath(t, repeat(30), newGroups, func(g *collective.Group) { g.Abort(errors.New("killed")) })
 }
@@ -462,7 +464,7 @@ func testAsyncCancel(t *testing.T, newGroups NewGroups) {
 }
 
 // testAsyncClose: a rank that closes after its last operation leaves without an error; an operation
-// that needs it fails, and one of its own that is under way as it closes too.
+// that needs it fails, and so does an operation of its own that is in progress when it closes.
 func testAsyncClose(t *testing.T, newGroups NewGroups) {
 	for i := range repeat(20) {
 		groups := newGroups(t, 3)
@@ -538,15 +540,15 @@ func testAsyncLeaks(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// Way is a way of making groups. Hosts has a letter for each rank, for the host in whose memory it
-// is; empty: no ranks share memory.
+// Way is a way of making groups. Hosts has one letter for each rank: ranks with the same letter
+// share the memory of one host; empty: no ranks share memory.
 type Way struct {
 	NewGroups
 	Hosts string
 }
 
-// InOrder adds the ranks' vectors in the order in which fused operations do: of the ranks of each
-// host, then of the hosts.
+// InOrder adds the ranks' vectors in the order of fused operations: first the ranks of each host,
+// then the hosts.
 func (w *Way) InOrder(inputs [][]float32) []float32 {
 	var hosts [][]float32
 	at := map[byte]int{}

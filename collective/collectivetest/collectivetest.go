@@ -1,4 +1,5 @@
-// Package collectivetest tests groups of ranks, in whatever way they are made.
+// Package collectivetest is the conformance kit of groups: Run tests groups of ranks, however they
+// are made.
 package collectivetest
 
 import (
@@ -22,7 +23,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// bound is how long anything may take before it counts as hanging.
+// bound is the time after which a call counts as hanging.
 const bound = 3 * time.Minute
 
 // NewGroups makes n connected groups, by rank; the kit closes them.
@@ -52,17 +53,17 @@ func Run(t *testing.T, newGroups NewGroups) {
 	t.Run("Subset", func(t *testing.T) { testSubset(t, newGroups) })
 }
 
-// RunBrief is Run with fewer sizes and rounds, as with -short, and without the largest tensors,
-// for ways of making groups that differ little from another one; with -short they are of one
-// size alone. Nothing else of the kit runs at the same time.
+// RunBrief is Run with fewer sizes and rounds, as with -short, and without the largest tensors;
+// with -short, groups have only one size. It is for ways of making groups that differ little from
+// another way. No other part of the kit may run at the same time.
 func RunBrief(t *testing.T, newGroups NewGroups) {
 	brief.Store(true)
 	defer brief.Store(false)
 	Run(t, newGroups)
 }
 
-// RunAgain is Run for what another test runs with a difference that hardly matters here. Under the
-// race detector it is brief.
+// RunAgain is Run for groups that differ only slightly from those of another test. Under the race
+// detector it is RunBrief.
 func RunAgain(t *testing.T, newGroups NewGroups) {
 	if Raced {
 		RunBrief(t, newGroups)
@@ -83,8 +84,8 @@ var brief atomic.Bool
 
 func short() bool { return testing.Short() || brief.Load() }
 
-// Each runs f for every group at the same time and returns the errors by rank. It fails the test
-// where f hangs.
+// Each runs f for every group at the same time and returns the errors by rank. It fails the test if
+// f hangs.
 func Each(t *testing.T, groups []*collective.Group, f func(ctx context.Context, g *collective.Group) error) []error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
@@ -184,11 +185,12 @@ func checkType[T collective.Element](t *testing.T, groups []*collective.Group, l
 	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error { return collective.Barrier(ctx, g) }))
 }
 
-// period is that of the inputs, so that inputs and references of any length cost little.
+// period is the period of the inputs, so that inputs and references of any length are cheap to
+// make.
 const period = 10
 
-// value is element i of a rank: small whole numbers, of which every partial result is exact in
-// every type.
+// value returns element i of a rank: small integers, so that every partial result is exact in every
+// type.
 func value(rank, i int, op collective.Op) int {
 	if op == collective.Product {
 		return 1 + (i+rank)%2
@@ -223,7 +225,7 @@ func fromInt[T collective.Element](v int) T {
 	return T(v)
 }
 
-// expect is the dumb reference: the reduction over n ranks.
+// expect is the simple reference of a reduction over n ranks.
 func expect[T collective.Element](n, length int, op collective.Op) []T {
 	return repeated(length, func(i int) T {
 		v := value(0, i, op)
@@ -256,8 +258,8 @@ func expect[T collective.Element](n, length int, op collective.Op) []T {
 	})
 }
 
-// equal compares memory: the kit's numbers have one form each, and it is faster by far under the
-// race detector.
+// equal compares memory, since equal numbers of the kit have equal bits, and that is much faster
+// under the race detector.
 func equal[T collective.Element](a, b []T) bool {
 	raw := func(s []T) []byte {
 		return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
@@ -265,7 +267,7 @@ func equal[T collective.Element](a, b []T) bool {
 	return bytes.Equal(raw(a), raw(b))
 }
 
-// differ is the first place where two slices of one length are not equal, or −1.
+// differ returns the first index at which two slices of the same length differ, or −1.
 func differ[T collective.Element](a, b []T) int {
 	if equal(a, b) {
 		return -1
@@ -409,8 +411,9 @@ func checkAllToAll[T collective.Element](t *testing.T, groups []*collective.Grou
 	}))
 }
 
-// checkBytes checks BroadcastBytes of these lengths from two ranks, and of nothing from the others.
-// With -short it is what is longer than a segment from one rank alone: the tree is the same.
+// checkBytes checks BroadcastBytes of these lengths from two ranks, and of no bytes from the
+// others. With -short, lengths above a segment are broadcast from one rank only: the tree is the
+// same.
 func checkBytes(t *testing.T, groups []*collective.Group, lengths ...int) {
 	t.Helper()
 	for root := range groups {
@@ -544,7 +547,7 @@ func checkNaN(t *testing.T, groups []*collective.Group) {
 	}
 }
 
-// calls are ways to call that fit no other one of them.
+// calls are calls no two of which match.
 var calls = []struct {
 	text string
 	call func(ctx context.Context, g *collective.Group) error
@@ -616,8 +619,8 @@ var calls = []struct {
 	{"Barrier", func(ctx context.Context, g *collective.Group) error { return collective.Barrier(ctx, g) }},
 }
 
-// testMismatch: every pair of calls that do not fit, one rank making the other call, is told to
-// every rank, by name.
+// testMismatch: for every pair of calls that do not match, where one rank makes the other call,
+// every rank gets an error that names both.
 func testMismatch(t *testing.T, newGroups NewGroups) {
 	for i, a := range calls {
 		for j, b := range calls {
@@ -691,8 +694,8 @@ func testRandomMismatch(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testRefused: a call that one rank refuses fits no valid one of the others, however alike they
-// are.
+// testRefused: a call that one rank refuses matches no valid call of the other ranks, however
+// similar they are.
 func testRefused(t *testing.T, newGroups NewGroups) {
 	compressed := func(c collective.Compression) call {
 		return func(ctx context.Context, g *collective.Group) error {
@@ -856,7 +859,7 @@ func overlapping() []call {
 	}
 }
 
-// Types of other packages for 16-bit floating point numbers, as a name or a method says.
+// Types of other packages for 16-bit floating point numbers, recognizable by a name or a method.
 type (
 	otherFloat16 uint16
 	brain        uint16
@@ -864,7 +867,7 @@ type (
 
 func (b brain) Float32() float32 { return collective.BFloat16(b).Float32() }
 
-// ofOthersHalves are reductions of such numbers.
+// ofOthersHalves returns reductions of such numbers.
 func ofOthersHalves() []call {
 	return []call{
 		func(ctx context.Context, g *collective.Group) error {
@@ -880,7 +883,7 @@ func ofOthersHalves() []call {
 	}
 }
 
-// all runs one of each operation.
+// all runs each operation once.
 func all(ctx context.Context, g *collective.Group, length int) error {
 	data := make([]float32, length)
 	if err := collective.AllReduce(ctx, g, data, collective.Sum); err != nil {
@@ -909,8 +912,8 @@ func all(ctx context.Context, g *collective.Group, length int) error {
 	return err
 }
 
-// testDeath: a rank dies at a random moment; every other one is told which one it was, and nothing
-// hangs.
+// testDeath: a rank dies at a random moment; every other rank gets an error that names it, and
+// nothing hangs.
 func testDeath(t *testing.T, newGroups NewGroups) {
 	CheckDeath(t, repeat(40), newGroups, func(g *collective.Group) { g.Abort(errors.New("killed")) })
 }
@@ -929,7 +932,7 @@ func CheckDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g *colle
 	}
 }
 
-// longest is the number of elements of the largest tensors that are reduced until a rank dies.
+// longest returns the number of elements of the largest tensors that are reduced until a rank dies.
 func longest() int {
 	if testing.Short() {
 		return 80_000
@@ -937,17 +940,17 @@ func longest() int {
 	return 200_000
 }
 
-// murder is the death of one rank at some moment of the work of all.
+// murder is the death of one rank at some moment while all ranks work.
 type murder struct {
 	t             *testing.T
 	seed          uint64
 	groups        []*collective.Group
-	victim, after int // after so many turns of the scheduler, from when the first rank is at work
+	victim, after int // number of turns of the scheduler after which the victim dies, from when the first rank works
 	kill          func(g *collective.Group)
 }
 
-// check makes all ranks do the same work again and again until it fails: on every rank because of
-// the victim, and so does what they do later.
+// check makes all ranks repeat the same work until it fails. It checks that the work, and every
+// later call, fails on every rank with an error that names the victim.
 func (m *murder) check(work func(ctx context.Context, g *collective.Group) error, later func(g *collective.Group) error) {
 	t := m.t
 	t.Helper()
@@ -989,8 +992,8 @@ func checkAborted(t *testing.T, err error, dead int, where string) {
 	}
 }
 
-// testIdleDeath: a rank that is in no operation while another one dies is told at its next one, and
-// one that waits while a third is late is told at once.
+// testIdleDeath: a rank that is in no operation when another one dies gets the error from its next
+// operation; a rank that waits for a third one gets it at once.
 func testIdleDeath(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 4)
 	dead := make(chan struct{})
@@ -1104,7 +1107,7 @@ func testClosed(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testBusy: a second operation at the same time is refused and leaves the first one alone.
+// testBusy: a second operation at the same time is refused and does not affect the first.
 func testBusy(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 2)
 	defer closeAll(t, groups)
@@ -1143,8 +1146,8 @@ func testLeaks(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// repeat shortens loops for -short, and under the race detector, where each turn takes ten times as
-// long.
+// repeat shortens loops for -short and under the race detector, where each iteration takes ten
+// times as long.
 func repeat(n int) int {
 	switch {
 	case testing.Short() && brief.Load():
@@ -1159,7 +1162,7 @@ func repeat(n int) int {
 	return n
 }
 
-// Rounds is n, or an eighth of it with -short.
+// Rounds returns n, or an eighth of it with -short.
 func Rounds(n int) int {
 	if testing.Short() {
 		return (n + 7) / 8
@@ -1167,8 +1170,8 @@ func Rounds(n int) int {
 	return n
 }
 
-// sizes are those of all groups that a test makes, or only some with -short, of which RunBrief
-// takes the last.
+// sizes returns the sizes of the groups that a test makes: all or, with -short, only some. In
+// RunBrief with -short it is the last of some.
 func sizes(all []int, some ...int) []int {
 	switch {
 	case !testing.Short():

@@ -8,8 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// CheckMeans: an Average of 16-bit floats is not lost where their sum, or a partial one, is too
-// large for them, nor where the share of one rank is too small; by whatever operation.
+// CheckMeans checks that an Average of 16-bit floats is correct, in every operation, although the
+// sum or a partial sum overflows the type, or the share of one rank underflows it.
 func CheckMeans(t *testing.T, groups []*collective.Group) {
 	t.Helper()
 	// Partial sums of these are exact, whatever ranks are on a host.
@@ -57,7 +57,7 @@ func CheckMeans(t *testing.T, groups []*collective.Group) {
 			return checkMeanTree(ctx, g, want)
 		}))
 	}
-	// What every rank has alone is there in the mean.
+	// A value of a single rank must appear in the mean.
 	must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
 		data := repeated(3000, func(i int) collective.Float16 { return collective.ToFloat16(values[i%len(values)]) })
 		want := append([]collective.Float16(nil), data...)
@@ -73,8 +73,8 @@ func CheckMeans(t *testing.T, groups []*collective.Group) {
 	}))
 }
 
-// checkMeanTree reduces a tree of three leaves for each rank, of which the ranks have combined what
-// they can.
+// checkMeanTree reduces a tree with three leaves for each rank, after the ranks have combined their
+// own leaves as far as possible.
 func checkMeanTree(ctx context.Context, g *collective.Group, want []collective.Float16) error {
 	const each = 3
 	leaves, held := each*g.Size(), make([][]collective.Node, g.Size())
@@ -103,7 +103,7 @@ func checkMeanTree(ctx context.Context, g *collective.Group, want []collective.F
 	return nil
 }
 
-// repeatedFrom is a rank's part of a vector.
+// repeatedFrom returns a rank's part of a vector.
 func repeatedFrom[T any](all []T, ranks, rank int) []T {
 	each, more := len(all)/ranks, len(all)%ranks
 	lo := each*rank + min(rank, more)

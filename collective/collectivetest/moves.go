@@ -10,8 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// moved are tensors of n ranks that are not reduced on all of them: in three asynchronous
-// operations.
+// moved returns tensors of n ranks for the three asynchronous operations other than AllReduce.
 func moved[T collective.Element](name string, n, length int) []tensor {
 	root := length % n
 	data, all, part := make([][]T, n), make([][]T, n), make([][]T, n)
@@ -93,7 +92,7 @@ func checkCounts[T collective.Element](t *testing.T, groups []*collective.Group,
 	}
 }
 
-// uncounted are calls of ReduceScatterCounts that all ranks refuse.
+// uncounted returns calls of ReduceScatterCounts that all ranks refuse.
 func uncounted() []call {
 	scatter := func(length int, counts func(n int) []int, part int) call {
 		return func(ctx context.Context, g *collective.Group) error {
@@ -119,8 +118,8 @@ func uncounted() []call {
 	}
 }
 
-// testAsyncMoves: invalid calls are refused on all ranks, and another call of the same name on one
-// rank is told to all.
+// testAsyncMoves: invalid calls are refused on all ranks, and a different call with the same name
+// on one rank is an error on all ranks.
 func testAsyncMoves(t *testing.T, newGroups NewGroups) {
 	type start func(g *collective.Group) *collective.Handle
 	ctx := context.Background()
@@ -172,7 +171,7 @@ func testAsyncMoves(t *testing.T, newGroups NewGroups) {
 	testMovesJoined(t, newGroups)
 }
 
-// testMovesJoined: a rank that has joined ends the group, and the error says why.
+// testMovesJoined: if a rank has joined, the group ends with an error that says so.
 func testMovesJoined(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 2)
 	defer closeAll(t, groups)

@@ -29,7 +29,7 @@ func testPoints(t *testing.T, newGroups NewGroups) {
 	t.Run("Leaks", func(t *testing.T) { testPointLeaks(t, newGroups) })
 }
 
-// shift passes each rank's data on to the one that many ranks after it, and checks what comes.
+// shift sends each rank's data to the rank that is by ranks after it, and checks the received data.
 func shift[T collective.Element](ctx context.Context, g *collective.Group, by, length int, later bool) error {
 	n := g.Size()
 	to, from := (g.Rank()+by)%n, (g.Rank()-by+n)%n
@@ -118,8 +118,8 @@ func testPointOrder(t *testing.T, newGroups NewGroups) {
 	}))
 }
 
-// testPointAhead: both ranks first send small messages, of a mebibyte in all, and receive then;
-// what they have sent may be changed meanwhile.
+// testPointAhead: both ranks first send small messages, 1 MiB in total, and then receive; the sent
+// data may be changed meanwhile.
 func testPointAhead(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 2)
 	defer closeAll(t, groups)
@@ -148,8 +148,8 @@ func testPointAhead(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testPointBeside: messages of several goroutines, of a group and of a subset, beside operations of
-// all ranks.
+// testPointBeside: messages of several goroutines, of a group and of a subset, run concurrently
+// with operations of all ranks.
 func testPointBeside(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 4)
 	defer closeAll(t, groups)
@@ -178,7 +178,7 @@ func testPointBeside(t *testing.T, newGroups NewGroups) {
 	running.Wait()
 }
 
-// testPointMismatch: another length or type is told to both ranks, and to the others.
+// testPointMismatch: a different length or type is an error on both ranks, and on all others.
 func testPointMismatch(t *testing.T, newGroups NewGroups) {
 	type start func(ctx context.Context, g *collective.Group) error
 	send := func(length int) start {
@@ -225,7 +225,8 @@ func testPointMismatch(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testPointInvalid: a rank that there is not, and this one, are refused without an effect.
+// testPointInvalid: a rank that does not exist, and the caller's own rank, are refused without an
+// effect.
 func testPointInvalid(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 2)
 	defer closeAll(t, groups)
@@ -261,8 +262,8 @@ func CheckPointDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g *
 	}
 }
 
-// testPointCancel: the end of a context ends the group, before the other rank has come and while a
-// message waits for the one before it.
+// testPointCancel: the end of a context ends the group, both before the other rank calls and while
+// a message waits for an earlier one.
 func testPointCancel(t *testing.T, newGroups NewGroups) {
 	for way := range 4 {
 		groups := newGroups(t, 3)
@@ -314,8 +315,8 @@ func testPointCancel(t *testing.T, newGroups NewGroups) {
 }
 
 // testPointClose: small messages that were sent before the sender closes arrive; a rank that waits
-// for one of a rank that has closed is told so, and a message of a rank's own that is under way as
-// it closes ends.
+// for a message of a closed rank gets an error, and so does a message of a rank's own that is in
+// progress when it closes.
 func testPointClose(t *testing.T, newGroups NewGroups) {
 	for range repeat(8) {
 		groups := newGroups(t, 2)

@@ -11,7 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// RunReductions runs the part of the kit that algorithms can fail: AllReduce, and what ends it.
+// RunReductions runs the part of the kit that depends on the algorithm: AllReduce, and the failures
+// that end it.
 func RunReductions(t *testing.T, newGroups NewGroups) {
 	for _, n := range sizes([]int{1, 2, 3, 4, 6, 8}, 1, 3, 8) {
 		groups := newGroups(t, n)
@@ -56,7 +57,7 @@ func checkReductionDeath(t *testing.T, newGroups NewGroups, seed uint64) {
 }
 
 // CheckSameBits checks that all ways of making groups give the same bits for the same inputs, on
-// every rank; ordered: those of a reduction in the order of the ranks.
+// every rank. If ordered is true, they must be the bits of a reduction in the order of the ranks.
 func CheckSameBits(t *testing.T, ordered bool, ways ...NewGroups) {
 	t.Helper()
 	for _, n := range sizes([]int{2, 3, 4, 8}, 3, 8) {

@@ -10,23 +10,24 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// Row is a line of the table of what a reduction is: if the ranks have the values of In, the result
-// is Want. It depends on nothing else, neither on the place of the value in a tensor or of its rank
-// in the world, nor on sizes, algorithms, transports and devices. docs/collectives.md has the
-// table.
+// Row is a row of the table that defines reductions: if the ranks have the values of In, the result
+// is Want. The result depends on nothing else: not on the position of the value in a tensor or of
+// its rank in the world, nor on sizes, algorithms, transports or devices. docs/collectives.md has
+// the table.
 type Row[T collective.Element] struct {
 	Name string
 	Op   collective.Op
-	// In is the value of a rank of n, of which the rank special has the one that the row is about.
+	// In returns the value of a rank among n ranks. The rank special has the value that the row is
+	// about.
 	In   func(rank, special, n int) T
 	Want func(n int) T
 }
 
-// number says how a type is computed with in the table.
+// number has the values and conversions of a type that the table uses.
 type number[T collective.Element] struct {
 	from                   func(float64) T // exact
 	nan                    func(T) bool
-	tiny, large, lowest, h T // the least subnormal; of which a sum of two overflows; of integers the bounds
+	tiny, large, lowest, h T // the smallest subnormal; a value whose double overflows; the bounds of integers
 	bits                   int
 	floating, half         bool
 }
@@ -70,7 +71,7 @@ func numberOf[T collective.Element]() number[T] {
 	return n
 }
 
-// one has a value of the special rank, and another of the others.
+// one returns the function In for which the special rank has one value and the others another.
 func one[T any](special, others T) func(rank, at, n int) T {
 	return func(rank, at, _ int) T {
 		if rank == at {
@@ -90,7 +91,7 @@ func (k number[T]) floats() []Row[T] {
 		rows = append(rows, Row[T]{"a NaN makes a NaN", op, one(nan, unit), always(nan)},
 			Row[T]{"a NaN beside an infinity makes a NaN", op, one(nan, inf), always(nan)})
 	}
-	several := func(alone, others T) func(int) T { // what differs where there is one rank
+	several := func(alone, others T) func(int) T { // a result that differs for a single rank
 		return func(n int) T {
 			if n == 1 {
 				return alone
@@ -147,7 +148,7 @@ func (k number[T]) integers() []Row[T] {
 			return s
 		}
 	}
-	// quotient divides in 64 bits, since n need not fit the type.
+	// quotient divides in 64 bits, since n may not fit the type.
 	quotient := func(of func(int) T) func(int) T {
 		return func(n int) T {
 			if v := of(n); k.lowest != 0 {
@@ -175,8 +176,8 @@ func (k number[T]) integers() []Row[T] {
 	}
 }
 
-// CheckTable checks the rows of one op by what reduces the tensors of all ranks, which have that
-// length, and returns each rank's result. Rows and special ranks take turns along the tensor.
+// CheckTable checks the rows of one op. reduce reduces the tensors of all ranks, of the given
+// length, and returns each rank's result. Rows and special ranks alternate along the tensor.
 func CheckTable[T collective.Element](t *testing.T, ranks, length int, op collective.Op, reduce func(in [][]T) [][]T) {
 	t.Helper()
 	var rows []Row[T]
@@ -214,8 +215,8 @@ func CheckTable[T collective.Element](t *testing.T, ranks, length int, op collec
 	}
 }
 
-// CheckSemantics checks the table for all that reduces among the ranks of a group, in the
-// foreground and in the background, at once and in parts.
+// CheckSemantics checks the table for all reductions of a group, in the foreground and in the
+// background, as a whole and in parts.
 func CheckSemantics(t *testing.T, groups []*collective.Group, lengths ...int) {
 	t.Helper()
 	checkSemantics[float32](t, groups, lengths)
@@ -267,7 +268,7 @@ func checkSemantics[T collective.Element](t *testing.T, groups []*collective.Gro
 				return [][]T{whole}
 			})
 		}
-		// Those of all ops are under way together, and may be fused.
+		// The operations of all ops are in progress at the same time and may be fused.
 		outs := make(map[collective.Op][][]T)
 		for range 3 { // the later ones may be guessed
 			for _, op := range ops {

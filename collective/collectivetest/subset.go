@@ -27,7 +27,7 @@ func testSubset(t *testing.T, newGroups NewGroups) {
 	t.Run("Leaks", func(t *testing.T) { testSubsetLeaks(t, newGroups) })
 }
 
-// subset makes one on every rank and returns the members' groups, by their new ranks.
+// subset makes a subset on every rank and returns the members' groups, by their new ranks.
 func subset(t *testing.T, groups []*collective.Group, ranks ...int) []*collective.Group {
 	t.Helper()
 	subs := make([]*collective.Group, len(ranks))
@@ -61,7 +61,7 @@ func testSubsetOps(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testPartition: several subsets at a time compute apart; lists that have a rank in common, or are
+// testPartition: several subsets made at once work independently; lists that share a rank, or are
 // empty, are refused.
 func testPartition(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 5)
@@ -94,8 +94,8 @@ func testPartition(t *testing.T, newGroups NewGroups) {
 	checkReduce[int64](t, groups, 10, collective.Sum)
 }
 
-// testSubsetApart: an operation of the group that waits for a rank does not hold up one of a
-// subset, nor the other way.
+// testSubsetApart: an operation of the group that waits for a rank does not block one of a subset,
+// nor the reverse.
 func testSubsetApart(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 3)
 	defer closeAll(t, groups)
@@ -180,8 +180,8 @@ func testSubsetLists(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testSubsetAbort: a death at a random moment ends all groups of all ranks, in each with the
-// victim's number there.
+// testSubsetAbort: a death at a random moment ends all groups on all ranks; in each group the error
+// has the victim's number in that group.
 func testSubsetAbort(t *testing.T, newGroups NewGroups) {
 	CheckSubsetDeath(t, repeat(30), newGroups, func(g *collective.Group) { g.Abort(errors.New("killed")) })
 }
@@ -235,7 +235,7 @@ func CheckSubsetDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g 
 	}
 }
 
-// testSubsetCancel: the end of one rank's context in Subset ends the generation; no rank hangs.
+// testSubsetCancel: if one rank's context ends in Subset, the generation ends, and no rank hangs.
 func testSubsetCancel(t *testing.T, newGroups NewGroups) {
 	for i := range repeat(10) {
 		groups := newGroups(t, 3)
@@ -266,8 +266,8 @@ func testSubsetCancel(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// testSubsetClose: a closed subset leaves the group as it is; operations of the subset that need
-// the rank that has closed it fail, and everything with them.
+// testSubsetClose: closing a subset does not affect the group; operations of the subset that need
+// the rank that closed it fail, and with them all groups of the generation.
 func testSubsetClose(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 3)
 	defer closeAll(t, groups)

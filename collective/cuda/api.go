@@ -9,14 +9,16 @@ import (
 	"github.com/hvdrun/hvdrun/internal/dlopen"
 )
 
-// DefaultLibrary is the driver's, which comes with the driver and not with CUDA's toolkit.
+// DefaultLibrary is the driver's library. It comes with the driver, not with CUDA's toolkit.
 const DefaultLibrary = "libcuda.so.1"
 
-// ipcHandle names an allocation to other processes: a CUipcMemHandle, which goes by value.
+// ipcHandle identifies an allocation for other processes: a CUipcMemHandle, which is passed by
+// value.
 type ipcHandle struct{ bytes [64]byte }
 
-// api is the driver: each function is the C function of the symbol, with its types. Handles are
-// pointers of C (uintptr), addresses on the device 64-bit numbers, host memory unsafe.Pointer.
+// api has the driver's functions: each field is the C function of the symbol, with its types.
+// Handles are C pointers (uintptr), addresses on the device are 64-bit numbers, and host memory is
+// an unsafe.Pointer.
 type api struct {
 	init               func(flags uint32) result
 	driverGetVersion   func(version *int32) result
@@ -67,8 +69,8 @@ type api struct {
 	ipcCloseMemHandle func(address uint64) result
 }
 
-// symbols returns the functions by the names under which the driver has them. Where a function was
-// changed the name has a number, and the one without is for programs of long ago.
+// symbols returns the functions with their names in the driver. If a function was changed, its name
+// has a number, and the name without a number is for old programs.
 func (a *api) symbols() []dlopen.Symbol {
 	return []dlopen.Symbol{
 		{"cuInit", &a.init}, {"cuDriverGetVersion", &a.driverGetVersion},
@@ -94,14 +96,14 @@ func (a *api) symbols() []dlopen.Symbol {
 	}
 }
 
-// loaded are the drivers of this process by the path of the library. They are never unloaded: CUDA
-// does not survive it.
+// loaded are the drivers of this process by the path of the library. They are never unloaded, since
+// CUDA does not support that.
 var loaded struct {
 	mu  sync.Mutex
 	api map[string]*api
 }
 
-// load returns the driver in a library, initialised. A failure is tried again by the next call.
+// load returns the driver in a library, initialised. After a failure, the next call tries again.
 func load(library string) (*api, error) {
 	if library == "" {
 		library = DefaultLibrary
@@ -129,7 +131,7 @@ func load(library string) (*api, error) {
 	return a, nil
 }
 
-// check makes an error of what a call has answered.
+// check returns the error of a call's result, or nil for success.
 func (a *api) check(call string, r result) error {
 	if r == success {
 		return nil
@@ -145,7 +147,7 @@ func (a *api) check(call string, r result) error {
 	return e
 }
 
-// cString copies what p points to, up to its zero byte.
+// cString returns a copy of the C string at p.
 func cString(p unsafe.Pointer) string {
 	if p == nil {
 		return ""

@@ -9,16 +9,16 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Handle is an asynchronous operation under way.
+// Handle is an asynchronous operation in progress, or one that has ended.
 type Handle struct {
-	under  *collective.Handle // nil: it was not begun
+	under  *collective.Handle // nil: the operation was not begun
 	vector *submission
-	err    error // why it was not begun
+	err    error // why the operation was not begun
 }
 
 // Wait blocks until the operation has ended and returns its error. Until then the slice belongs to
-// the operation; after an error it is undefined. What waits is not held back to be fused with what
-// comes later.
+// the operation; after an error it is undefined. An operation that is waited for is not delayed to
+// be fused with later ones.
 func (h *Handle) Wait() error {
 	if h.under == nil {
 		return h.err
@@ -32,24 +32,24 @@ func (h *Handle) Wait() error {
 // Done reports whether Wait would return at once.
 func (h *Handle) Done() bool { return h.under == nil || h.under.Done() }
 
-// AllReduceAsync is [AllReduce] in the background, as [collective.AllReduceAsync] is of slices in
-// memory: it returns at once, and the operation is done when every rank has called it with the same
-// name, ranks may do so in different orders, and slices that are due at the same time are fused:
-// copied, on the device, into one vector that is reduced. A name that some ranks do not submit is
-// told by the group's stall report. The operation begins when what is in the stream After at the
-// time of the call has been done. The slices of one group that are under way at a time are on one
-// device of this process. Close of the device waits for them.
+// AllReduceAsync is [AllReduce] in the background, as [collective.AllReduceAsync] is for slices in
+// host memory: it returns at once, and the operation is done when every rank has called it with the
+// same name. Ranks may call it in different orders. Slices that are ready at the same time are
+// fused: they are copied, on the device, into one vector, which is reduced. A name that some ranks
+// do not submit appears in the group's stall report. The operation begins when the work that is in
+// the stream After at the time of the call has been done. All slices of one group that are in
+// progress at the same time must be on one device of this process. Close of the device waits for
+// them.
 //
-// Slices of 1 MiB or more are reduced where they lie. Others take memory of the device, up to the
-// fusion threshold, until the next generation; where a rank has none left, they are reduced one by
-// one.
+// Slices of 1 MiB or more are reduced in place. The fusion of smaller slices uses device memory, up
+// to the fusion threshold, which is kept until the next generation; if a rank lacks that memory,
+// they are reduced one by one.
 func AllReduceAsync[T collective.Element](ctx context.Context, g *collective.Group, name string, s *Slice[T], op collective.Op, o Options) *Handle {
 	return submit(ctx, g, []string{name}, []*Slice[T]{s}, op, o)[0]
 }
 
-// GroupedAllReduce is AllReduce of several slices at once, which are fused where they fit the
-// fusion threshold. The name stands for all of them, as in [AllReduceAsync]. It blocks until all
-// are done.
+// GroupedAllReduce reduces several slices, fused if they fit the fusion threshold. name is the name
+// of the whole group of slices, as in [AllReduceAsync]. It blocks until all slices are reduced.
 func GroupedAllReduce[T collective.Element](ctx context.Context, g *collective.Group, name string, tensors []*Slice[T], op collective.Op, o Options) error {
 	names := make([]string, len(tensors))
 	for i := range names {
@@ -64,14 +64,14 @@ func GroupedAllReduce[T collective.Element](ctx context.Context, g *collective.G
 	return first
 }
 
-// submit hands slices to the group's engine, all at once.
+// submit passes slices to the group's engine, all at once.
 func submit[T collective.Element](ctx context.Context, g *collective.Group, names []string, tensors []*Slice[T], op collective.Op, o Options) []*Handle {
 	handles := make([]*Handle, len(tensors))
 	all := make([]collective.Elsewhere, 0, len(tensors))
 	var err error
 	if g == nil {
 		err = errNoGroup
-	} else if alien := checkReduced[T](); alien != nil { // as it is on all ranks
+	} else if alien := checkReduced[T](); alien != nil { // the type is the same on all ranks
 		err = fmt.Errorf("cuda: %w", alien)
 	} else { // the group's engine refuses invalid operations, on all ranks
 		for i, s := range tensors {
@@ -99,15 +99,15 @@ func submit[T collective.Element](ctx context.Context, g *collective.Group, name
 	return handles
 }
 
-// submission is a slice under way in a group's engine.
+// submission is a slice in a group's engine.
 type submission struct {
 	device  *Device
 	kind    kernel.Type
 	op      collective.Op
 	address uint64
 	n       int
-	ready   *Event // nil: it is
-	refused error  // what all ranks have found alike, and that has not ended the group
+	ready   *Event // nil: the slice is ready
+	refused error  // an error that all ranks share and that has not ended the group
 }
 
 // begin keeps the device from being closed until Ended is called.
@@ -124,13 +124,14 @@ func (v *submission) begin(o Options) (err error) {
 	return err
 }
 
-// Ended gives back what the operation has held.
+// Ended releases what the operation has held.
 func (v *submission) Ended(error) {
-	_ = v.ready.Close() // fails where everything does: the context is broken
+	_ = v.ready.Close() // fails only if the context is broken
 	v.device.end()
 }
 
-// Reduce combines vectors with those of the other ranks: one where it lies, several in a bucket.
+// Reduce combines vectors with those of the other ranks: a single vector in place, several in a
+// bucket.
 func (v *submission) Reduce(ctx context.Context, lane *collective.Group, bucket []collective.Work) error {
 	all := make([]*submission, len(bucket))
 	for i, w := range bucket {

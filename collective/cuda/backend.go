@@ -17,15 +17,15 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Backends by name, as [Config] has them.
+// The names of backends, for [Config].
 const (
 	BackendNCCL    = "nccl"      // NVIDIA's library; until its communicator is ready, the best of the others
 	BackendIPC     = "ipc"       // kernels combine memory of processes of one host in place
-	BackendHosts   = "ipc+hosts" // as ipc within each host, then between the hosts through pinned memory, each rank its part
+	BackendHosts   = "ipc+hosts" // like ipc within each host; then each rank exchanges its part with the other hosts through pinned memory
 	BackendStaging = "staging"   // everything goes through pinned memory of the host
 )
 
-// backends are all of them, the best first.
+// backends are the names of all backends, the best first.
 var backends = []string{BackendNCCL, BackendIPC, BackendHosts, BackendStaging}
 
 const (
@@ -34,37 +34,37 @@ const (
 	maxTrouble = 256     // bytes
 )
 
-// backend is how the ranks of a group combine what is in memory of their devices. All ranks of a
-// group have the same one. It is used by one operation at a time; deferFree and takeDeferred are
-// called under device.mu.
+// backend is how the ranks of a group combine memory of their devices. All ranks of a group use the
+// same one. It is used by one operation at a time. deferFree and takeDeferred are called with
+// device.mu held.
 type backend interface {
-	// name is its name in logs and events.
+	// name returns the backend's name in logs and events.
 	name() string
 	// allReduce combines n elements at an address of each rank in place, once the event ready has
-	// occurred; nil: they are ready.
+	// occurred; nil: the elements are ready.
 	allReduce(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, ready *Event) error
 	// broadcast sets n bytes at an address of each rank to those of root.
 	broadcast(ctx context.Context, address uint64, n, root int) error
-	// allGather copies the bytes of each rank r, of which there are sizes[r], to into[r] on every
-	// rank; this rank's are at own.
+	// allGather copies the sizes[r] bytes of each rank r to into[r] on every rank. The bytes of
+	// this rank are at own.
 	allGather(ctx context.Context, own uint64, into []uint64, sizes []int) error
-	// reduceScatter combines n elements at an address of each rank and puts this rank's part of the
-	// result, as kernel.Split has it, to into.
+	// reduceScatter combines n elements at an address of each rank and writes this rank's part of
+	// the result, as divided by kernel.Split, to into.
 	reduceScatter(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, into uint64) error
-	// shut waits for what is under way and closes what belongs to other processes. A second call
+	// shut waits for operations in progress and closes the memory of other processes. A second call
 	// does nothing.
 	shut() error
-	// takeDeferred hands over the memory that others may have open and that is unused here.
+	// takeDeferred returns, once, the freed memory that other processes may have open.
 	takeDeferred() []uint64
-	// deferFree reports whether others may have open what is to be freed; then it is freed once
-	// takeDeferred has returned it.
+	// deferFree reports whether other processes may have the memory open. If so, the caller must
+	// not free it: it is freed once takeDeferred has returned it.
 	deferFree(address, bytes uint64) bool
 }
 
-// BackendError says that the group cannot use the backend that a rank wants. All ranks get the same
-// error; the group stays usable.
+// BackendError reports that the group cannot use the backend that a rank wants. All ranks get the
+// same error, and the group remains usable.
 type BackendError struct {
-	Rank    int    // that wants it
+	Rank    int    // the rank that wants the backend
 	Backend string // Config.Backend
 	Reason  string
 }
@@ -74,9 +74,9 @@ func (e *BackendError) Error() string {
 	return fmt.Sprintf("cuda: rank %d wants the backend %s: %s", e.Rank, e.Backend, e.Reason)
 }
 
-// backend returns how a group's ranks reach each other's memory. They choose it together at the
-// first call. Memory that was opened in earlier generations is closed then; when all ranks have
-// done so, it is freed.
+// backend returns the backend of a group. The ranks choose it together at the first call, which is
+// an operation of the group. The first call also closes memory of other processes that was opened
+// in earlier generations; when all ranks have done so, the memory is freed.
 func (d *Device) backend(ctx context.Context, g *collective.Group) (backend, error) {
 	d.mu.Lock()
 	b := d.backends[g]
@@ -96,7 +96,7 @@ func (d *Device) backend(ctx context.Context, g *collective.Group) (backend, err
 	var addresses []uint64
 	if g.Size() == 1 {
 		b = &stagingBackend{d, g}
-	} else { // ranks of generations before may have it open until they have met again
+	} else { // ranks of earlier generations may have it open until they meet again
 		d.mu.Lock()
 		addresses, d.deferredFrees = d.deferredFrees, nil
 		d.mu.Unlock()
@@ -150,19 +150,20 @@ func (d *Device) freeAll(addresses []uint64) error {
 	})
 }
 
-// record is what a rank tells the others about itself, so that all make the same choice.
+// record is what a rank sends to the others about itself, so that all make the same choice.
 type record struct {
-	Host    string      // ranks that have the same one try each other's memory
+	Host    string      // ranks with the same Host try to open each other's memory
 	Device  [16]byte    // UUID
 	Wish    string      // Config.Backend
-	Forced  string      // the algorithm of AllReduces, if they are not free to choose one
-	Nonce   []byte      // what is in the memory that Handle names
-	Handle  []byte      // empty: this rank's memory is not opened by others
-	Trouble string      // why memory of this rank or of others of its host is not opened
-	NCCL    *ncclRecord `json:",omitempty"` // nil: this rank does not want it
+	Forced  string      // the forced algorithm of AllReduces; empty: none
+	Nonce   []byte      // the content of the memory that Handle identifies
+	Handle  []byte      // empty: other processes cannot open this rank's memory
+	Trouble string      // why memory of this rank, or of others on its host, cannot be opened
+	NCCL    *ncclRecord `json:",omitempty"` // nil: this rank does not want NCCL
 }
 
-// meet exchanges what the ranks can do, tries it, and makes the backend that they choose.
+// meet exchanges the ranks' records, tests whether they can open each other's memory, and makes the
+// backend that they choose.
 func (d *Device) meet(ctx context.Context, g *collective.Group) (backend, error) {
 	probe, err := Alloc[byte](d, nonceSize)
 	if err != nil {
@@ -174,8 +175,8 @@ func (d *Device) meet(ctx context.Context, g *collective.Group) (backend, error)
 	if err = errors.Join(err, seen.closeAll()); err == nil {
 		err = collective.Barrier(ctx, g)
 	}
-	// The next meeting frees it: others may be reading it after an error, and to free it now would
-	// wait for the device.
+	// The next meeting frees the probe: after an error other ranks may still read it, and freeing
+	// it now would wait for the device.
 	d.mu.Lock()
 	d.owned.remove(probe.address)
 	d.deferredFrees = append(d.deferredFrees, probe.address)
@@ -210,8 +211,8 @@ func (d *Device) make(ctx context.Context, name, why string, g *collective.Group
 	return b, nil
 }
 
-// exchangeRecords returns the records of all ranks. Where the choice depends on it, each has
-// verified what the others of its host have written into some of their memory.
+// exchangeRecords returns the records of all ranks. If the choice depends on it, each rank has
+// verified that it can read memory of the others on its host.
 func (d *Device) exchangeRecords(ctx context.Context, g *collective.Group, probe *Slice[byte], seen *openedMemory, lib *ncclRecord) ([]record, error) {
 	own := record{Host: d.config.host, Device: d.info.UUID, Wish: d.config.Backend, Nonce: make([]byte, nonceSize), NCCL: lib}
 	if own.Host == "" {
@@ -268,7 +269,7 @@ func (d *Device) exchangeRecords(ctx context.Context, g *collective.Group, probe
 	return all, err
 }
 
-// trouble is the text by which a rank tells the others of an error.
+// trouble returns the text of an error in a record, with a bounded length; empty for nil.
 func trouble(err error) string {
 	if err == nil {
 		return ""
@@ -277,8 +278,8 @@ func trouble(err error) string {
 	return strings.ToValidUTF8(text[:min(len(text), maxTrouble)], "")
 }
 
-// choose finds the backend for ranks with these records, and says why none of the better ones is
-// taken.
+// choose returns the backend for ranks with these records, and the reason why no better one is
+// used.
 func choose(all []record) (name, why string, err error) {
 	by := slices.IndexFunc(all, func(r record) bool { return r.Wish != "" })
 	if by >= 0 {
@@ -307,7 +308,8 @@ func choose(all []record) (name, why string, err error) {
 	return "", "", &BackendError{max(by, 0), name, "no backend has that name"}
 }
 
-// obstacles return why ranks cannot use a backend; empty if they can.
+// obstacles has, for each backend, the function that returns the reason why ranks cannot use it;
+// empty: they can.
 var obstacles = map[string]func(all []record) string{
 	BackendNCCL: noNCCL,
 	BackendIPC: func(all []record) string {
@@ -335,7 +337,8 @@ var obstacles = map[string]func(all []record) string{
 	BackendStaging: func([]record) string { return "" },
 }
 
-// ipcObstacle returns why ranks of a host cannot open each other's memory; empty if all can.
+// ipcObstacle returns the reason why ranks of a host cannot open each other's memory; empty: they
+// can.
 func ipcObstacle(all []record) string {
 	count := map[string]int{}
 	for rank, r := range all {
@@ -373,7 +376,8 @@ func (o *openedMemory) open(handle []byte) (uint64, error) {
 	return address, err
 }
 
-// openAll opens the memory that the other ranks of this host have named, and checks what is in it.
+// openAll opens the memory whose handles the other ranks of this host have sent, and verifies its
+// content.
 func (o *openedMemory) openAll(ctx context.Context, own int, all []record) error {
 	for rank, r := range all {
 		if rank == own || r.Host != all[own].Host {
@@ -396,7 +400,7 @@ func (o *openedMemory) openAll(ctx context.Context, own int, all []record) error
 
 var errOtherMemory = errors.New("it is other memory in this process")
 
-// closeAll closes all that has been opened.
+// closeAll closes all opened memory.
 func (o *openedMemory) closeAll() error {
 	return o.device.do(func() error {
 		var errs []error

@@ -13,41 +13,41 @@ import (
 
 // Variables for tests.
 var (
-	// bankSize is how many bytes of a vector that other processes cannot open are combined at a
-	// time.
+	// bankSize is the number of bytes that are combined at a time if other processes cannot open a
+	// vector.
 	bankSize = 64 << 20
-	// maxDeferred is how much memory that was freed is kept for those that have it open. Beyond
-	// that nothing more is opened to them.
+	// maxDeferred bounds the freed memory, in bytes, that is kept because other processes have it
+	// open. Beyond that, no further memory is opened to them.
 	maxDeferred = 64 << 20
 )
 
 const placeSize = 8 + len(ipcHandle{}.bytes)
 
-// ipcBackend is the backend of ranks on one host, which have each other's vectors open. The first
-// rank of each device combines a part of the vector, reading those of all in the order of the
-// ranks, and writes the result to all. An element is read and written by one rank alone, so it is
-// done in place, and a device that all share reads and writes each vector once. Other ranks of the
-// device launch nothing: a device does the kernels of one process at a time, and to change from one
-// to another takes it longer than a small operation.
+// ipcBackend is the backend of ranks on one host, which open each other's vectors. The first rank
+// of each device combines a part of the vectors: it reads that part of all vectors in the order of
+// the ranks, and writes the result to all of them. Only one rank reads and writes a given element,
+// so the operation is in place, and a device that all ranks share reads and writes each vector
+// once. Other ranks of a device launch no kernel: a device runs the kernels of one process at a
+// time, and switching between processes takes longer than a small operation.
 //
-// Of memory that this process has not allocated it is unknown when it is freed, so it is not opened
-// to others: it goes through a bank.
+// Memory that this process has not allocated is not opened to other processes, since it is unknown
+// when it is freed. It is copied through a bank instead.
 type ipcBackend struct {
 	stagingBackend // for types without kernels
 	openedMemory
-	parts, part int // the number of parts of a vector, one for each device; this rank's, -1: none
+	parts, part int // the number of parts of a vector, one for each device; the index of this rank's part, -1: none
 	stream      uintptr
 	event       uintptr
-	bank        uint64 // 0: not needed yet
+	bank        uint64 // 0: not allocated yet
 
 	// Guarded by device.mu.
-	exported      map[uint64]ipcHandle // what others may have open, by address
-	deferred      []uint64             // of these, what has been freed here
-	deferredBytes uint64               // bytes of what is deferred
+	exported      map[uint64]ipcHandle // memory that other processes may have open, by address
+	deferred      []uint64             // addresses of exported memory that was freed in this process
+	deferredBytes uint64               // total size of deferred
 }
 
-// newIPCBackend makes the backend of ranks that can open each other's memory, and have these
-// records.
+// newIPCBackend returns the backend of ranks that can open each other's memory, given the records
+// of all ranks.
 func newIPCBackend(d *Device, g *collective.Group, all []record) (*ipcBackend, error) {
 	w := &ipcBackend{stagingBackend: stagingBackend{d, g}, openedMemory: openedMemory{device: d}, part: -1, exported: map[uint64]ipcHandle{}}
 	for rank, r := range all {
@@ -74,7 +74,7 @@ func (w *ipcBackend) make() error {
 		a.check("cuEventCreate", a.eventCreate(&w.event, eventDisableTiming)))
 }
 
-// shut waits for what is under way and closes the memory of others. A second call does nothing.
+// shut implements backend.
 func (w *ipcBackend) shut() error {
 	var errs []error
 	if w.stream != 0 && w.event != 0 {
@@ -95,8 +95,7 @@ func (w *ipcBackend) shut() error {
 	return errors.Join(errs...)
 }
 
-// takeDeferred is the memory that others may have open and that is unused here. The caller holds
-// device.mu.
+// takeDeferred implements backend. The caller holds device.mu.
 func (w *ipcBackend) takeDeferred() []uint64 {
 	all := w.deferred
 	w.deferred = nil
@@ -107,8 +106,7 @@ func (w *ipcBackend) takeDeferred() []uint64 {
 	return all
 }
 
-// deferFree reports whether others may have open what is to be freed. Then it is freed after the
-// backend is shut. The caller holds device.mu.
+// deferFree implements backend. The caller holds device.mu.
 func (w *ipcBackend) deferFree(address, bytes uint64) bool {
 	if _, there := w.exported[address]; !there {
 		return false
@@ -119,12 +117,12 @@ func (w *ipcBackend) deferFree(address, bytes uint64) bool {
 	return true
 }
 
-// settle waits for the stream.
+// settle blocks until the work in the stream is done.
 func (w *ipcBackend) settle(ctx context.Context) error {
 	return w.settleAfter(ctx, func() error { return nil })
 }
 
-// settleAfter makes calls of the driver, and waits for the stream.
+// settleAfter makes calls of the driver, and blocks until the work in the stream is done.
 func (w *ipcBackend) settleAfter(ctx context.Context, calls func() error) error {
 	d := w.stagingBackend.device
 	err := d.do(func() error {
@@ -153,7 +151,7 @@ func (w *ipcBackend) after(ctx context.Context, e *Event) error {
 	return w.settleAfter(ctx, func() error { return a.check("cuStreamWaitEvent", a.streamWaitEvent(w.stream, e.handle, 0)) })
 }
 
-// place is where a rank's vector is for the others.
+// place is the location of a rank's vector.
 type place struct {
 	address uint64 // in this process
 	banked  bool
@@ -243,12 +241,13 @@ func (w *ipcBackend) copy(to, from uint64, n int) error {
 	return w.stagingBackend.device.call("cuMemcpyDtoDAsync_v2", func(a *api) result { return a.memcpyDtoDAsync(to, from, uint64(n), w.stream) })
 }
 
-// exchange tells all ranks where this one's vector is, and returns where those of all are.
+// exchange sends the place of this rank's vector to all ranks, and returns the places of the
+// vectors of all ranks.
 func (w *ipcBackend) exchange(ctx context.Context, address uint64) ([]place, error) {
 	return w.exchangeOf(ctx, address, slices.Repeat([]int{1}, w.group.Size()))
 }
 
-// exchangeOf is exchange where only ranks whose size is not 0 have a vector.
+// exchangeOf is exchange if only ranks whose size is not 0 have a vector.
 func (w *ipcBackend) exchangeOf(ctx context.Context, address uint64, sizes []int) ([]place, error) {
 	var own place
 	var message []byte
@@ -284,7 +283,8 @@ func (w *ipcBackend) exchangeOf(ctx context.Context, address uint64, sizes []int
 	return all, nil
 }
 
-// tell returns where others find what is at an address, and the message that tells them.
+// tell returns the place of the memory at an address, and the message that describes the place to
+// other ranks.
 func (w *ipcBackend) tell(address uint64) (place, []byte, error) {
 	base, handle, banked, err := w.export(address)
 	if err != nil {
@@ -301,8 +301,8 @@ func (w *ipcBackend) tell(address uint64) (place, []byte, error) {
 	return own, append(binary.LittleEndian.AppendUint64(nil, at), handle.bytes[:]...), nil
 }
 
-// export returns what others open in order to reach an address: the allocation that it lies in, or
-// the bank.
+// export returns the memory that other processes open to access an address: the allocation that
+// contains it, or the bank.
 func (w *ipcBackend) export(address uint64) (base uint64, handle ipcHandle, banked bool, err error) {
 	d := w.stagingBackend.device
 	d.mu.Lock()

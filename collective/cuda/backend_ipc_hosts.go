@@ -9,34 +9,34 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// hostsBackend is the backend of ranks on several hosts, where those of each host open each other's
-// memory. A vector is cut into as many parts as the host with most ranks has; on every host each
-// part has an owner. The owner combines the vectors of its host by a kernel, in the order of the
-// ranks; the owners of a part on all hosts reduce what they have, through pinned memory; then each
-// copies the result to the vectors of its host. All owners do so at the same time, piece by piece.
-// 2/n of the vector goes over the bus of a device whose host has n ranks, and as much to the
-// network; staging moves the whole vector twice.
+// hostsBackend is the backend of ranks on several hosts, if the ranks of each host can open each
+// other's memory. A vector is cut into as many parts as the host with the most ranks has ranks; on
+// every host each part has an owner. The owner combines its part of the vectors of its host by a
+// kernel, in the order of the ranks. The owners of a part on all hosts reduce their results,
+// through pinned memory. Then each owner copies the result to the vectors of its host. All owners
+// work at the same time, piece by piece. On a host with n ranks, 2/n of the vector is moved over
+// the bus of each device and as much over the network; staging moves the whole vector twice.
 //
-// Between hosts the result has the bits of the group's algorithm over the sums of the hosts. In
-// asynchronous operations it has the bits of the strict order of the hosts, wherever in a bucket a
-// vector lies. All ranks have the same, for a part is reduced by its owners alone.
+// Between hosts the result has the bits of the group's algorithm applied to the sums of the hosts;
+// in asynchronous operations, the bits of the strict order of the hosts, wherever in a bucket a
+// vector is. All ranks have the same bits, since only its owners reduce a part.
 type hostsBackend struct {
 	stagingBackend // for types without kernels, and operations other than AllReduce
 	local          *ipcBackend
 	count          int    // of parts
-	own            []part // of these, this rank's
+	own            []part // the parts of this rank
 	plain          bool   // all hosts have the same number of ranks, a power of two
 
-	failed []*staging // of what has failed, with which the device may not be done; guarded by device.mu
+	failed []*staging // of failed operations, which the device may still use; guarded by device.mu
 }
 
-// part is one of those into which vectors are cut.
+// part is a part of the vectors.
 type part struct {
 	index  int
 	owners *collective.Group
 }
 
-// piece is what an owner does at a time: some elements of a part.
+// piece is the elements of a part that an owner handles at a time.
 type piece struct {
 	from, n int
 	owners  *collective.Group
@@ -67,7 +67,8 @@ func newHostsBackend(ctx context.Context, d *Device, g *collective.Group, all []
 	return w, err
 }
 
-// meetOwners connects the owners of each part, those of all parts at a time if no rank has two.
+// meetOwners makes a group of the owners of each part, for all parts at once if no rank owns two
+// parts.
 func (w *hostsBackend) meetOwners(ctx context.Context, byHost [][]int) error {
 	owners, apart := make([][]int, w.count), true
 	for _, ranks := range byHost {
@@ -96,7 +97,8 @@ func (w *hostsBackend) meetOwners(ctx context.Context, byHost [][]int) error {
 	return nil
 }
 
-// ranksByHost are the ranks of each host, in order, the hosts in the order of their first ranks.
+// ranksByHost returns the ranks of each host, in order, with the hosts in the order of their first
+// ranks.
 func ranksByHost(all []record) [][]int {
 	var byHost [][]int
 	at := map[string]int{}
@@ -153,7 +155,7 @@ func (w *hostsBackend) allReduceTwoLevels(ctx context.Context, t kernel.Type, op
 	if !slices.ContainsFunc(vectors, func(v place) bool { return v.banked }) {
 		return w.combine(ctx, t, op, vectors, 0, w.pieces(t, 0, n))
 	}
-	// Ranks of other hosts do the same pieces in the same order, whether vectors of theirs are
+	// Ranks of other hosts handle the same pieces in the same order, whether their vectors are
 	// banked or not.
 	mine := vectors[w.local.group.Rank()]
 	for at := 0; at < n; at += bankSize / t.Size() {
@@ -186,8 +188,8 @@ func (w *hostsBackend) copyAndSettle(ctx context.Context, to, from uint64, n int
 	return w.local.settle(ctx)
 }
 
-// pieces are this rank's of the elements from lo to hi, in the order of all ranks: by place, then
-// by part. A bank holds what is cut at a time.
+// pieces returns this rank's pieces of the elements from lo to hi, in the order that all ranks use:
+// by position, then by part. The elements are divided in steps of the size of a bank.
 func (w *hostsBackend) pieces(t kernel.Type, lo, hi int) []piece {
 	var all []piece
 	each := pieceSize / t.Size()
@@ -206,8 +208,8 @@ func (w *hostsBackend) pieces(t kernel.Type, lo, hi int) []piece {
 	return all
 }
 
-// combine reduces this rank's pieces on all hosts, and returns when all ranks of the host have
-// theirs. Banks begin with the element first.
+// combine reduces this rank's pieces with the other hosts, and blocks until all ranks of this host
+// have done so. Banks begin with the element first.
 func (w *hostsBackend) combine(ctx context.Context, t kernel.Type, op collective.Op, vectors []place, first int, all []piece) error {
 	size, me := t.Size(), w.local.group.Rank()
 	at := func(v place, p piece) uint64 {
@@ -216,8 +218,9 @@ func (w *hostsBackend) combine(ctx context.Context, t kernel.Type, op collective
 		}
 		return v.address + uint64(p.from*size)
 	}
-	// An average is divided once the sum is complete. What the ranks of this host have of halves is
-	// divided by a power of two, as package collective does, so that it fits their type.
+	// An average is divided once the sum is complete. The sum of 16-bit floats of this host's ranks
+	// is divided by a power of two, as in package collective, so that it does not overflow the
+	// type.
 	sum, mean := op, op == collective.Average && kernel.Narrow(t) != nil
 	if op == collective.Average && !mean {
 		sum = collective.Sum
@@ -225,8 +228,8 @@ func (w *hostsBackend) combine(ctx context.Context, t kernel.Type, op collective
 	ranges := func(i int) []copyRange { return []copyRange{{address: at(vectors[me], all[i]), n: all[i].n * size}} }
 	j := transfer{count: len(all), down: ranges, up: ranges, step: func(i int, b []byte) error {
 		b = b[:all[i].n*size]
-		// The other ranks of this host write to their vectors again once they are aborted, and may
-		// have done so while those were combined.
+		// The other ranks of this host may write to their vectors again once they are aborted, and
+		// may have done so while the vectors were combined.
 		if err := w.local.group.Err(); err != nil {
 			return err
 		}
@@ -268,8 +271,9 @@ func (w *hostsBackend) combine(ctx context.Context, t kernel.Type, op collective
 	return collective.Barrier(ctx, w.local.group)
 }
 
-// meanOfHosts makes an average of halves of what each host has, divided by its [kernel.Fold].
-// Where hosts have unequal numbers of ranks, or no power of two, float32s go between them.
+// meanOfHosts computes an average of 16-bit floats from the sums of the hosts, each divided by its
+// [kernel.Fold]. If the numbers of ranks of the hosts differ, or are not powers of two, the hosts
+// exchange float32s.
 func (w *hostsBackend) meanOfHosts(ctx context.Context, t kernel.Type, owners *collective.Group, b []byte) error {
 	if w.plain {
 		return onHost[t].allReduce(ctx, owners, b, collective.Average)
@@ -286,8 +290,8 @@ func (w *hostsBackend) meanOfHosts(ctx context.Context, t kernel.Type, owners *c
 	return nil
 }
 
-// runTransfer makes a transfer. Where it fails, parts of it may still read and write what belongs
-// to others, until shut.
+// runTransfer runs a transfer. If it fails, parts of it may still read and write memory of other
+// processes until shut.
 func (w *hostsBackend) runTransfer(ctx context.Context, j transfer) error {
 	d := w.device
 	if err := d.begin(); err != nil {

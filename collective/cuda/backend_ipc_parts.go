@@ -7,15 +7,15 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// broadcast has every rank copy root's bytes from where they are. A device that all share reads and
-// writes n bytes for each rank but root.
+// broadcast makes every rank copy root's bytes from root's memory. A device that all ranks share
+// reads and writes n bytes for each rank but root.
 func (w *ipcBackend) broadcast(ctx context.Context, address uint64, n, root int) error {
 	into, sizes := make([]uint64, w.group.Size()), make([]int, w.group.Size())
 	into[root], sizes[root] = address, n
 	return w.copyParts(ctx, address, into, sizes)
 }
 
-// allGather has every rank copy all others' bytes from where they are.
+// allGather makes every rank copy the bytes of all others from their memory.
 func (w *ipcBackend) allGather(ctx context.Context, own uint64, into []uint64, sizes []int) error {
 	if rank := w.group.Rank(); sizes[rank] > 0 {
 		if err := w.copy(into[rank], own, sizes[rank]); err != nil {
@@ -25,8 +25,8 @@ func (w *ipcBackend) allGather(ctx context.Context, own uint64, into []uint64, s
 	return w.copyParts(ctx, own, into, sizes)
 }
 
-// copyParts copies the bytes of each other rank r, sizes[r] of them, to into[r]. This rank's are at
-// own. It returns when all ranks have what they are to have, and no rank reads what is here any
+// copyParts copies the sizes[r] bytes of each other rank r to into[r]. The bytes of this rank are
+// at own. It blocks until all ranks have their copies, so that no rank reads this rank's memory any
 // more.
 func (w *ipcBackend) copyParts(ctx context.Context, own uint64, into []uint64, sizes []int) error {
 	me := w.group.Rank()
@@ -79,8 +79,8 @@ func (w *ipcBackend) copyParts(ctx context.Context, own uint64, into []uint64, s
 	return nil
 }
 
-// reduceScatter has every rank combine its part of all vectors, in the order of the ranks. A device
-// that all share reads each vector once and writes the size of one.
+// reduceScatter makes every rank combine its part of all vectors, in the order of the ranks. A
+// device that all ranks share reads each vector once and writes as many bytes as one vector has.
 func (w *ipcBackend) reduceScatter(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, into uint64) error {
 	if !hasKernels(t) {
 		return w.stagingBackend.reduceScatter(ctx, t, op, address, n, into)
@@ -130,15 +130,15 @@ func (w *ipcBackend) reduceScatter(ctx context.Context, t kernel.Type, op collec
 	return nil
 }
 
-// within returns the elements of a rank's part of n that come in a step which takes so many of each
-// part, from one on.
+// within returns the range of elements of a rank's part of n elements that belong to the step which
+// takes each elements of each part, beginning at element from of the part.
 func within(n, ranks, rank, from, each int) (lo, hi int) {
 	lo, hi = kernel.Split(n, ranks, rank)
 	return min(lo+from, hi), min(lo+from+each, hi)
 }
 
-// fillBank copies to the bank what the step takes of this rank's vector: of each part at its place,
-// each elements apart.
+// fillBank copies the elements of a step from this rank's vector to the bank. The elements of
+// consecutive parts are each elements apart.
 func (w *ipcBackend) fillBank(ctx context.Context, bank, address uint64, n, size, from, each int) error {
 	ranks := w.group.Size()
 	for rank := range ranks {

@@ -19,7 +19,7 @@ import (
 
 const sharesSince nccl.Version = 23000 // several ranks on one device
 
-// ncclRecord is what a rank tells the others about NCCL.
+// ncclRecord is what a rank sends to the others about NCCL.
 type ncclRecord struct {
 	Version nccl.Version
 	Shares  bool    // NCCL permits several ranks on one device
@@ -27,18 +27,18 @@ type ncclRecord struct {
 	Parent  *parent // a communicator of another generation; nil: none
 }
 
-// parent is a communicator that a new one may be made from.
+// parent identifies a communicator from which a new one may be made.
 type parent struct {
 	Tag        uint64
 	Rank, Size int
 	Broken     bool
 }
 
-// ncclOffer is what a rank can contribute to NCCL.
+// ncclOffer is what a rank can contribute to a new communicator.
 type ncclOffer struct {
 	lib    *nccl.Library
 	record *ncclRecord
-	parent *communicator // nil: none, or not any more
+	parent *communicator // nil: none, or already taken
 }
 
 // offerNCCL looks for NCCL, and for a communicator of earlier generations.
@@ -61,7 +61,7 @@ func (d *Device) offerNCCL(g *collective.Group) *ncclOffer {
 	return o
 }
 
-// withdraw closes what has been offered and was not taken.
+// withdraw closes an offered parent that was not taken.
 func (o *ncclOffer) withdraw() {
 	if o.parent != nil {
 		o.parent.close()
@@ -69,14 +69,14 @@ func (o *ncclOffer) withdraw() {
 }
 
 // takeParent takes the communicator that the same group of the previous generation has left, if it
-// can be a parent. Those that were not taken in a generation are closed.
+// can be a parent. Communicators that were not taken in a generation are closed.
 func (d *Device) takeParent(g *collective.Group) *communicator {
 	d.mu.Lock()
 	var old *communicator
 	var useless []*communicator
 	d.reusable = slices.DeleteFunc(d.reusable, func(c *communicator) bool {
 		switch {
-		case c.state.Load() == commEnding: // it would hold the world up
+		case c.state.Load() == commEnding: // waiting for it would delay the world
 			d.threads.Go(c.close)
 			return true
 		case c.state.Load() != commReady || c.offered != 0 && c.offered < g.Generation():
@@ -96,7 +96,7 @@ func (d *Device) takeParent(g *collective.Group) *communicator {
 	return old
 }
 
-// noNCCL returns why ranks cannot use NCCL; empty if they can.
+// noNCCL returns the reason why ranks cannot use NCCL; empty: they can.
 func noNCCL(all []record) string {
 	for rank, r := range all {
 		switch {
@@ -133,15 +133,16 @@ const (
 	formGrown
 )
 
-// formation is how the ranks of a group make their communicator: the same on all.
+// formation is how the ranks of a group make their communicator. It is the same on all ranks.
 type formation struct {
 	kind    int
 	without []int // ranks of the parent that are gone
-	abort   bool  // something may be under way in the parent
+	abort   bool  // operations may be in progress in the parent
 }
 
-// chooseFormation chooses how a communicator is made. A parent can be used whose ranks are still in
-// their order, before all others; some of them may be gone, or others have come, but not both.
+// chooseFormation chooses how a communicator is made. A parent can be used if its remaining ranks
+// are in the same order and precede all new ranks, and if ranks have either left or joined, but not
+// both.
 func chooseFormation(all []record, lib *nccl.Library) formation {
 	first := all[0].NCCL.Parent
 	if first == nil {
@@ -175,7 +176,7 @@ func chooseFormation(all []record, lib *nccl.Library) formation {
 	return f
 }
 
-// communicatorName is what rank 0 tells the others of a communicator that is to be made.
+// communicatorName is what rank 0 sends to the others about the communicator to be made.
 type communicatorName struct {
 	ok  bool
 	tag uint64
@@ -199,24 +200,25 @@ func decodeCommunicatorName(text []byte) communicatorName {
 	return b
 }
 
-// ncclBackend is a group whose ranks have, or are about to have, a communicator of NCCL. Until all
-// have it, and for what NCCL cannot do, the other backend is used.
+// ncclBackend is the backend of a group whose ranks have, or are making, a communicator of NCCL.
+// Until all ranks have it, and for operations that NCCL does not support, the embedded backend is
+// used.
 type ncclBackend struct {
-	backend // that of the degraded steps
+	backend // used while or where NCCL is not
 	device  *Device
 	group   *collective.Group
 	comm    *communicator
 
 	stream, event uintptr
 	active        atomic.Bool // all ranks have agreed to use NCCL
-	abandoned     bool        // or not to use it
+	abandoned     bool        // all ranks have agreed not to use NCCL
 	using         sync.Mutex  // held while an operation uses NCCL, and by shut
 	done          chan struct{}
 }
 
-// newNCCLBackend begins to make a communicator for ranks that have chosen NCCL; in the meantime the
-// best of the other backends is used. It takes the communicator that this rank has offered if that
-// is its parent.
+// newNCCLBackend starts to make a communicator for ranks that have chosen NCCL. Meanwhile the best
+// of the other backends is used. It takes the communicator that this rank has offered if that is
+// the parent.
 func (d *Device) newNCCLBackend(ctx context.Context, g *collective.Group, all []record, has *ncclOffer) (backend, error) {
 	others := slices.Clone(all)
 	for i := range others {
@@ -255,7 +257,8 @@ func (d *Device) newNCCLBackend(ctx context.Context, g *collective.Group, all []
 	return w, nil
 }
 
-// nameCommunicator distributes rank 0's name of the communicator, and begins to make it.
+// nameCommunicator distributes rank 0's name of the communicator, and starts to make the
+// communicator.
 func (w *ncclBackend) nameCommunicator(ctx context.Context, f formation, old *communicator) error {
 	c := w.comm
 	text := make([]byte, communicatorNameSize)
@@ -341,7 +344,7 @@ func (w *ncclBackend) name() string {
 }
 
 // agree takes the highest of all ranks' states. All ranks learn it at the same operation: from that
-// one on they use NCCL, or never do.
+// operation on, all of them use NCCL, or none ever does.
 func (w *ncclBackend) agree(ctx context.Context, worst int64) error {
 	switch {
 	case worst == commReady && !w.active.Load():
@@ -370,7 +373,8 @@ func (w *ncclBackend) agree(ctx context.Context, worst int64) error {
 	return nil
 }
 
-// pending is this rank's state of NCCL in a group, sent when the ranks agree on an operation.
+// pending returns this rank's state of NCCL in a group. The ranks exchange it when they agree on an
+// operation.
 func (d *Device) pending(g *collective.Group) int64 {
 	if w := d.ncclBackendOf(g); w != nil {
 		return w.comm.state.Load()
@@ -385,7 +389,7 @@ func (d *Device) ncclBackendOf(g *collective.Group) *ncclBackend {
 	return w
 }
 
-// ncclTypes are the types that NCCL has, in all versions that are used.
+// ncclTypes are the types that all supported versions of NCCL have.
 var ncclTypes = map[kernel.Type]nccl.Type{kernel.Int8: nccl.Int8, kernel.Uint8: nccl.Uint8, kernel.Int32: nccl.Int32,
 	kernel.Uint32: nccl.Uint32, kernel.Int64: nccl.Int64, kernel.Uint64: nccl.Uint64, kernel.Float16: nccl.Float16,
 	kernel.Float32: nccl.Float32, kernel.Float64: nccl.Float64, kernel.BFloat16: nccl.BFloat16}
@@ -393,7 +397,7 @@ var ncclTypes = map[kernel.Type]nccl.Type{kernel.Int8: nccl.Int8, kernel.Uint8: 
 var ncclOps = map[collective.Op]nccl.Op{collective.Sum: nccl.Sum, collective.Product: nccl.Product, collective.Max: nccl.Max,
 	collective.Min: nccl.Min, collective.Average: nccl.Average}
 
-// ncclWords returns NCCL's type and operation; false if the other backend does it.
+// ncclWords returns NCCL's type and operation; false if the embedded backend must be used.
 func (w *ncclBackend) ncclWords(t kernel.Type, op collective.Op) (nccl.Type, nccl.Op, bool) {
 	typ, typed := ncclTypes[t]
 	what, able := ncclOps[op]
@@ -422,7 +426,8 @@ func (w *ncclBackend) broadcast(ctx context.Context, address uint64, n, root int
 	return w.run(ctx, nil, func(c *nccl.Comm) error { return c.Broadcast(address, address, n, nccl.Uint8, root, w.stream) })
 }
 
-// allGather is a broadcast of each rank, since sizes may differ and every copy has its own place.
+// allGather is a broadcast from each rank, since sizes may differ and the copies are not
+// contiguous.
 func (w *ncclBackend) allGather(ctx context.Context, own uint64, into []uint64, sizes []int) error {
 	if !w.active.Load() {
 		return w.backend.allGather(ctx, own, into, sizes)
@@ -446,7 +451,7 @@ func (w *ncclBackend) allGather(ctx context.Context, own uint64, into []uint64, 
 	})
 }
 
-// reduceScatter is NCCL's where the parts are equally long.
+// reduceScatter uses NCCL if the parts have equal lengths.
 func (w *ncclBackend) reduceScatter(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, into uint64) error {
 	typ, what, able := w.ncclWords(t, op)
 	if size := w.group.Size(); !able || n%size != 0 {
@@ -457,8 +462,8 @@ func (w *ncclBackend) reduceScatter(ctx context.Context, t kernel.Type, op colle
 	})
 }
 
-// run does an operation by NCCL. When it returns, the device does not use the memory any more,
-// whatever has happened to the group, unless NCCL hangs.
+// run performs an operation by NCCL. When it returns, the device no longer uses the memory, even if
+// the group has failed, unless NCCL hangs.
 func (w *ncclBackend) run(ctx context.Context, ready *Event, begin func(*nccl.Comm) error) error {
 	w.using.Lock()
 	defer w.using.Unlock()
@@ -488,8 +493,8 @@ func (w *ncclBackend) run(ctx context.Context, ready *Event, begin func(*nccl.Co
 	return w.blame(ctx, err)
 }
 
-// blame is the error of an operation that has failed with err: the group's, if it has failed. NCCL
-// may have noticed first.
+// blame returns the error of an operation that NCCL failed with err: the group's error if the group
+// fails within grace, since NCCL may notice a failure first.
 func (w *ncclBackend) blame(ctx context.Context, err error) error {
 	var met *nccl.Error
 	if errors.As(err, &met) {
@@ -510,8 +515,8 @@ func (w *ncclBackend) blame(ctx context.Context, err error) error {
 	return err
 }
 
-// shut leaves the communicator for the next generation, unless the ranks have abandoned NCCL: then
-// it is being closed.
+// shut leaves the communicator for the next generation, unless the ranks have abandoned NCCL: it is
+// then being closed.
 func (w *ncclBackend) shut() error {
 	w.using.Lock()
 	defer w.using.Unlock()
@@ -544,7 +549,7 @@ func (w *ncclBackend) shut() error {
 	}))
 }
 
-// endNCCL closes the reusable communicators, and waits for all that NCCL is still doing.
+// endNCCL closes the reusable communicators, and blocks until NCCL is idle.
 func (d *Device) endNCCL() {
 	d.mu.Lock()
 	left := d.reusable

@@ -7,7 +7,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// stagingBackend is the backend that every group can use: operations on the processor, piece by
+// stagingBackend is the backend that every group can use: the processors combine the data, piece by
 // piece.
 type stagingBackend struct {
 	device *Device
@@ -61,12 +61,12 @@ func (w *stagingBackend) allGather(ctx context.Context, own uint64, into []uint6
 	return nil
 }
 
-// reduceScatter makes pieces that have as many elements of each rank's part.
+// reduceScatter uses pieces that have the same number of elements of each rank's part.
 func (w *stagingBackend) reduceScatter(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, into uint64) error {
 	ranks, size := w.group.Size(), t.Size()
 	each := max(1, pieceSize/size/ranks) // elements
 	_, longest := kernel.Split(n, ranks, 0)
-	// of returns the elements of rank's part that are in piece i.
+	// of returns the range of elements of rank's part that are in piece i.
 	of := func(rank, i int) (lo, hi int) {
 		lo, hi = kernel.Split(n, ranks, rank)
 		return min(lo+i*each, hi), min(lo+(i+1)*each, hi)
@@ -96,7 +96,7 @@ func (w *stagingBackend) reduceScatter(ctx context.Context, t kernel.Type, op co
 		}})
 }
 
-// runTransfer makes a transfer, once ready has occurred, with a staging of its own.
+// runTransfer runs a transfer with a separate staging, once ready has occurred.
 func (w *stagingBackend) runTransfer(ctx context.Context, ready *Event, j transfer) error {
 	return w.device.with(ctx, func(s *staging) error {
 		if err := s.after(ready); err != nil {
@@ -106,13 +106,13 @@ func (w *stagingBackend) runTransfer(ctx context.Context, ready *Event, j transf
 	})
 }
 
-// typed are operations of package collective on the memory of elements.
+// typed are operations of package collective on bytes that hold elements of one type.
 type typed struct {
 	allReduce     func(context.Context, *collective.Group, []byte, collective.Op) error
 	reduceScatter func(context.Context, *collective.Group, []byte, collective.Op) ([]byte, error)
 }
 
-// onHost are they by the type of the elements.
+// onHost has these operations by the type of the elements.
 var onHost = [kernel.Types]typed{
 	kernel.Float32: typedFor[float32](), kernel.Float64: typedFor[float64](),
 	kernel.Int8: typedFor[int8](), kernel.Int16: typedFor[int16](), kernel.Int32: typedFor[int32](), kernel.Int64: typedFor[int64](),

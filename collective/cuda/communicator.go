@@ -16,17 +16,17 @@ import (
 
 // Limits of waits for NCCL. Variables for tests.
 var (
-	formLimit  = 2 * time.Minute        // for a new communicator; until then another backend does its work
-	endLimit   = 3 * time.Second        // for the end of what is under way in one, and for each step of that
-	closeLimit = 200 * time.Millisecond // for one that is of no use any more; then its end goes on in the background
-	grace      = time.Second            // for the group's own report of a failure that NCCL has met
+	formLimit  = 2 * time.Minute        // for a new communicator; meanwhile another backend is used
+	endLimit   = 3 * time.Second        // for ending the operations in progress in a communicator, and for each step of that
+	closeLimit = 200 * time.Millisecond // for closing an unused communicator; after that, closing continues in the background
+	grace      = time.Second            // for the group's own report of a failure that NCCL reported first
 )
 
-// State of a communicator, as the ranks of a group agree on it: the highest of them all counts.
+// States of a communicator. The ranks of a group agree on the highest of their states.
 const (
 	commReady = iota
 	commForming
-	commEnding // what was under way is being ended; commReady or commFailed follows
+	commEnding // operations in progress are being ended; commReady or commFailed follows
 	commFailed
 )
 
@@ -35,16 +35,16 @@ var (
 	errUnused = errors.New("cuda: the communicator is not used any more")
 )
 
-// thread is a system thread on which a device's context is current. It does one thing after the
-// other.
+// thread is a system thread on which a device's context is current. It runs one function after
+// another.
 type thread struct {
 	work  chan func()
-	over  bool // the thread's: it ends
+	over  bool // owned by the thread: it ends after this function
 	ended chan struct{}
 }
 
-// newThread starts a thread. It ends when something that it does sets over; Close of the device
-// waits for that.
+// newThread starts a thread. It ends after a function that sets over; Close of the device waits for
+// that.
 func (d *Device) newThread() (*thread, error) {
 	t := &thread{work: make(chan func()), ended: make(chan struct{})}
 	started := make(chan error, 1)
@@ -57,7 +57,7 @@ func (d *Device) newThread() (*thread, error) {
 }
 
 func (t *thread) run(d *Device, started chan<- error) {
-	runtime.LockOSThread() // for ever, as the device's own
+	runtime.LockOSThread() // for ever, as for the device's watcher
 	defer close(t.ended)
 	err := d.api.check("cuCtxSetCurrent", d.api.ctxSetCurrent(d.context)) // Close of the device waits for the thread
 	started <- err
@@ -70,8 +70,8 @@ func (t *thread) run(d *Device, started chan<- error) {
 	}
 }
 
-// do has f done and returns its error, or the cause of ctx's end if that comes first; then f may
-// still be done.
+// do runs f on the thread and returns its error. If ctx ends first, do returns the cause of ctx,
+// and f may still run.
 func (t *thread) do(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	select {
@@ -89,8 +89,8 @@ func (t *thread) do(ctx context.Context, f func() error) error {
 	}
 }
 
-// communicator is NCCL's among the ranks of a group. All calls of NCCL that concern it are made by
-// its thread.
+// communicator is a communicator of NCCL among the ranks of a group. Its thread makes all calls of
+// NCCL that concern it.
 type communicator struct {
 	device *Device
 	lib    *nccl.Library
@@ -100,18 +100,19 @@ type communicator struct {
 	rank   int
 	size   int
 
-	ctx    context.Context // ends when nothing may begin in it any more
+	ctx    context.Context // ends when no further operation may begin
 	cancel context.CancelCauseFunc
 
-	comm    *nccl.Comm    // the thread's; nil: none, yet or any more
-	parent  *communicator // the thread's: what it is made from, until it is made
+	comm    *nccl.Comm    // owned by the thread; nil: not made yet, or closed
+	parent  *communicator // owned by the thread: the parent, until the communicator is made
 	state   atomic.Int64  // commReady and so on
-	reason  error         // why it has failed; set before state is
-	broken  atomic.Bool   // something was under way in it when the group failed
-	offered uint64        // the generation that it was offered to as a parent; 0: none. Guarded by device.mu
+	reason  error         // why it has failed; set before state
+	broken  atomic.Bool   // an operation was in progress when the group failed
+	offered uint64        // the generation to which it was offered as a parent; 0: none. Guarded by device.mu
 }
 
-// newCommunicator makes one that form forms. It uses its parent's thread, if there is a parent.
+// newCommunicator returns a communicator that form must form. It uses its parent's thread, if there
+// is a parent.
 func (d *Device) newCommunicator(lib *nccl.Library, parent *communicator, g *collective.Group) (*communicator, error) {
 	c := &communicator{device: d, lib: lib, parent: parent, lane: g.Lane(), rank: g.Rank(), size: g.Size()}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
@@ -127,7 +128,7 @@ func (d *Device) newCommunicator(lib *nccl.Library, parent *communicator, g *col
 	return c, nil
 }
 
-// form makes the communicator and ends its parent, if there is one. The thread does it.
+// form makes the communicator and ends its parent, if there is one. It runs on the thread.
 func (c *communicator) form(begin func() (*nccl.Comm, error)) {
 	var comm *nccl.Comm
 	err := context.Cause(c.ctx)
@@ -140,7 +141,7 @@ func (c *communicator) form(begin func() (*nccl.Comm, error)) {
 		stop()
 	}
 	if c.parent != nil {
-		if err != nil { // what is made from it may be under way still
+		if err != nil { // a communicator may still be being made from it
 			c.parent.broken.Store(true)
 		}
 		c.parent.finish()
@@ -161,7 +162,8 @@ func (c *communicator) form(begin func() (*nccl.Comm, error)) {
 // naps are the pauses between polls of NCCL.
 var naps = retry.Backoff{First: 10 * time.Microsecond, Most: time.Millisecond}
 
-// poll waits until what has begun in a communicator is done. It is called on its thread.
+// poll blocks until the calls begun in a communicator are done. It runs on the communicator's
+// thread.
 func poll(ctx context.Context, comm *nccl.Comm) error {
 	for polls := 1; ; polls++ {
 		if err := comm.Poll(); !errors.Is(err, nccl.ErrInProgress) {
@@ -174,10 +176,11 @@ func poll(ctx context.Context, comm *nccl.Comm) error {
 	}
 }
 
-// cancelAll ends what is under way, and returns when the device has stopped using memory; it waits
-// for endLimit at most. Nothing begins in the communicator any more; where it can be a parent
-// afterwards, it is commReady once NCCL has done its part, which takes NCCL half a second. An event
-// that has been recorded behind what is under way, if it is not 0, tells of the device before that.
+// cancelAll ends the operations in progress, and blocks until the device has stopped using memory,
+// for at most endLimit. No further operation begins in the communicator. If it can be a parent
+// afterwards, its state is commReady once NCCL has finished, which takes half a second. event, if
+// not 0, was recorded after the operations in progress: when it occurs, the device has stopped,
+// which may be earlier.
 func (c *communicator) cancelAll(cause error, event uintptr) error {
 	c.cancel(cause)
 	c.state.Store(commEnding)
@@ -204,8 +207,8 @@ func (c *communicator) cancelAll(cause error, event uintptr) error {
 	}
 }
 
-// end has NCCL end what is under way: by a revocation, if that is to be had, or else with the
-// communicator.
+// end makes NCCL end the operations in progress: by a revocation if NCCL supports that, or else by
+// an abort of the communicator.
 func (c *communicator) end(cause error) error {
 	ctx, stop := context.WithTimeoutCause(context.Background(), endLimit, errLimit)
 	defer stop()
@@ -231,7 +234,7 @@ func (c *communicator) end(cause error) error {
 	})
 }
 
-// finish gives back what NCCL holds. The thread does it.
+// finish releases what NCCL holds. It runs on the thread.
 func (c *communicator) finish() error {
 	if c.parent != nil {
 		c.parent.finish()
@@ -256,8 +259,8 @@ func (c *communicator) finish() error {
 	return comm.Abort()
 }
 
-// close ends the communicator and its thread. What takes longer than closeLimit goes on in the
-// background: Close of the device waits for it.
+// close ends the communicator and its thread. It blocks for at most closeLimit, after which closing
+// continues in the background; Close of the device waits for it.
 func (c *communicator) close() {
 	c.cancel(errUnused)
 	c.state.CompareAndSwap(commForming, commFailed)
@@ -277,9 +280,9 @@ func (c *communicator) close() {
 	}
 }
 
-// perform begins an operation in a stream, and returns when the event, recorded behind it, has
-// occurred; or when ctx ends, or the communicator's. NCCL is polled for errors every askAfter.
-// After an error, recorded tells whether the event has been recorded.
+// perform begins an operation in a stream, and blocks until the event, which is recorded after it,
+// has occurred, or until ctx or the communicator's context ends. It polls NCCL for errors every
+// askAfter. After an error, recorded reports whether the event has been recorded.
 func (c *communicator) perform(ctx context.Context, stream, event uintptr, begin func(comm *nccl.Comm) error) (recorded bool, err error) {
 	d := c.device
 	err = c.thread.do(ctx, func() error {
@@ -292,7 +295,7 @@ func (c *communicator) perform(ctx context.Context, stream, event uintptr, begin
 		if err := begin(c.comm); err != nil {
 			return err
 		}
-		if err := poll(ctx, c.comm); err != nil { // it is in the stream only then
+		if err := poll(ctx, c.comm); err != nil { // only then is the operation in the stream
 			return err
 		}
 		return d.api.check("cuEventRecord", d.api.eventRecord(event, stream))

@@ -19,34 +19,33 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Config says which device to open, and how. The zero value is the first device of the machine's
-// driver.
+// Config configures a [Device]. The zero value stands for the first device of the machine's driver.
 type Config struct {
-	Device  int    // its number in CUDA's order, from 0; a worker's is its slot
+	Device  int    // the device's number in CUDA's order, from 0; for a worker, the index of its slot
 	Library string // of the driver; DefaultLibrary if empty
-	// NCCL is the path of its library; empty: what HVD_NCCL_LIBRARY says when the device is opened,
-	// or else nccl.DefaultLibrary.
+	// NCCL is the path of NCCL's library; empty: the value of HVD_NCCL_LIBRARY when the device is
+	// opened, or else nccl.DefaultLibrary.
 	NCCL string
-	// Backend is by what means collectives are done: BackendNCCL, BackendIPC, BackendHosts or
-	// BackendStaging. It holds for a group as soon as one rank wants it; where it cannot be, or
-	// another rank wants another, they return a *BackendError. Empty: what HVD_CUDA_BACKEND says
-	// when the device is opened, or else the best that all ranks can use.
+	// Backend forces the backend of collectives: BackendNCCL, BackendIPC, BackendHosts or
+	// BackendStaging. It applies to a whole group if one rank sets it; if the group cannot use it,
+	// or another rank forces another, collectives return a *BackendError. Empty: the value of
+	// HVD_CUDA_BACKEND when the device is opened, or else the best that all ranks can use.
 	Backend string
 
 	ncclShared bool // NCCL permits several ranks on one device
 
-	host string // for tests: where this process says it is; empty: on the host that it is on
+	host string // for tests: the host that this process reports; empty: its real host
 }
 
-// Info is what a device is.
+// Info describes a device.
 type Info struct {
 	Index           int
 	Name            string
 	UUID            [16]byte // the same in every process, however the devices are numbered there
-	Bus             string   // its place on the PCI bus, such as "0000:1b:00.0"
+	Bus             string   // its address on the PCI bus, such as "0000:1b:00.0"
 	Major, Minor    int      // compute capability
 	Multiprocessors int
-	Memory          uint64 // bytes in all
+	Memory          uint64 // total bytes
 	Exclusive       bool   // it serves one process at a time
 }
 
@@ -65,7 +64,7 @@ const (
 	ipcLazyPeerAccess  = 1
 )
 
-// minMajor is the least compute capability that the kernels are written for.
+// minMajor is the lowest major compute capability that the kernels support.
 const minMajor = 7
 
 // Devices lists the devices of the machine's driver, or of the one in library if that is not empty.
@@ -94,7 +93,7 @@ func (a *api) devices() ([]Info, error) {
 	return all, nil
 }
 
-// info asks what a device is, and returns its handle as well.
+// info returns the description and the handle of a device.
 func (a *api) info(index int) (Info, int32, error) {
 	info := Info{Index: index}
 	var device, major, minor, processors, mode int32
@@ -138,7 +137,7 @@ type Device struct {
 	calls
 	watcher
 
-	threads  sync.WaitGroup // NCCL's, and what waits for it
+	threads  sync.WaitGroup // threads for NCCL, and goroutines that wait for them
 	shutting sync.Mutex     // held while backends of earlier generations are shut
 
 	mu sync.Mutex // guards what follows
@@ -149,33 +148,33 @@ type Device struct {
 	allocations
 }
 
-// calls are those of the driver, one at a time. They are made by the goroutines that need them,
-// since a change of threads would cost more than most calls.
+// calls is the state of calls of the driver, which are made one at a time. The goroutines that need
+// them make them, since switching to another thread would cost more than most calls.
 type calls struct {
 	calling sync.Mutex // held during a call
-	context uintptr    // the device's primary one
+	context uintptr    // the device's primary context
 	over    bool       // Close has ended; guarded by calling
 }
 
-// watcher is the thread that waits for events which come late.
+// watcher is the thread that polls events that take long.
 type watcher struct {
 	watch   chan watched  // to the thread
-	forget  chan watched  // to the thread: the one with the same done is waited for no longer
+	forget  chan watched  // to the thread: stop polling the event with the same done
 	closed  chan struct{} // Close has begun to end the thread
 	ended   chan struct{} // the thread is gone
 	once    sync.Once     // of Close
-	waiting []watched     // the thread's
+	waiting []watched     // owned by the thread
 }
 
-// usage is what is under way on the device.
+// usage counts the operations in progress on the device.
 type usage struct {
-	active  int        // how much
-	idle    *sync.Cond // active is 0
-	closing bool       // nothing asynchronous begins any more
-	shut    bool       // nothing begins any more
+	active  int        // number of operations in progress
+	idle    *sync.Cond // signalled when active is 0
+	closing bool       // no further asynchronous operation may begin
+	shut    bool       // no further operation may begin
 }
 
-// kernelCode is the code that the device has.
+// kernelCode is the code loaded on the device.
 type kernelCode struct {
 	modules map[string]uintptr // of kernels, by type
 	kernels map[string]uintptr // functions, by name
@@ -183,33 +182,33 @@ type kernelCode struct {
 
 // stagings are the sets of pinned memory and streams that copies use.
 type stagings struct {
-	spare    []*staging      // sets that nothing uses
-	retiring []chan struct{} // closed when the device does not use the staging of a failed operation any more
+	spare    []*staging      // unused sets
+	retiring []chan struct{} // closed when the device no longer uses the staging of a failed operation
 }
 
-// groupState is what the device keeps for the groups that use it.
+// groupState is the state of the groups that use the device.
 type groupState struct {
 	backends map[*collective.Group]backend
-	fusions  map[*collective.Group]*fusion // of engines of asynchronous operations
-	reusable []*communicator               // of earlier generations: new ones may be made from them
+	fusions  map[*collective.Group]*fusion // for engines of asynchronous operations
+	reusable []*communicator               // of earlier generations; new ones may be made from them
 }
 
-// allocations are memory of the device.
+// allocations is the memory allocated on the device.
 type allocations struct {
-	owned         ranges          // what Alloc has returned
-	deferredFrees []uint64        // memory that others may have open, or whose freeing waits for the device
-	banks         map[uint64]bool // memory of tensors' snapshots
+	owned         ranges          // returned by Alloc
+	deferredFrees []uint64        // memory that other processes may have open, or whose release would wait for the device
+	banks         map[uint64]bool // memory for snapshots of tensors
 }
 
-// watched is an event that is waited for.
+// watched is an event that the watcher polls.
 type watched struct {
 	event uintptr
-	done  chan error // has room
+	done  chan error // buffered, so that a send does not block
 }
 
 // Open opens a device and starts a thread, which Close ends. It takes a reference to the device's
-// primary context, and makes it if it does not exist. Opening a device of which another process has
-// exclusive use fails.
+// primary context, which it makes if needed. Open fails if another process has exclusive use of the
+// device.
 func Open(config Config) (*Device, error) {
 	a, err := load(config.Library)
 	if err != nil {
@@ -256,18 +255,18 @@ func (a *api) open(config Config) (*Device, error) {
 	return d, nil
 }
 
-// Info reports what the device is.
+// Info returns the description of the device.
 func (d *Device) Info() Info { return d.info }
 
-// Memory asks how many bytes of the device's memory are free, and how many there are.
+// Memory returns the number of free bytes and the total number of bytes of the device's memory.
 func (d *Device) Memory() (free, total uint64, err error) {
 	err = d.call("cuMemGetInfo_v2", func(a *api) result { return a.memGetInfo(&free, &total) })
 	return free, total, err
 }
 
-// Close waits for asynchronous operations under way, gives back what the device's collectives have
-// taken, and ends its thread. Slices, streams and events of the device should have been given back
-// before; they are of no use afterwards. It waits for the device. A second call returns ErrClosed.
+// Close waits for asynchronous operations in progress and for the device, releases what the
+// device's collectives hold, and ends its thread. Slices, streams and events of the device should
+// be freed or closed before; they must not be used afterwards. A second call returns ErrClosed.
 func (d *Device) Close() error {
 	err := ErrClosed
 	d.once.Do(func() {
@@ -289,7 +288,7 @@ func (d *Device) Close() error {
 	return err
 }
 
-// release gives back what belongs to the device itself.
+// release releases what belongs to the device itself.
 func (d *Device) release() error {
 	var errs []error
 	for _, b := range d.backends {
@@ -309,9 +308,9 @@ func (d *Device) release() error {
 	return errors.Join(errs...)
 }
 
-// How events are polled: by their waiter for as long as an exchange between ranks may take, without
-// a pause; then by the watcher, which the system wakes after each nap, which is finer than Go's
-// timers; after that, a timer does.
+// How events are polled: first by the waiting goroutine without a pause, for as long as an exchange
+// between ranks may take; then by the watcher, which sleeps in the kernel between polls, since that
+// is finer than Go's timers; and later by a timer.
 const (
 	eager  = 300 * time.Microsecond
 	nap    = 20 * time.Microsecond
@@ -319,18 +318,18 @@ const (
 	rest   = time.Millisecond
 )
 
-// now is always ready.
+// now returns a channel that is always ready.
 var now = func() <-chan time.Time {
 	c := make(chan time.Time)
 	close(c)
 	return c
 }()
 
-// serve is the watcher.
+// serve runs the watcher.
 func (d *Device) serve() {
 	runtime.LockOSThread() // for ever: the thread's settings end with it
 	defer close(d.ended)
-	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // naps are no longer than they should be; it may be refused
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // for precise naps; the kernel may refuse it
 	var since time.Time                                // when the last event came or ended
 	timer := time.NewTimer(rest)
 	defer timer.Stop()
@@ -364,7 +363,7 @@ func (d *Device) serve() {
 	}
 }
 
-// look polls all events that are waited for, and drops those that have occurred.
+// look polls all watched events, and removes those that have occurred.
 func (d *Device) look() {
 	d.waiting = slices.DeleteFunc(d.waiting, func(w watched) bool {
 		there, err := d.occurred(w.event)
@@ -375,7 +374,7 @@ func (d *Device) look() {
 	})
 }
 
-// occurred reports whether an event has.
+// occurred reports whether an event has occurred.
 func (d *Device) occurred(event uintptr) (bool, error) {
 	there := false
 	err := d.call("cuEventQuery", func(a *api) result {
@@ -437,14 +436,14 @@ func (d *Device) await(ctx context.Context, event uintptr) error {
 		return err
 	case <-ctx.Done():
 	}
-	select { // the event belongs to its owner again
+	select { // from here on only its owner uses the event
 	case d.forget <- w:
 	case <-d.ended:
 	}
 	return ctx.Err()
 }
 
-// begin keeps the device from being closed until end is called.
+// begin prevents the device from being closed until end is called.
 func (d *Device) begin() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -474,7 +473,7 @@ func (d *Device) end() {
 	}
 }
 
-// spawn runs f in a goroutine; the caller is between begin and end.
+// spawn runs f in a goroutine for which Close waits. It is called between begin and end.
 func (d *Device) spawn(f func()) {
 	d.mu.Lock()
 	d.active++

@@ -6,16 +6,17 @@ import (
 )
 
 var (
-	// ErrUnavailable says that this process cannot use CUDA: there is no driver, one that lacks
-	// what is needed, or no device.
+	// ErrUnavailable reports that this process cannot use CUDA: there is no driver, the driver
+	// lacks a needed function, or there is no device.
 	ErrUnavailable = errors.New("cuda: not available")
-	// ErrOutOfMemory is, by errors.Is, the error of a device or host without free memory.
+	// ErrOutOfMemory matches, by errors.Is, the error of a device or host without free memory.
 	ErrOutOfMemory = errors.New("cuda: out of memory")
-	// ErrSticky is, by errors.Is, an error after which the device's context is unusable: every
-	// later call fails as well, on every Device of this process that shares the context. Only a new
-	// process helps.
+	// ErrSticky matches, by errors.Is, an error after which the device's context is unusable: every
+	// later call fails too, on every Device of this process that shares the context. Only a new
+	// process can use the device.
 	ErrSticky = errors.New("cuda: the context is broken")
-	// ErrClosed is returned by what is called on a Device, or on something of it, after its Close.
+	// ErrClosed is returned by methods of a Device, and of its slices, streams and events, after
+	// Close.
 	ErrClosed = errors.New("cuda: the device is closed")
 )
 
@@ -51,12 +52,12 @@ const (
 	notSupported      result = 801
 )
 
-// Error is the result of a call of the driver. It may belong to earlier work: the driver reports
-// that late.
+// Error is a failed call of the driver. The failure may belong to earlier work, whose errors the
+// driver reports late.
 type Error struct {
 	Call string // such as "cuMemAlloc_v2"
 	Code int    // the CUresult
-	Name string // CUDA's name of it, such as "CUDA_ERROR_OUT_OF_MEMORY"; empty for one that the driver does not know
+	Name string // CUDA's name of the code, such as "CUDA_ERROR_OUT_OF_MEMORY"; empty if the driver does not know it
 	Text string // CUDA's description; may be empty
 }
 
@@ -72,12 +73,12 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("cuda: %s: %s (%s)", e.Call, name, e.Text)
 }
 
-// Is makes an Error [ErrOutOfMemory] or [ErrSticky] where it is one.
+// Is reports whether the error is target, which is [ErrOutOfMemory] or [ErrSticky].
 func (e *Error) Is(target error) bool {
 	return target == ErrOutOfMemory && result(e.Code) == outOfMemory || target == ErrSticky && result(e.Code).sticky()
 }
 
-// sticky reports whether the context is lost after a result, as the driver's manual says.
+// sticky reports whether the context is unusable after a result, according to the driver's manual.
 func (r result) sticky() bool {
 	switch r {
 	case eccUncorrectable, nvlinkError, contained, illegalAddress, launchTimeout, assertFailed, hardwareStack, illegalOperation,

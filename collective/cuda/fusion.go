@@ -10,15 +10,15 @@ import (
 
 // fusion is the bucket of a group's engine on a device.
 type fusion struct {
-	memory *Slice[byte] // nil: none yet
-	agreed int          // bytes that all ranks have room for
+	memory *Slice[byte] // nil: not allocated yet
+	agreed int          // size for which all ranks have memory, in bytes
 }
 
 // leastBucket is the smallest size of a bucket, in bytes.
 const leastBucket = 1 << 20
 
-// reduceAll combines vectors of one type and operation with those of the other ranks, all of which
-// do the same.
+// reduceAll combines vectors of one type and operation with those of the other ranks. All ranks
+// call it for the same vectors.
 func (d *Device) reduceAll(ctx context.Context, lane *collective.Group, all []*submission) error {
 	first, n := all[0], 0
 	for _, v := range all {
@@ -57,8 +57,8 @@ func (d *Device) reduceAll(ctx context.Context, lane *collective.Group, all []*s
 	})
 }
 
-// gather copies vectors to a bucket, one behind the other, each once it is ready. It is called
-// within [Device.do], as scatter is.
+// gather copies vectors to a bucket, one after another, each once it is ready. Like scatter, it is
+// called within [Device.do].
 func (s *staging) gather(bucket uint64, all []*submission) error {
 	a := s.device.api
 	for _, v := range all {
@@ -77,7 +77,7 @@ func (s *staging) gather(bucket uint64, all []*submission) error {
 	return nil
 }
 
-// scatter copies them back.
+// scatter copies the vectors back from a bucket.
 func (s *staging) scatter(bucket uint64, all []*submission) error {
 	a := s.device.api
 	for _, v := range all {
@@ -105,8 +105,9 @@ func (d *Device) fusion(lane *collective.Group) *fusion {
 	return f
 }
 
-// fit makes the bucket of a lane large enough, and reports whether all ranks could. They agree
-// where it has to grow, which is at the same time on all.
+// fit makes the bucket of a lane large enough for n bytes, and reports whether all ranks could. If
+// the bucket must grow, which happens at the same time on all ranks, they exchange whether they
+// could.
 func (d *Device) fit(ctx context.Context, lane *collective.Group, n int) (bool, error) {
 	f := d.fusion(lane)
 	if n <= f.agreed {
@@ -140,8 +141,8 @@ func (d *Device) fit(ctx context.Context, lane *collective.Group, n int) (bool, 
 	return true, nil
 }
 
-// forgetFusions returns the memory of buckets of generations before, which others may have open.
-// The caller holds d.mu.
+// forgetFusions removes the buckets of earlier generations and returns their memory, which other
+// processes may have open. The caller holds d.mu.
 func (d *Device) forgetFusions(generation uint64) (memory []uint64) {
 	for lane, f := range d.fusions {
 		if lane.Generation() >= generation {

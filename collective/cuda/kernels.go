@@ -20,7 +20,7 @@ import (
 //go:embed ptx/*.ptx
 var programs embed.FS
 
-// places is the most that one kernel reads from, and writes to.
+// places is the largest number of vectors that one kernel reads, and that it writes.
 const places = 16
 
 // arguments is the parameter of every kernel; see internal/gen.
@@ -35,7 +35,7 @@ type arguments struct {
 	number           uint64
 }
 
-// over makes arguments for count elements of a type.
+// over returns the arguments for count elements of a type.
 func over(t kernel.Type, count int, targets []uint64, sources ...uint64) *arguments {
 	a := &arguments{nSources: uint32(len(sources)), nTargets: uint32(len(targets))}
 	copy(a.sources[:], sources)
@@ -61,7 +61,7 @@ const (
 	full      = 8
 )
 
-// launch puts a kernel into a stream. It is called within [Device.do].
+// launch launches a kernel in a stream. It is called within [Device.do].
 func (d *Device) launch(stream uintptr, op string, t kernel.Type, a *arguments) error {
 	function, err := d.kernel(op, t)
 	if err != nil {
@@ -77,7 +77,7 @@ func (d *Device) launch(stream uintptr, op string, t kernel.Type, a *arguments) 
 	return d.api.check("cuLaunchKernel", r)
 }
 
-// kernel returns a function, and has its type's file compiled at the first.
+// kernel returns a kernel's function. The first call for a type compiles the type's file.
 func (d *Device) kernel(op string, t kernel.Type) (uintptr, error) {
 	name := op + "_" + t.String()
 	d.mu.Lock()
@@ -111,7 +111,7 @@ const (
 	jitErrorLogSize = 6
 )
 
-// compile makes a module of a text of PTX. The error holds the compiler's messages.
+// compile compiles PTX to a module. The error contains the compiler's messages.
 func (d *Device) compile(text []byte) (uintptr, error) {
 	text = append(text, 0)
 	log := make([]byte, 4096)
@@ -128,7 +128,7 @@ func (d *Device) compile(text []byte) (uintptr, error) {
 	return module, err
 }
 
-// typeOf is the type of an element.
+// typeOf returns the type of an element.
 func typeOf[T collective.Element]() kernel.Type {
 	switch any(*new(T)).(type) {
 	case collective.Float16:
@@ -139,7 +139,8 @@ func typeOf[T collective.Element]() kernel.Type {
 	return kernel.OfKind(reflect.TypeFor[T]().Kind())
 }
 
-// checkReduced refuses elements that would be reduced as what they are not.
+// checkReduced returns an error for a type that looks like a floating point number but would be
+// reduced as an integer.
 func checkReduced[T collective.Element]() error {
 	switch any(*new(T)).(type) {
 	case collective.Float16, collective.BFloat16:
@@ -157,7 +158,7 @@ func hasKernels(t kernel.Type) bool {
 	return false
 }
 
-// combination is the kernel of an operation; empty if no kernel computes it.
+// combination returns the name of the kernel of an operation; empty if no kernel computes it.
 func combination(op collective.Op) string {
 	switch op {
 	case collective.Sum, collective.Average, collective.Min, collective.Max, collective.Product:
@@ -166,11 +167,11 @@ func combination(op collective.Op) string {
 	return ""
 }
 
-// Combine puts into the stream a kernel that sets dst[i] to a[i] combined with b[i], in every bit
-// as the reductions of package collective do. The three have equal lengths; dst may be a or b, and
-// must not overlap them otherwise. Elements are float32, float64, Float16, BFloat16, int32 or
-// int64, the operation is Sum, Min, Max or Product. It does not wait for the kernel; the first call
-// for a type of element waits for the compiler.
+// Combine launches a kernel in the stream that sets dst[i] to a[i] combined with b[i], with the
+// same bits as the reductions of package collective. The three slices have equal lengths; dst may
+// be a or b, and must not overlap them otherwise. The element type is float32, float64, Float16,
+// BFloat16, int32 or int64, and the operation Sum, Min, Max or Product. Combine does not wait for
+// the kernel, but the first call for an element type waits for the compiler.
 func Combine[T collective.Element](s *Stream, dst, a, b *Slice[T], op collective.Op) error {
 	t, name := typeOf[T](), combination(op)
 	switch {
@@ -187,9 +188,10 @@ func Combine[T collective.Element](s *Stream, dst, a, b *Slice[T], op collective
 	return s.device.do(func() error { return s.device.launch(s.handle, name, t, args) })
 }
 
-// Scale puts into the stream a kernel that multiplies every element by a factor, which must not be
-// NaN and is first rounded to the type, or to float32 for halves; integers are multiplied in
-// float64, truncated towards zero, and kept within their bounds. Types are those of [Combine].
+// Scale launches a kernel in the stream that multiplies every element by a factor. The factor must
+// not be NaN; it is first rounded to the element type, or to float32 for 16-bit floats. Integers
+// are multiplied in float64, truncated towards zero, and clamped to the range of the type. The
+// types are those of [Combine].
 func Scale[T collective.Element](s *Stream, v *Slice[T], factor float64) error {
 	t := typeOf[T]()
 	switch {
@@ -207,7 +209,7 @@ func Scale[T collective.Element](s *Stream, v *Slice[T], factor float64) error {
 	return s.device.do(func() error { return s.device.launch(s.handle, "scale", t, args) })
 }
 
-// divisor is the number of an average.
+// divisor returns the argument of an average's kernel, by which the sum is divided.
 func divisor(t kernel.Type, n int) uint64 {
 	if t == kernel.Int32 || t == kernel.Int64 {
 		return uint64(n)

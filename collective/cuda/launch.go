@@ -9,23 +9,22 @@ import (
 	"unsafe"
 )
 
-// Module is a text of PTX that the driver has compiled for a device: the program's own kernels.
+// Module is compiled PTX on a device: the program's own kernels.
 type Module struct {
 	device  *Device
-	handle  uintptr // 0: closed; used within [Device.do] alone
+	handle  uintptr // 0: closed; used only within [Device.do]
 	entries map[string][]parameter
 }
 
-// parameter is what a kernel takes.
+// parameter describes a parameter of a kernel.
 type parameter struct {
 	size  int
 	float bool // it is a float, not just bits
 	whole bool // an integer, not just bits
 }
 
-// Load has the driver compile a text of PTX, and returns when that is done. The error holds the
-// compiler's messages. The driver keeps what it has compiled on the disk for the next time.
-// [Module.Close] gives the module back.
+// Load makes the driver compile PTX, and blocks until that is done. The error contains the
+// compiler's messages. The driver caches compiled code on disk. [Module.Close] releases the module.
 func (d *Device) Load(ptx string) (*Module, error) {
 	m := &Module{device: d, entries: entries(ptx)}
 	err := d.do(func() (err error) {
@@ -38,7 +37,7 @@ func (d *Device) Load(ptx string) (*Module, error) {
 	return m, nil
 }
 
-// Close gives the module back. None of its kernels may be under way; none can be launched
+// Close releases the module. None of its kernels may be in progress, and none can be launched
 // afterwards. A second call returns ErrClosed.
 func (m *Module) Close() error {
 	return m.device.do(func() error {
@@ -51,7 +50,7 @@ func (m *Module) Close() error {
 	})
 }
 
-// Function is a kernel of a Module, and of no use once that is closed.
+// Function is a kernel of a Module. It must not be used after the module is closed.
 type Function struct {
 	module     *Module
 	name       string
@@ -59,7 +58,7 @@ type Function struct {
 	parameters []parameter
 }
 
-// Function returns the kernel of that name, an .entry of the module's text.
+// Function returns the kernel with the given name, an .entry of the module's PTX.
 func (m *Module) Function(name string) (*Function, error) {
 	parameters, there := m.entries[name]
 	f := &Function{module: m, name: name, parameters: parameters}
@@ -82,7 +81,7 @@ func (m *Module) Function(name string) (*Function, error) {
 // Dim is an extent in up to three directions. A zero counts as 1.
 type Dim struct{ X, Y, Z int }
 
-// Grid is how many threads run a kernel.
+// Grid is the number of threads that run a kernel.
 type Grid struct {
 	Blocks  Dim
 	Threads Dim // of each block
@@ -94,10 +93,11 @@ func Linear(n int) Grid {
 	return Grid{Blocks: Dim{X: (n + blockSize - 1) / blockSize}, Threads: Dim{X: blockSize}}
 }
 
-// LaunchError says that a kernel was not launched, because the call does not match its declaration.
+// LaunchError reports that a kernel was not launched because the call does not match its
+// declaration.
 type LaunchError struct {
 	Function string
-	Argument int // which, from 0; -1: it is about all of them, or about the grid
+	Argument int // index of the argument, from 0; -1: the error is about their number, or about the grid
 	Reason   string
 }
 
@@ -109,14 +109,14 @@ func (e *LaunchError) Error() string {
 	return fmt.Sprintf("cuda: kernel %s: argument %d: %s", e.Function, e.Argument, e.Reason)
 }
 
-// Launch puts the kernel into a stream of its device, and does not wait for it: what goes wrong
-// there is told by a later call, such as [Stream.Synchronize]. Arguments are a *[Slice] of any
-// type, for its address, int32, uint32, int64, uint64, float32 and float64. They must be as many as
-// the kernel declares, each of the declared size, and integers and floats as declared; otherwise
-// the error is a *[LaunchError]. The caller keeps the slices until the kernel is done.
+// Launch launches the kernel in a stream of its device and does not wait for it: a later call, such
+// as [Stream.Synchronize], returns errors of the kernel. An argument is a *[Slice] of any type, for
+// its address, or an int32, uint32, int64, uint64, float32 or float64. Number, sizes and kinds
+// (integer or float) of the arguments must match the kernel's declaration; otherwise the error is a
+// *[LaunchError]. The caller must not free the slices until the kernel is done.
 //
-// A collective comes after the kernel if the stream is its [Options.After]; what is launched when
-// the collective has returned comes after it in any stream.
+// A collective waits for the kernel if the stream is its [Options.After]. Work launched after the
+// collective has returned runs after it, in any stream.
 func (f *Function) Launch(s *Stream, g Grid, args ...any) error {
 	d := f.module.device
 	values, err := f.arguments(args)
@@ -151,12 +151,12 @@ func (f *Function) Launch(s *Stream, g Grid, args ...any) error {
 	})
 }
 
-// onDevice describes an argument that is in a device's memory.
+// onDevice is an argument that is in a device's memory.
 type onDevice interface{ place() (*Device, uint64) }
 
 func (s *Slice[T]) place() (*Device, uint64) { return s.device, s.address }
 
-// arguments returns the bits of each. A number of 32 bits is the lower half of its word.
+// arguments returns the bits of each argument. A 32-bit argument is the lower half of its word.
 func (f *Function) arguments(args []any) ([]uint64, error) {
 	if len(args) != len(f.parameters) {
 		return nil, &LaunchError{f.name, -1, fmt.Sprintf("%d arguments for %d parameters", len(args), len(f.parameters))}
@@ -212,9 +212,9 @@ var scalars = map[string]parameter{
 	".u64": {size: 8, whole: true}, ".s64": {size: 8, whole: true}, ".b64": {size: 8}, ".f64": {size: 8, float: true},
 }
 
-// entries reads the parameters of the kernels in a text of PTX. The driver copies each argument
-// from where it is told to, as many and as large as declared: nothing else checks that a call fits.
-// The compiler refuses what is not PTX.
+// entries parses the parameters of the kernels in PTX. The driver reads as many arguments as are
+// declared, of the declared sizes, from memory: only this package checks that a call matches. The
+// compiler refuses invalid PTX.
 func entries(text string) map[string][]parameter {
 	all := map[string][]parameter{}
 	for _, part := range strings.Split(withoutComments(text), ".entry")[1:] {

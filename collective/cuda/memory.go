@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Slice is a vector in a device's memory. The zero value is an empty one of no device.
+// Slice is a vector in a device's memory. The zero value is empty and belongs to no device.
 type Slice[T collective.Element] struct {
 	device  *Device
 	address uint64
@@ -21,8 +21,8 @@ type Slice[T collective.Element] struct {
 	owned   bool // by Alloc
 }
 
-// Alloc returns n zeros in the device's memory, aligned to 256 bytes, which [Slice.Free] gives
-// back. Nothing collects them as garbage. An n of 0 takes nothing.
+// Alloc returns n zeros in the device's memory, aligned to 256 bytes. The memory is not garbage
+// collected: the caller releases it by [Slice.Free]. If n is 0, Alloc allocates nothing.
 func Alloc[T collective.Element](d *Device, n int) (*Slice[T], error) {
 	s := &Slice[T]{device: d, n: n, owned: true}
 	if n < 0 || n > math.MaxInt/s.size() {
@@ -44,9 +44,9 @@ func Alloc[T collective.Element](d *Device, n int) (*Slice[T], error) {
 	return s, nil
 }
 
-// Wrap makes a Slice of n elements of memory that belongs to other code, such as another library:
+// Wrap returns a Slice of n elements of memory that belongs to other code, such as another library.
 // address is on the device, in its primary context, and a multiple of an element's size. The owner
-// keeps it as long as the Slice is used.
+// must not free the memory while the Slice is used.
 func Wrap[T collective.Element](d *Device, address uint64, n int) (*Slice[T], error) {
 	s := &Slice[T]{device: d, address: address, n: n}
 	if n < 0 || uint64(n) > (math.MaxUint64-address)/uint64(s.size()) || n > 0 && address == 0 {
@@ -58,9 +58,9 @@ func Wrap[T collective.Element](d *Device, address uint64, n int) (*Slice[T], er
 	return s, nil
 }
 
-// Free gives back what [Alloc] has returned; it must not be used afterwards. Other slices are left
-// alone. It waits for the device. Memory that other processes have opened for a group's AllReduce
-// is kept until that group's generation has passed, or the device is closed.
+// Free releases a slice that [Alloc] returned; it must not be used afterwards. Free has no effect
+// on other slices. It waits for the device. Memory that other processes have opened for a group's
+// AllReduce is kept until that group's generation has passed, or until the device is closed.
 func (s *Slice[T]) Free() error {
 	if !s.owned || s.address == 0 {
 		return nil
@@ -68,8 +68,8 @@ func (s *Slice[T]) Free() error {
 	return s.device.free(s.address)
 }
 
-// abandon frees what a failed operation was to return. Where the group is lost the device may use
-// it for ever, so the next generation, or Close, frees it.
+// abandon frees the slice that a failed operation would have returned. If the group has failed, the
+// device may still use the slice, so the next generation, or Close, frees it.
 func (s *Slice[T]) abandon(err error) error {
 	var refused *BackendError
 	if s.address == 0 || errors.As(err, &refused) {
@@ -122,7 +122,7 @@ func (r *ranges) remove(address uint64) (bytes uint64, there bool) {
 	return bytes, there
 }
 
-// containing returns the beginning of the allocation that an address lies in.
+// containing returns the beginning of the allocation that contains an address.
 func (r ranges) containing(address uint64) (base uint64, there bool) {
 	i, exact := slices.BinarySearchFunc(r, address, byAddress)
 	if !exact {
@@ -134,17 +134,17 @@ func (r ranges) containing(address uint64) (base uint64, there bool) {
 	return r[i].address, true
 }
 
-// Len is the number of elements.
+// Len returns the number of elements.
 func (s *Slice[T]) Len() int { return s.n }
 
-// Address is where the slice begins on the device.
+// Address returns the address of the first element on the device.
 func (s *Slice[T]) Address() uint64 { return s.address }
 
-// Device is the device of the memory, nil for the zero value.
+// Device returns the device of the memory, or nil for the zero value.
 func (s *Slice[T]) Device() *Device { return s.device }
 
-// Slice is the view of elements from to but without to. Bounds beyond the slice's panic, as with
-// Go's.
+// Slice returns a view of the elements from from up to, but not including, to. It panics if the
+// bounds are out of range.
 func (s *Slice[T]) Slice(from, to int) *Slice[T] {
 	if from < 0 || to < from || to > s.n {
 		panic(fmt.Sprintf("cuda: slice bounds %d:%d of %d", from, to, s.n))
@@ -155,7 +155,7 @@ func (s *Slice[T]) Slice(from, to int) *Slice[T] {
 func (s *Slice[T]) size() int     { return int(unsafe.Sizeof(*new(T))) }
 func (s *Slice[T]) bytes() uint64 { return uint64(s.n) * uint64(s.size()) }
 
-// Zero sets all elements to zero, and returns when that is done.
+// Zero sets all elements to zero, and blocks until that is done.
 func (s *Slice[T]) Zero(ctx context.Context) error {
 	if s.n == 0 {
 		return nil
@@ -170,8 +170,8 @@ func (s *Slice[T]) Zero(ctx context.Context) error {
 	})
 }
 
-// CopyFrom sets the elements to those of src, which must be as many, and returns when that is done:
-// src may be changed then. It goes through pinned memory in pieces.
+// CopyFrom sets the elements to those of src, which must have the same length, and blocks until
+// that is done; src may then be changed. It copies in pieces through pinned memory.
 func (s *Slice[T]) CopyFrom(ctx context.Context, src []T) error {
 	if len(src) != s.n {
 		return fmt.Errorf("cuda: %d elements for a slice of %d", len(src), s.n)
@@ -179,7 +179,7 @@ func (s *Slice[T]) CopyFrom(ctx context.Context, src []T) error {
 	return s.device.upload(ctx, s.address, kernel.Bytes(src))
 }
 
-// CopyTo sets dst, which must be as long, to the elements, and returns when that is done.
+// CopyTo sets dst, which must have the same length, to the elements, and blocks until that is done.
 func (s *Slice[T]) CopyTo(ctx context.Context, dst []T) error {
 	if len(dst) != s.n {
 		return fmt.Errorf("cuda: %d elements for a slice of %d", s.n, len(dst))
@@ -191,8 +191,8 @@ func (s *Slice[T]) CopyTo(ctx context.Context, dst []T) error {
 	})
 }
 
-// CopySlice sets the elements to those of src on the same device, which must be as many, and
-// returns when that is done. The two do not overlap.
+// CopySlice sets the elements to those of src, which must have the same length and device, and
+// blocks until that is done. The two must not overlap.
 func (s *Slice[T]) CopySlice(ctx context.Context, src *Slice[T]) error {
 	if src.n != s.n || src.device != s.device {
 		return fmt.Errorf("cuda: a copy of %d elements to %d of the same device", src.n, s.n)

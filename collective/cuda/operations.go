@@ -11,14 +11,14 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Options say how a collective on device memory is done. The zero value changes nothing.
+// Options are the options of a collective on device memory. The zero value is that of [AllReduce].
 type Options struct {
-	// After is a stream of the device: what has been put into it before the call is done before the
-	// operation touches the slice. Nil: the slice is ready.
+	// After is a stream of the device: the operation accesses the slice after the work that is in
+	// the stream at the time of the call. Nil: the slice is ready.
 	After *Stream
 }
 
-// event is the end of what After holds now; nil if there is no stream.
+// event returns an event at the present end of After; nil if After is nil.
 func (o Options) event() (*Event, error) {
 	if o.After == nil {
 		return nil, nil
@@ -26,22 +26,22 @@ func (o Options) event() (*Event, error) {
 	return o.After.Record()
 }
 
-// Each operation is called by every rank of the group with the same arguments, except for the data,
-// as those of package collective, and in the same order with those. It blocks until the result is
-// complete on this rank's device; what is put into any stream afterwards finds it. What goes wrong
-// on one rank's device ends the group for all: that rank returns the error, the others an error
-// that is [collective.ErrAborted].
+// Every rank of the group calls each operation with the same arguments, except for the data, and in
+// the same order, also relative to operations of package collective. An operation blocks until the
+// result is complete on this rank's device; work launched afterwards in any stream sees it. An
+// error on one rank's device ends the group on all ranks: that rank returns the error, and the
+// others return an error that matches [collective.ErrAborted].
 
-// AllReduce combines the slices of all ranks, element by element, and puts the result into the
-// slice on every rank. Lengths must be equal. On one host it has the bits of [collective.AllReduce]
-// under [collective.Strict]. With several hosts ([BackendHosts]) the ranks of each host are
-// combined in their order, and the results of the hosts in that of the group's algorithm; staged,
-// all are in that. Under Strict the bits are the same by all of these. By NCCL they are NCCL's, the
-// same on all ranks but perhaps others in another world; Min and Max of floating point numbers
-// never go by NCCL, which drops NaNs. There are no kernels of this package for int8, int16 and
-// unsigned integers: where NCCL does not combine them they go through the host's memory, whatever
-// the backend, and the host's processors combine them. [collective.Adasum] is refused. After an
-// error the slice is undefined.
+// AllReduce combines the slices of all ranks, element by element, and writes the result to the
+// slice on every rank. Lengths must be equal. On one host the result has the bits of
+// [collective.AllReduce] under [collective.Strict]. With several hosts ([BackendHosts]), the ranks
+// of each host are combined in their order, and the results of the hosts in the order of the
+// group's algorithm; with staging, all ranks are combined in the order of the algorithm. Under
+// Strict, all of these give the same bits. With NCCL the bits are NCCL's: the same on all ranks,
+// but possibly different in another world. Min and Max of floating point numbers never use NCCL,
+// which drops NaNs. This package has no kernels for int8, int16 and unsigned integers: if NCCL does
+// not combine them, the host's processors do, in host memory, whatever the backend.
+// [collective.Adasum] is refused. After an error the slice is undefined.
 func AllReduce[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op) error {
 	return AllReduceWith(ctx, g, s, op, Options{})
 }
@@ -88,8 +88,8 @@ func (d *Device) allReduceSlice(ctx context.Context, g *collective.Group, c call
 }
 
 // Broadcast sets the slice on every rank to that of rank root. Lengths must be equal. After an
-// error the slice is undefined. Where memory is opened to others each rank copies root's, device to
-// device.
+// error the slice is undefined. If the ranks open each other's memory, each rank copies root's
+// slice from device to device.
 func Broadcast[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], root int) error {
 	if g == nil {
 		return errNoGroup
@@ -148,8 +148,8 @@ func AllGather[T collective.Element](ctx context.Context, g *collective.Group, s
 }
 
 // ReduceScatter combines the slices of all ranks, element by element, and returns this rank's part
-// of the result on its device, which the caller frees; the slice stays as it is. Lengths must be
-// equal; the parts are those of [collective.ReduceScatter].
+// of the result on its device, which the caller frees; s is unchanged. Lengths must be equal; the
+// parts are those of [collective.ReduceScatter].
 func ReduceScatter[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op) (*Slice[T], error) {
 	if g == nil {
 		return nil, errNoGroup
@@ -183,8 +183,8 @@ func ReduceScatter[T collective.Element](ctx context.Context, g *collective.Grou
 
 var errNoDevice = errors.New("cuda: a slice of no device")
 
-// together does one rank's part of an operation. If that fails, the group is aborted, so that the
-// others do not wait.
+// together performs this rank's part of an operation. If that fails, it aborts the group, so that
+// the others do not wait.
 func (d *Device) together(g *collective.Group, f func() error) error {
 	err := errNoDevice
 	if d != nil {
@@ -206,7 +206,7 @@ func common(err error) bool {
 
 var errNoGroup = errors.New("cuda: no group")
 
-// refuse is the error of an unsupported operation.
+// refuse returns the error for an unsupported operation; nil if op is supported.
 func refuse(op collective.Op) error {
 	if combination(op) == "" {
 		return fmt.Errorf("cuda: %v is not supported on device memory", op)
@@ -214,7 +214,8 @@ func refuse(op collective.Op) error {
 	return nil
 }
 
-// call is what a rank is about to do. All ranks must be about to do the same.
+// call describes the operation that a rank is about to perform. All ranks must be about to perform
+// the same one.
 type call struct {
 	what    action
 	kind    kernel.Type
@@ -232,7 +233,8 @@ const (
 	reduceScatterAction
 )
 
-// word is the call without its length, in 57 bits. A refused one differs from every valid one.
+// word returns the call without its length, in 57 bits. The word of a refused call differs from
+// that of every valid one.
 func (c call) word() int64 {
 	w := int64(uint32(c.root))<<24 | int64(c.op)<<16 | int64(c.kind)<<8 | int64(c.what)
 	if c.invalid != nil {
@@ -246,8 +248,8 @@ var (
 	errRefused = errors.New("cuda: the ranks' calls differ, or are refused")
 )
 
-// agree verifies that all ranks are about to do the same operation, of one length, by the same
-// backend.
+// agree verifies that all ranks are about to perform the same operation, with the same length and
+// the same backend.
 func (d *Device) agree(ctx context.Context, g *collective.Group, c call) error {
 	w := c.word()
 	bounds := [5]int64{int64(c.n), -int64(c.n), d.pending(g), w, -w}
@@ -270,7 +272,7 @@ func (d *Device) agree(ctx context.Context, g *collective.Group, c call) error {
 	return nil
 }
 
-// String is the call as errors tell it.
+// String returns the call as described in errors.
 func (c call) String() string {
 	switch c.what {
 	case allReduceAction:

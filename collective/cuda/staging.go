@@ -9,25 +9,25 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// Number of pieces that are under way at a time, and their size. While one is reduced by the group,
-// the next comes from the device and the last goes back.
+// pieces is the number of pieces in flight. While the group reduces one piece, the next is copied
+// from the device and the previous one back to it.
 const pieces = 3
 
-// pieceSize is a variable, so that tests can copy less.
+// pieceSize is the size of a piece, in bytes. It is a variable so that tests can copy less.
 var pieceSize = 4 << 20
 
-// staging is what vectors go through between a device and the host: memory that the device
-// reads and writes without the processor's help, and a stream for each direction. It is used by one
-// operation at a time.
+// staging is the means to copy vectors between a device and the host: pinned memory, which the
+// device reads and writes without the processor's help, and a stream for each direction. One
+// operation at a time uses it.
 type staging struct {
 	device *Device
 	memory []byte // of all pieces
-	shared bool   // it is collective's memory, which the other ranks of the host can read, registered with the driver
+	shared bool   // memory is from package collective, so that the other ranks of the host can read it, and registered with the driver
 
 	down, up uintptr         // streams, to the host and to the device
 	arrived  [pieces]uintptr // events: a piece is in host memory
 	gone     [pieces]uintptr // events: a piece is on the device
-	busy     [pieces]bool    // gone was recorded, and not waited for
+	busy     [pieces]bool    // gone was recorded but not waited for
 }
 
 // copyRange is one copy between the device and a piece.
@@ -37,7 +37,7 @@ type copyRange struct {
 	n       int // bytes
 }
 
-// with gives f a staging that nothing else uses.
+// with calls f with a staging that nothing else uses.
 func (d *Device) with(ctx context.Context, f func(*staging) error) error {
 	if err := d.begin(); err != nil {
 		return err
@@ -61,7 +61,7 @@ func (d *Device) with(ctx context.Context, f func(*staging) error) error {
 	return nil
 }
 
-// staging returns one that is free, or a new one.
+// staging returns an unused staging, or a new one.
 func (d *Device) staging() (*staging, error) {
 	d.mu.Lock()
 	if n := len(d.spare); n > 0 {
@@ -84,7 +84,7 @@ func (d *Device) keep(s *staging) {
 	d.spare = append(d.spare, s)
 }
 
-// make allocates all that a staging consists of. It is called within [Device.do].
+// make allocates the memory, streams and events of a staging. It is called within [Device.do].
 func (s *staging) make() error {
 	a := s.device.api
 	for _, stream := range []*uintptr{&s.down, &s.up} {
@@ -115,7 +115,7 @@ func (s *staging) make() error {
 	return nil
 }
 
-// free gives back all that the staging holds. The device does not use it any more.
+// free releases everything that the staging holds. The device must not use it any more.
 func (s *staging) free() error {
 	return s.device.do(func() error {
 		a := s.device.api
@@ -140,8 +140,7 @@ func (s *staging) free() error {
 	})
 }
 
-// retire has the staging of a failed operation retired in the background; awaitRetiring waits for
-// that.
+// retire retires the staging of a failed operation in the background; awaitRetiring waits for that.
 func (d *Device) retire(s *staging) {
 	done := make(chan struct{})
 	d.mu.Lock()
@@ -156,8 +155,8 @@ func (d *Device) retire(s *staging) {
 	})
 }
 
-// awaitRetiring waits until the device has finished what failed operations have begun: it may write
-// to the same memory as the next one.
+// awaitRetiring blocks until the device has finished the work of failed operations, which may write
+// to the memory of the next operation.
 func (d *Device) awaitRetiring(ctx context.Context) error {
 	d.mu.Lock()
 	all := slices.Clone(d.retiring)
@@ -172,8 +171,7 @@ func (d *Device) awaitRetiring(ctx context.Context) error {
 	return nil
 }
 
-// retire returns the staging of a failed operation to the pool, once the device does not use it any
-// more.
+// retire returns the staging of a failed operation to the pool, once the device no longer uses it.
 func (s *staging) retire() {
 	ctx := context.Background()
 	err := s.settle(ctx)
@@ -194,7 +192,7 @@ func (s *staging) record(event, stream uintptr) error {
 	return s.device.api.check("cuEventRecord", s.device.api.eventRecord(event, stream))
 }
 
-// settle waits for what is in the stream to the device.
+// settle blocks until the work in the stream to the device is done.
 func (s *staging) settle(ctx context.Context) error {
 	if err := s.device.do(func() error { return s.record(s.gone[0], s.up) }); err != nil {
 		return err
@@ -218,26 +216,26 @@ func (s *staging) after(e *Event) error {
 	})
 }
 
-// piece is the memory of a piece.
+// piece returns the memory of piece i.
 func (s *staging) piece(i int) []byte {
 	at := i % pieces * pieceSize
 	return s.memory[at : at+pieceSize : at+pieceSize]
 }
 
-// transfer describes what is copied, piece by piece.
+// transfer describes a copy in pieces between a device and the host.
 type transfer struct {
 	count int                     // pieces
 	down  func(i int) []copyRange // from the device; nil: nothing
 	up    func(i int) []copyRange // to the device; nil: nothing
-	// before and after put more into a stream, before a piece is copied from the device and after
-	// it was copied back. They are called within [Device.do]; nil: nothing.
+	// before and after add work to a stream, before a piece is copied from the device and after it
+	// is copied back. They are called within [Device.do]; nil: no work.
 	before, after func(i int, stream uintptr) error
-	// step is called with each piece, in order, when it has come from the device; what it leaves in
-	// the piece is copied back.
+	// step is called with each piece, in order, when it has been copied from the device. The
+	// content that step leaves in the piece is copied back.
 	step func(i int, piece []byte) error
 }
 
-// run makes a transfer, and returns when all of it is done.
+// run runs a transfer, and blocks until all of it is done.
 func (s *staging) run(ctx context.Context, j transfer) error {
 	const ahead = pieces - 1
 	fetched := 0
@@ -267,7 +265,8 @@ func (s *staging) run(ctx context.Context, j transfer) error {
 	return s.settle(ctx)
 }
 
-// fetch begins to copy a piece from the device, once what was in its place was copied back there.
+// fetch starts to copy a piece from the device, once the previous content of its memory has been
+// copied back.
 func (s *staging) fetch(ctx context.Context, j transfer, i int) error {
 	place := i % pieces
 	if s.busy[place] {
@@ -300,7 +299,7 @@ func (s *staging) fetch(ctx context.Context, j transfer, i int) error {
 	})
 }
 
-// push begins to copy a piece to the device.
+// push starts to copy a piece to the device.
 func (s *staging) push(i int, j transfer) error {
 	ranges, piece := j.up(i), s.piece(i)
 	return s.device.do(func() error {
@@ -324,7 +323,8 @@ func (s *staging) push(i int, j transfer) error {
 	})
 }
 
-// cut divides n bytes at an address into pieces, and says where each is.
+// cut divides n bytes at an address into pieces, and returns a function that returns the range of
+// each.
 func cut(address uint64, n int) (count int, ranges func(i int) []copyRange) {
 	return (n + pieceSize - 1) / pieceSize, func(i int) []copyRange {
 		return []copyRange{{address: address + uint64(i*pieceSize), n: min(pieceSize, n-i*pieceSize)}}
@@ -345,7 +345,7 @@ func (d *Device) upload(ctx context.Context, address uint64, src []byte) error {
 	})
 }
 
-// download hands n bytes of the device to a function, piece by piece; it must not keep them.
+// download calls take with n bytes of the device, piece by piece. take must not keep the slice.
 func (d *Device) download(ctx context.Context, address uint64, n int, take func(at int, b []byte) error) error {
 	if n == 0 {
 		return nil

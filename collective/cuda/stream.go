@@ -2,16 +2,16 @@ package cuda
 
 import "context"
 
-// Stream is a queue of work of a device, done in order. Work in different streams is done at the
-// same time.
+// Stream is a queue of work of a device, which is done in order. Work in different streams may run
+// concurrently.
 type Stream struct {
 	device *Device
 	handle uintptr
 	owned  bool
 }
 
-// NewStream makes a stream, which [Stream.Close] gives back. It does not wait for the stream 0 of
-// other libraries, nor they for it.
+// NewStream returns a new stream, which [Stream.Close] releases. It is not synchronized with stream
+// 0 of other libraries.
 func (d *Device) NewStream() (*Stream, error) {
 	s := &Stream{device: d, owned: true}
 	if err := d.call("cuStreamCreate", func(a *api) result { return a.streamCreate(&s.handle, streamNonBlocking) }); err != nil {
@@ -20,14 +20,14 @@ func (d *Device) NewStream() (*Stream, error) {
 	return s, nil
 }
 
-// WrapStream makes a Stream of a CUstream that belongs to other code, 0 being the default stream.
-// Its owner keeps it as long as the Stream is used.
+// WrapStream returns a Stream for a CUstream that belongs to other code; 0 is the default stream.
+// The owner must not destroy it while the Stream is used.
 func (d *Device) WrapStream(handle uintptr) *Stream { return &Stream{device: d, handle: handle} }
 
-// Handle is the CUstream.
+// Handle returns the CUstream.
 func (s *Stream) Handle() uintptr { return s.handle }
 
-// Close gives a stream of [Device.NewStream] back; what is in it is still done.
+// Close releases a stream of [Device.NewStream]. Work in it is still completed.
 func (s *Stream) Close() error {
 	if !s.owned {
 		return nil
@@ -35,14 +35,13 @@ func (s *Stream) Close() error {
 	return s.device.call("cuStreamDestroy_v2", func(a *api) result { return a.streamDestroy(s.handle) })
 }
 
-// Wait delays what is put into the stream from now on until the event has occurred. It does not
-// block.
+// Wait makes work that is added to the stream from now on wait for the event. It does not block.
 func (s *Stream) Wait(e *Event) error {
 	return s.device.call("cuStreamWaitEvent", func(a *api) result { return a.streamWaitEvent(s.handle, e.handle, 0) })
 }
 
-// Synchronize blocks until all that is in the stream now has been done, or ctx has ended. An error
-// of that work is returned here, or by any later call.
+// Synchronize blocks until all work that is now in the stream has been done, or ctx has ended. It
+// returns an error of that work, unless another call has returned it.
 func (s *Stream) Synchronize(ctx context.Context) error {
 	e, err := s.Record()
 	if err != nil {
@@ -51,8 +50,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	return e.Synchronize(ctx)
 }
 
-// Record puts a new event into the stream. [Event.Synchronize] gives it back, or else
-// [Event.Close].
+// Record adds a new event to the stream. [Event.Synchronize] or [Event.Close] releases it.
 func (s *Stream) Record() (*Event, error) {
 	e := &Event{device: s.device}
 	err := s.device.do(func() error {
@@ -87,8 +85,8 @@ func (e *Event) Done() (bool, error) {
 	return err == nil, err
 }
 
-// Synchronize blocks until the event has occurred, or ctx has ended. In the first case it is given
-// back.
+// Synchronize blocks until the event has occurred, or ctx has ended. It releases the event if it
+// has occurred.
 func (e *Event) Synchronize(ctx context.Context) error {
 	if err := e.device.await(ctx, e.handle); err != nil {
 		return err
@@ -96,7 +94,7 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	return e.Close()
 }
 
-// Close gives the event back, whether it has occurred or not. It must not be used afterwards. It
+// Close releases the event, whether it has occurred or not. It must not be used afterwards. Close
 // does nothing for a nil event.
 func (e *Event) Close() error {
 	if e == nil {

@@ -10,14 +10,15 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// TensorOptions say how a part is saved. The zero value is for slices to which nothing writes while
-// their state is committed, saved, restored or synchronised.
+// TensorOptions are the options of a [Part]. The zero value is for slices that no stream writes to
+// while their state is committed, saved, restored or synchronised.
 type TensorOptions struct {
-	// Stream is the one that writes to the slice. Operations on the part are ordered with it: they
-	// come after the work that is in the stream, and before what is put there later. A save then
-	// returns at once.
+	// Stream is the stream that writes to the slice. Operations on the part are ordered with it:
+	// they run after the work that is in the stream, and before work that is added later. A save
+	// then returns at once.
 	Stream *Stream
-	// NoSnapshot takes no memory of the device: a save copies to the host before it returns.
+	// NoSnapshot avoids the device memory for snapshots: a save copies to the host before it
+	// returns.
 	NoSnapshot bool
 }
 
@@ -28,11 +29,11 @@ type Part[T collective.Element] struct {
 	live    *Slice[T]
 	options TensorOptions
 
-	image []byte // of the last complete save; nothing writes to it any more
+	image []byte // of the last complete save; immutable
 	saved bool
-	under *saving // begun after it, and neither complete nor failed; nil: none
-	bank  uint64  // memory of the device for snapshots; 0: none
-	fresh bool    // the bank holds what image does
+	under *saving // a later save that is neither complete nor failed; nil: none
+	bank  uint64  // device memory for snapshots; 0: none
+	fresh bool    // the bank has the same content as image
 }
 
 // saving is a copy to the host in the background.
@@ -40,18 +41,17 @@ type saving struct {
 	done  chan struct{}
 	image []byte
 	err   error
-	told  atomic.Bool // of err, by Pending
+	told  atomic.Bool // Pending has returned err
 }
 
-// Tensor makes a part whose live value is live. A save takes a snapshot of it on the device, and
-// returns; the snapshot is copied to the host in the background, through pinned memory, into a
-// buffer of its own where something has changed. Until it is complete the previous save stays
-// valid, and the next save, Image and Restore wait for it; a failure is returned by the first of
-// these, or by Pending. The snapshot takes as much memory of the device as the slice, which
-// [Part.Free] gives back; without that memory the copy to the host is made before the save returns.
-// A restore copies back from the snapshot, or else from the host; a sync broadcasts from device to
-// device. The slice's length must be the same on every rank. All but Save block until they are
-// done.
+// Tensor returns a part whose live value is live. A save takes a snapshot on the device and
+// returns. The snapshot is copied to the host in the background, through pinned memory, into a new
+// buffer if the content has changed. Until the copy is complete, the previous save remains valid,
+// and the next save, Image and Restore wait; the first of these, or Pending, returns a failure. The
+// snapshot needs as much device memory as the slice, which [Part.Free] releases; without that
+// memory, the copy to the host is made before the save returns. A restore copies back from the
+// snapshot or, without one, from the host; a sync broadcasts from device to device. The slice's
+// length must be the same on every rank. All methods but Save block until they are done.
 func Tensor[T collective.Element](name string, live *Slice[T]) *Part[T] {
 	return TensorWith(name, live, TensorOptions{})
 }
@@ -70,7 +70,7 @@ func (p *Part[T]) wrong(err error) error {
 	return err
 }
 
-// settle waits for a save that is under way, and makes it the last one. It returns the error of a
+// settle waits for a save in progress, which becomes the last save. It returns the error of a
 // failure that was not returned before.
 func (p *Part[T]) settle() error {
 	u := p.under
@@ -87,7 +87,8 @@ func (p *Part[T]) settle() error {
 	return nil
 }
 
-// Save keeps a copy of the live value. If it fails, now or in the background, the last one stays.
+// Save saves a copy of the live value. If it fails, now or in the background, the previous copy
+// remains.
 func (p *Part[T]) Save() error {
 	if err := p.settle(); err != nil {
 		return err
@@ -115,7 +116,7 @@ func (p *Part[T]) Save() error {
 	return nil
 }
 
-// saveNow copies to the host and waits.
+// saveNow copies the live value to the host and waits.
 func (p *Part[T]) saveNow() error {
 	return p.inTurn(func(ctx context.Context, s *staging) error {
 		image, err := p.copyOut(ctx, s, p.live.address)
@@ -126,7 +127,7 @@ func (p *Part[T]) saveNow() error {
 	})
 }
 
-// snapshot copies the live value to the bank, and begins to copy that to the host.
+// snapshot copies the live value to the bank, and starts to copy the bank to the host.
 func (p *Part[T]) snapshot(u *saving) error {
 	d := p.live.device
 	if err := d.begin(); err != nil {
@@ -150,7 +151,7 @@ func (p *Part[T]) snapshot(u *saving) error {
 	}
 	if err != nil {
 		d.spawn(s.retire)
-		return errors.Join(err, p.dropBank()) // which waits for what may still write to it
+		return errors.Join(err, p.dropBank()) // dropBank waits for work that may still write to it
 	}
 	d.spawn(func() {
 		defer close(u.done)
@@ -163,8 +164,8 @@ func (p *Part[T]) snapshot(u *saving) error {
 	return nil
 }
 
-// copyOut returns what is at an address of the device, once what is in the streams of s has been
-// done. Where it equals the last image, it is that.
+// copyOut returns a copy of the device memory at an address, after the work in the streams of s. If
+// the content equals the last image, it returns that image.
 func (p *Part[T]) copyOut(ctx context.Context, s *staging, address uint64) ([]byte, error) {
 	n := int(p.live.bytes())
 	last, fresh := p.image, []byte(nil)
@@ -189,7 +190,7 @@ func (p *Part[T]) copyOut(ctx context.Context, s *staging, address uint64) ([]by
 	return fresh, err
 }
 
-// after makes the streams of s wait for what is in the part's stream.
+// after makes the streams of s wait for the work in the part's stream.
 func (p *Part[T]) after(s *staging) error {
 	e, err := Options{After: p.options.Stream}.event()
 	if err != nil {
@@ -198,8 +199,8 @@ func (p *Part[T]) after(s *staging) error {
 	return errors.Join(s.after(e), e.Close())
 }
 
-// release lets the live value be changed once the event arrived[0] of s has occurred: it has the
-// part's stream wait for it, or waits itself.
+// release allows the live value to be changed once the event arrived[0] of s has occurred: it makes
+// the part's stream wait for the event or, without a stream, waits itself.
 func (p *Part[T]) release(s *staging) error {
 	d := p.live.device
 	if stream := p.options.Stream; stream != nil {
@@ -219,7 +220,7 @@ func (p *Part[T]) inTurn(f func(ctx context.Context, s *staging) error) error {
 	})
 }
 
-// upload makes the live value b.
+// upload sets the live value to b.
 func (p *Part[T]) upload(b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -233,8 +234,8 @@ func (p *Part[T]) upload(b []byte) error {
 	})
 }
 
-// Restore makes the live value that of the last Save. Where that has failed in the background it is
-// that of the one before, and the error says so.
+// Restore sets the live value to that of the last Save. If that Save failed in the background,
+// Restore uses the previous Save and returns an error that says so.
 func (p *Part[T]) Restore() error {
 	failure := p.settle()
 	if !p.saved {
@@ -254,8 +255,8 @@ func (p *Part[T]) Restore() error {
 	})))
 }
 
-// Exposed reports whether other ranks may write to the live value in collectives: they do wherever
-// it does not go through this rank's host.
+// Exposed reports whether other ranks may write to the live value in collectives, as they do unless
+// it is copied through this rank's host.
 func (p *Part[T]) Exposed() bool {
 	d := p.live.device
 	d.mu.Lock()
@@ -268,7 +269,7 @@ func (p *Part[T]) Exposed() bool {
 	return false
 }
 
-// Sync makes the live value of every rank that of root.
+// Sync sets the live value of every rank to that of root.
 func (p *Part[T]) Sync(ctx context.Context, g *collective.Group, root int) error {
 	if s := p.options.Stream; s != nil {
 		if err := s.Synchronize(ctx); err != nil {
@@ -279,7 +280,7 @@ func (p *Part[T]) Sync(ctx context.Context, g *collective.Group, root int) error
 	return Broadcast(ctx, g, p.live, root)
 }
 
-// Image returns what the last Save has kept, which must not be written to.
+// Image returns the value of the last Save. The caller must not modify it.
 func (p *Part[T]) Image() ([]byte, error) {
 	if err := p.settle(); err != nil {
 		return nil, err
@@ -290,8 +291,8 @@ func (p *Part[T]) Image() ([]byte, error) {
 	return p.image, nil
 }
 
-// Pending returns a function that blocks until the last Save is complete, and then returns what it
-// has kept, or its error.
+// Pending returns a function that blocks until the last Save is complete, and then returns its
+// value or its error.
 func (p *Part[T]) Pending() func() ([]byte, error) {
 	u := p.under
 	if u == nil {
@@ -307,7 +308,7 @@ func (p *Part[T]) Pending() func() ([]byte, error) {
 	}
 }
 
-// SetImage makes the live value that of an image.
+// SetImage sets the live value to an image.
 func (p *Part[T]) SetImage(b []byte) error {
 	if uint64(len(b)) != p.live.bytes() {
 		return p.wrong(fmt.Errorf("%d bytes for one of %d", len(b), p.live.bytes()))
@@ -315,9 +316,9 @@ func (p *Part[T]) SetImage(b []byte) error {
 	return p.wrong(p.upload(b))
 }
 
-// Free gives back the memory of the device that snapshots take, once the last save is complete, and
-// returns the error of that save if it was not returned before. The part can still be used: its
-// next Save takes memory again. Close of the device does it as well.
+// Free releases the device memory for snapshots, once the last save is complete. It returns the
+// error of that save if it was not returned before. The part can still be used: its next Save
+// allocates memory again. Close of the device also releases the memory.
 func (p *Part[T]) Free() error {
 	return errors.Join(p.settle(), p.dropBank())
 }
@@ -328,7 +329,7 @@ func (p *Part[T]) dropBank() error {
 	return p.live.device.giveBank(bank)
 }
 
-// takeBank allocates memory of the device, once; Close frees it.
+// takeBank allocates device memory for snapshots; Close frees it.
 func (d *Device) takeBank(n uint64) (bank uint64, err error) {
 	if err := d.call("cuMemAlloc_v2", func(a *api) result { return a.memAlloc(&bank, n) }); err != nil {
 		return 0, err
@@ -336,7 +337,7 @@ func (d *Device) takeBank(n uint64) (bank uint64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.shut {
-		return 0, ErrClosed // the memory goes with the context
+		return 0, ErrClosed // the memory is freed with the context
 	}
 	d.banks[bank] = true
 	return bank, nil

@@ -1,8 +1,8 @@
 package cuda
 
-// DriverVersion is the version of CUDA that the machine's driver has, or the one in library if that
-// is not empty: 12040 is 12.4. It fails as [Devices] does, and where the library lacks a function
-// that this package needs.
+// DriverVersion returns the version of CUDA that the machine's driver supports, or the driver in
+// library if that is not empty: 12040 is 12.4. It fails as [Devices] does, and if the library lacks
+// a function that this package needs.
 func DriverVersion(library string) (int, error) {
 	a, err := load(library)
 	if err != nil {

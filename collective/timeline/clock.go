@@ -6,16 +6,16 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// probes is how often the clocks are compared; the shortest exchange counts.
+// probes is the number of times that the clocks are compared; the shortest exchange counts.
 const probes = 8
 
-// clockOffset returns what is to be added to this rank's clock to have that of rank 0, in
+// clockOffset returns the difference between the clock of rank 0 and this rank's clock, in
 // nanoseconds. Every rank of the group calls it.
 //
-// It is NTP's exchange, with collectives for packets: rank 0 reads its clock after every rank has
-// entered a barrier and before any rank has got the reading, so that it lies between two readings
-// of this rank, and half of their distance is the error. Where an offset of 0 is within the error
-// it is 0: ranks of one host have one clock.
+// It is NTP's exchange, with collectives in place of packets: rank 0 reads its clock after every
+// rank has entered a barrier and before any rank has received the reading. So the reading lies
+// between two readings of this rank, and half of their difference bounds the error. If an offset of
+// 0 is within the error, clockOffset returns 0, since ranks of one host have the same clock.
 func clockOffset(ctx context.Context, g *collective.Group, now func() int64) (int64, error) {
 	best, offset := int64(-1), int64(0)
 	for range probes {

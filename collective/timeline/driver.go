@@ -12,16 +12,18 @@ import (
 )
 
 const (
-	// driverProcess is the number of the driver's process in a trace; ranks have theirs.
+	// driverProcess is the number of the driver's process in a trace; a rank's process has the
+	// number of the rank.
 	driverProcess = 1 << 20
-	// mostWaiting is the number of marks and slices that wait for the disk; more are lost.
+	// mostWaiting is the largest number of marks and slices that wait for the disk; further ones
+	// are dropped.
 	mostWaiting = 4096
 )
 
-// Driver writes what the driver of a job does as a process of its own, beside those of the ranks:
-// events as marks, and parts of resets as slices. It never waits for a disk. Times are by the
-// driver's clock, which on another host than rank 0's may differ from that. Its methods are safe
-// for concurrent use; a nil Driver takes nothing.
+// Driver writes the activity of a job's driver as a separate process of the trace, beside those of
+// the ranks: events as marks, and parts of resets as slices. It never waits for a disk. Times are
+// from the driver's clock, which may differ from that of rank 0 on another host. Its methods are
+// safe for concurrent use; a nil Driver drops everything.
 type Driver struct {
 	queue   chan func() error
 	file    *rankFile
@@ -40,8 +42,8 @@ func DriverPath(filename string) (path, old string) {
 	return stem + ".json", stem + ".old.json"
 }
 
-// OpenDriver opens the driver's file, as a Recorder does that of a rank. The caller closes the
-// Driver.
+// OpenDriver opens the driver's file, in the way in which a Recorder opens that of a rank. The
+// caller closes the Driver.
 func OpenDriver(cfg Config) (*Driver, error) {
 	if cfg.MaxBytes == 0 {
 		cfg.MaxBytes = defaultBytes
@@ -71,7 +73,7 @@ func (d *Driver) write() {
 			d.cfg.Log.WithError(failed).Warn("the driver's timeline is not written any more; the job goes on")
 		}
 	}
-	_ = d.file.close() // what was not written was told
+	_ = d.file.close() // unwritten events have been logged
 }
 
 func (d *Driver) post(do func() error) {
@@ -106,7 +108,8 @@ func (d *Driver) Mark(at time.Time, name string, args []byte) {
 	})
 }
 
-// Slice writes a part of a reset in a row of that name, or in another one of it if they overlap.
+// Slice writes a part of a reset in a row with the given name, or in a further row with that name
+// if it overlaps with the last slice.
 func (d *Driver) Slice(row, name string, start, end time.Time, generation uint64) {
 	if d == nil || end.Before(start) {
 		return
@@ -130,7 +133,7 @@ func (d *Driver) Slice(row, name string, start, end time.Time, generation uint64
 	})
 }
 
-// Close writes what waits, and closes the file.
+// Close writes the queued marks and slices, and closes the file.
 func (d *Driver) Close() {
 	if d == nil {
 		return

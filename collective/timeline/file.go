@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	maxRows     = 4096     // that tensors get for themselves
-	maxBuffered = 64 << 10 // bytes until they are written
+	maxRows     = 4096     // rows for single tensors
+	maxBuffered = 64 << 10 // bytes after which the buffer is written
 )
 
 // rankFile is the file of one rank, open for appending.
@@ -23,20 +23,20 @@ type rankFile struct {
 	path, old string
 	run       string
 	rank      int
-	name      string // of the process in the trace; empty: that of the rank
-	offset    int64  // to the clock of rank 0
-	limit     int64  // at which the file is moved away
+	name      string // name of the process in the trace; empty: the rank's name
+	offset    int64  // difference to the clock of rank 0
+	limit     int64  // size at which the file is moved away
 	host      string
 	mode      fs.FileMode
 
 	file   *os.File
 	size   int64
 	buffer []byte
-	rows   map[string]int // their numbers, by tensor or lane; those in the file have their names there
+	rows   map[string]int // numbers of rows, by tensor or lane, whose names are in the file
 }
 
-// Path returns the name of the file of a rank, and the one to which that is moved when it has
-// grown.
+// Path returns the name of the file of a rank, and the name to which the file is moved when it has
+// reached its limit.
 func Path(filename string, rank int) (path, old string) {
 	stem := strings.TrimSuffix(filename, ".json") + ".rank." + strconv.Itoa(rank)
 	return stem + ".json", stem + ".old.json"
@@ -48,7 +48,7 @@ func openRank(cfg Config, rank int, offset int64) (*rankFile, error) {
 	return f, f.begin()
 }
 
-// begin opens the file, and empties that of another run.
+// begin opens the file. It truncates the file of another run.
 func (f *rankFile) begin() error {
 	f.host, _ = os.Hostname() // for display only
 	if f.ofThisRun() {
@@ -69,7 +69,7 @@ func (f *rankFile) header() string {
 	return fmt.Sprintf(`{"name":"process_name","ph":"M","pid":%d,"args":{"name":%s,"run":%s}},`, f.rank, appendString(nil, name), appendString(nil, f.run))
 }
 
-// ofThisRun reports whether the file has been begun in this run: by this process, or another that
+// ofThisRun reports whether the file was begun in this run, by this process or by another one that
 // had the rank before.
 func (f *rankFile) ofThisRun() bool {
 	file, err := safefile.Read(f.path)
@@ -81,8 +81,8 @@ func (f *rankFile) ofThisRun() bool {
 	return lines.Scan() && lines.Text() == "[" && lines.Scan() && lines.Text() == f.header()
 }
 
-// open opens the file, which must be this user's: the folder may be one in which others may make
-// files too, such as /tmp.
+// open opens the file, which must belong to this user: other users may be able to create files in
+// its folder, such as /tmp.
 func (f *rankFile) open(empty bool) (err error) {
 	f.file, err = safefile.AppendPlain(f.path, os.O_WRONLY, f.mode)
 	if err != nil {
@@ -106,8 +106,8 @@ func (f *rankFile) open(empty bool) (err error) {
 
 func (f *rankFile) close() error { return errors.Join(f.flush(), f.file.Close()) }
 
-// flush writes what is buffered by one call, so that lines of two processes do not mix, and moves a
-// file that has grown.
+// flush writes the buffer in one call, so that lines of two processes do not mix, and moves the
+// file away if it has reached its limit.
 func (f *rankFile) flush() error {
 	if len(f.buffer) == 0 {
 		return nil
@@ -127,8 +127,8 @@ func (f *rankFile) flush() error {
 	return f.open(false)
 }
 
-// row returns the number of the row of a lane or tensor, and names it in the file where that has
-// not been done. Row 0 is that of the group of all ranks.
+// row returns the number of the row of a lane or tensor, and writes the row's name to the file if
+// it is not there yet. Row 0 is the row of the group of all ranks.
 func (f *rankFile) row(s *collective.Span) int {
 	key := s.Tensor
 	if key == "" {
@@ -153,7 +153,7 @@ func (f *rankFile) row(s *collective.Span) int {
 	return n
 }
 
-// span buffers an event; begun is by this process's clock.
+// span buffers an event; begun is a time of this process's clock.
 func (f *rankFile) span(begun int64, s *collective.Span) error {
 	row := f.row(s)
 	name, kind := s.Name, "operation"
@@ -201,7 +201,7 @@ func (f *rankFile) mark(at int64, name, args string) {
 	f.buffer = append(append(append(b, `,"args":{`...), args...), "}},\n"...)
 }
 
-// world marks the begin of a world.
+// world buffers a mark for the beginning of a world.
 func (f *rankFile) world(at int64, g *collective.Group) error {
 	f.mark(at, fmt.Sprintf("world %d", g.Generation()), fmt.Sprintf(`"generation":%d,"size":%d,"host":%s,"clock_offset_us":%s`,
 		g.Generation(), g.Size(), appendString(nil, f.host), appendMicros(nil, f.offset)))

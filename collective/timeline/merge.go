@@ -23,10 +23,10 @@ func appendString(b []byte, s string) []byte {
 	return append(b, text...)
 }
 
-// maxLine bounds an event.
+// maxLine bounds the length of an event, in bytes.
 const maxLine = 1 << 20
 
-// Files returns the files of all ranks, and of the driver, that were written for this name, sorted.
+// Files returns the existing files of all ranks and of the driver for a Filename, sorted.
 func Files(filename string) ([]string, error) {
 	stem := filepath.Base(strings.TrimSuffix(filename, ".json")) + ".rank."
 	dir := filepath.Dir(filename)
@@ -51,15 +51,15 @@ func Files(filename string) ([]string, error) {
 	return found, nil
 }
 
-// Merged says what Merge has done.
+// Merged is the result of Merge.
 type Merged struct {
 	Events int
-	// Torn are incomplete lines: the last ones of processes that were killed.
+	// Torn is the number of incomplete lines: the last lines of processes that were killed.
 	Torn int
 }
 
-// Merge writes the events of the files as one trace, whose time begins at 0. Rows of the same rank
-// come together.
+// Merge writes the events of the files as one trace, whose time begins at 0. Events of the same
+// rank are shown as one process.
 func Merge(w io.Writer, files []string) (m Merged, err error) {
 	first := int64(math.MaxInt64)
 	for _, path := range files {
@@ -100,11 +100,11 @@ func Merge(w io.Writer, files []string) (m Merged, err error) {
 	return m, out.Flush()
 }
 
-// event is one of a trace, its values as they were written.
+// event is an event of a trace, with its values as they were written.
 type event map[string]json.RawMessage
 
-// nanos returns when it was, exactly: as a float64 of microseconds since 1970 it would lose the
-// nanoseconds.
+// nanos returns the time of the event, in nanoseconds. It parses the decimal text, since a float64
+// of microseconds since 1970 would lose the nanoseconds.
 func (e event) nanos() (int64, bool) {
 	whole, rest, _ := bytes.Cut(e["ts"], []byte{'.'})
 	micros, err := strconv.ParseInt(string(whole), 10, 53)
@@ -118,7 +118,7 @@ func (e event) nanos() (int64, bool) {
 	return micros*1000 + int64(fraction), true
 }
 
-// each calls visit for each event of a file, and counts incomplete lines.
+// each calls visit for each event of a file, and adds the number of incomplete lines to *torn.
 func each(path string, visit func(event) error, torn *int) error {
 	file, err := safefile.Read(path)
 	if err != nil {

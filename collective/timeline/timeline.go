@@ -1,9 +1,9 @@
-// Package timeline records what collective operations do, as a trace that Perfetto and
-// chrome://tracing open.
+// Package timeline records collective operations as a trace that Perfetto and chrome://tracing
+// open.
 //
-// Each rank has a file of its own, in Chrome's JSON array format, an event a line, without the
-// array's end, so that a process that dies leaves a valid file. Times are microseconds since 1970
-// by the clock of rank 0. Merge makes one file of those of all ranks.
+// Each rank writes its own file, in Chrome's JSON array format with one event per line. The end of
+// the array is omitted, so that a process that dies leaves a valid file. Times are microseconds
+// since 1970 of the clock of rank 0. Merge combines the files of all ranks into one trace.
 package timeline
 
 import (
@@ -17,30 +17,32 @@ import (
 )
 
 const (
-	defaultBytes = 256 << 20              // of the files of one rank
-	flushEach    = 250 * time.Millisecond // spans wait for that long
-	maxQueued    = 1 << 16                // spans; more than that in the time above are lost
+	defaultBytes = 256 << 20              // total size of the files of one rank
+	flushEach    = 250 * time.Millisecond // longest time that a span waits to be written
+	maxQueued    = 1 << 16                // largest number of queued spans; further ones are dropped
 )
 
 // Config configures a Recorder.
 type Config struct {
-	// Filename is what files are named after: rank 3 writes Filename.rank.3.json, without a .json
-	// that it ends in, and moves that to Filename.rank.3.old.json when it has grown.
+	// Filename is the beginning of the names of the files: rank 3 writes Filename.rank.3.json, and
+	// moves it to Filename.rank.3.old.json when it has reached its limit. A .json at the end of
+	// Filename is ignored.
 	Filename string
-	// RunID names the job. Files of another job are overwritten, those of the same job are appended
+	// RunID names the job. Files of another job are overwritten; files of the same job are appended
 	// to.
 	RunID string
 	// Shared lets other users read the files.
 	Shared bool
-	// MaxBytes bounds the files of a rank together. 0: 256 MiB.
+	// MaxBytes bounds the total size of the files of a rank. 0: 256 MiB.
 	MaxBytes int64
-	// Log takes one message in each world in which files cannot be written. Nil: nothing is logged.
+	// Log receives one message in each world in which files cannot be written. Nil: nothing is
+	// logged.
 	Log logrus.FieldLogger
 }
 
 // Recorder is a collective.Timeline that writes to files. It never fails an operation and never
-// waits for a disk: spans that come faster than they are written are counted and lost, and after a
-// failure to write a file nothing is written until the next world.
+// makes one wait for a disk: if spans arrive faster than they are written, further spans are
+// dropped and counted, and after a failure to write a file nothing is written until the next world.
 type Recorder struct {
 	cfg   Config
 	begun time.Time // the origin of all times, so that setting the clock does not matter
@@ -61,7 +63,7 @@ type Recorder struct {
 	running sync.WaitGroup
 }
 
-// New returns a recorder that has opened nothing yet.
+// New returns a recorder. It opens no file before Enter.
 func New(cfg Config) *Recorder {
 	if cfg.MaxBytes == 0 {
 		cfg.MaxBytes = defaultBytes
@@ -69,7 +71,7 @@ func New(cfg Config) *Recorder {
 	return &Recorder{cfg: cfg, begun: time.Now(), hurry: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
-// Span takes a span. It costs little more than a lock.
+// Span implements collective.Timeline. It queues the span, which costs little more than a lock.
 func (r *Recorder) Span(s collective.Span) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,7 +94,7 @@ func (r *Recorder) Span(s collective.Span) {
 // written to the file of this rank. Every rank of the group must call it, before any other
 // operation. Its errors are those of the group.
 func (r *Recorder) Enter(ctx context.Context, g *collective.Group) error {
-	r.flush() // to the file of the rank that this was
+	r.flush() // to the file of the previous rank
 	r.mute(true)
 	defer r.mute(false)
 	offset, err := clockOffset(ctx, g, func() int64 { return r.nanos(time.Now()) })
@@ -119,8 +121,8 @@ func (r *Recorder) Enter(ctx context.Context, g *collective.Group) error {
 	return nil
 }
 
-// Close writes what has not been written and closes the file. It returns nil: a failure to write
-// has been logged.
+// Close writes the queued spans and closes the file. It always returns nil: a failure to write has
+// been logged.
 func (r *Recorder) Close() error {
 	r.mu.Lock()
 	again := r.closed
@@ -147,7 +149,8 @@ func (r *Recorder) mute(on bool) {
 	r.muted = on
 }
 
-// nanos is the time since 1970 by this process's clock as it was at the beginning.
+// nanos returns the nanoseconds since 1970 of a time, by the process's clock as it was when the
+// recorder was made.
 func (r *Recorder) nanos(t time.Time) int64 { return r.begun.UnixNano() + int64(t.Sub(r.begun)) }
 
 // work writes the spans periodically.
@@ -200,7 +203,7 @@ func (r *Recorder) check(err error) {
 		r.cfg.Log.WithError(err).Warn("the timeline is not written until the next world; training goes on")
 	}
 	if r.file != nil {
-		_ = r.file.file.Close() // there is nothing to save any more
+		_ = r.file.file.Close() // writing has failed already
 	}
 	r.file = nil
 }

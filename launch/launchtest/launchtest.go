@@ -1,5 +1,5 @@
-// Package launchtest tests whether a launch.Launcher does what the driver relies on, in whatever
-// way it starts workers.
+// Package launchtest is the conformance kit of launch.Launcher: Run tests what the driver relies
+// on, however the Launcher starts workers.
 //
 // It starts small shell scripts and needs sh, setsid and sleep where the launcher runs them, which
 // must share the file system of the test.
@@ -24,7 +24,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// patience is how long something that must happen is waited for.
+// patience bounds each wait for something that must happen.
 const patience = 20 * time.Second
 
 // Run runs the kit. newLauncher is called once for each test.
@@ -210,7 +210,7 @@ func directory(t *testing.T, l launch.Launcher) {
 	}
 }
 
-// A program that PATH lacks is found in the working directory; one that PATH has goes before it.
+// A program that PATH lacks is found in the working directory; a program in PATH takes precedence.
 func inDirectory(t *testing.T, l launch.Launcher) {
 	dir := t.TempDir()
 	for _, name := range []string{"train-of-this-folder", "true"} {
@@ -289,7 +289,7 @@ func newHeldPipe(t *testing.T) *heldPipe {
 	return &heldPipe{t, path, pipe, ours}
 }
 
-// limit bounds what is waited for from now on.
+// limit bounds the waits for the pipe from now on.
 func (p *heldPipe) limit(d time.Duration) { _ = p.pipe.SetReadDeadline(time.Now().Add(d)) }
 
 func (p *heldPipe) ready(n int) {
@@ -399,8 +399,8 @@ func exitKillsGroup(t *testing.T, l launch.Launcher) {
 	r.gone()
 }
 
-// A child that left the group holds the output open. The worker exits when it is told that the
-// child is there.
+// A child that left the group holds the output open. The worker exits when the child signals that
+// it runs.
 func exitFreesOutput(t *testing.T, l launch.Launcher) {
 	r := start(t, l, 0, 1, `
 		trap 'exit 7' USR1
@@ -431,7 +431,7 @@ func stopKillsTreeOfObedient(t *testing.T, l launch.Launcher) {
 	r.gone()
 }
 
-// A daemon has neither group nor parent in common with the worker any longer.
+// A daemon no longer shares a group or a parent with the worker.
 func stopKillsOrphan(t *testing.T, l launch.Launcher) {
 	r := start(t, l, time.Hour, 2,
 		`(setsid sh -c 'echo ready >&9; exec sleep 1000' >/dev/null 2>&1 &); echo ready >&9; exec sleep 1000`)
@@ -440,8 +440,8 @@ func stopKillsOrphan(t *testing.T, l launch.Launcher) {
 	r.gone()
 }
 
-// The same of one that becomes another program again and again: there are moments at which its
-// environment is empty.
+// The same for a daemon that executes another program again and again: at moments its environment
+// is empty.
 func stopKillsRestless(t *testing.T, l launch.Launcher) {
 	r := start(t, l, time.Hour, 2, `
 		export AGAIN='exec sh -c "$AGAIN"'
@@ -454,7 +454,7 @@ func stopKillsRestless(t *testing.T, l launch.Launcher) {
 const unsigned = `(env -i /usr/bin/setsid /bin/sh -c 'trap "" TERM; echo ready >&9; while :; do /bin/sleep 1; done' >/dev/null 2>&1 &)
 `
 
-// A daemon has neither group, parent, session nor environment in common with the worker.
+// A daemon shares no group, parent, session or environment with the worker.
 func stopKillsUnsigned(t *testing.T, l launch.Launcher) {
 	r := start(t, l, time.Hour, 2, unsigned+`echo ready >&9; exec sleep 1000`)
 	r.cancel()
@@ -532,8 +532,8 @@ func leftBehind(t *testing.T, l launch.Launcher) {
 	}
 }
 
-// look: a process that lives is not taken for one that is being killed; one that is may be told of,
-// by the signal, and ends as ever.
+// look: a process that lives is not reported as dying. A process that is being killed may be
+// reported, with the signal, and its end is reported as usual.
 func look(t *testing.T, l launch.Launcher) {
 	s := script("echo ready; while :; do sleep 1; done")
 	out, ours, err := os.Pipe()
@@ -580,7 +580,8 @@ func look(t *testing.T, l launch.Launcher) {
 	}
 }
 
-// more: a process that is given its grace anew, again and again, is not killed before that ends.
+// more: a process whose grace period is restarted again and again is not killed before the last one
+// ends.
 func more(t *testing.T, l launch.Launcher) {
 	s := script(`trap '' TERM; while :; do echo a line; sleep 0.1; done`)
 	out, ours, err := os.Pipe()

@@ -37,18 +37,18 @@ const (
 const shrinkAbort = 1
 
 // Comm is a communicator, or one that is being made. It is used on one thread, on which the context
-// of its device is current; only [Comm.Abort] and [Comm.Destroy] give back what it holds. Addresses
-// are on the device, counts in elements, streams CUstreams.
+// of its device is current. Only [Comm.Abort] and [Comm.Destroy] release what it holds. Addresses
+// are on the device, counts are in elements, and streams are CUstreams.
 type Comm struct {
 	lib    *Library
 	comm   uintptr
-	place  *uintptr // where NCCL puts it, and looks for it while it is being made
+	place  *uintptr // where NCCL stores the communicator, also while it is being made
 	pinned runtime.Pinner
-	old    *Comm // the one that this is shrunk from, while it is being made; only that is known until then
+	old    *Comm // the communicator that this one is shrunk from, until it is made; until then only old can be polled
 }
 
-// begin makes a Comm with a place for NCCL to put it. NCCL does so at once, unless it is shrunk
-// from an old one.
+// begin returns a Comm with a place in which NCCL stores the communicator: at once, unless it is
+// shrunk from an old one.
 func (l *Library) begin(call string, old *Comm, f func(place *uintptr) result) (*Comm, error) {
 	c := &Comm{lib: l, place: new(uintptr), old: old}
 	c.pinned.Pin(c.place)
@@ -64,7 +64,7 @@ func (l *Library) begin(call string, old *Comm, f func(place *uintptr) result) (
 	return c, nil
 }
 
-// placed takes the communicator from its place.
+// placed reads the communicator from its place.
 func (c *Comm) placed(call string) error {
 	if c.comm = *c.place; c.comm == 0 {
 		return fmt.Errorf("nccl: %s gave no communicator", call)
@@ -72,9 +72,9 @@ func (c *Comm) placed(call string) error {
 	return nil
 }
 
-// Init begins to make a communicator; every rank calls it.
+// Init starts to make a communicator. Every rank calls it.
 func (l *Library) Init(id ID, size, rank int) (*Comm, error) {
-	if l.initRankScalable != nil { // the id is passed by pointer: how structures are passed does not matter
+	if l.initRankScalable != nil { // passes the id by pointer, which is independent of how structures are passed
 		return l.begin("ncclCommInitRankScalable", nil, func(place *uintptr) result {
 			return l.initRankScalable(place, int32(size), int32(rank), 1, &id, nonblocking())
 		})
@@ -82,25 +82,25 @@ func (l *Library) Init(id ID, size, rank int) (*Comm, error) {
 	return l.InitByValue(id, size, rank)
 }
 
-// InitByValue is [Library.Init] by the function that all versions have, which takes the id by
-// value.
+// InitByValue is [Library.Init] with the function that all versions have, to which the id is passed
+// by value.
 func (l *Library) InitByValue(id ID, size, rank int) (*Comm, error) {
 	return l.begin("ncclCommInitRankConfig", nil, func(place *uintptr) result {
 		return l.initRankConfig(place, int32(size), id, int32(rank), nonblocking())
 	})
 }
 
-// Join begins to make a communicator that grows out of another, to which this process does not
-// belong. The id is of [Comm.GrowID].
+// Join starts to make a communicator that grows from another one to which this process does not
+// belong. The id is from [Comm.GrowID].
 func (l *Library) Join(id ID, size, rank int) (*Comm, error) {
 	return l.begin("ncclCommGrow", nil, func(place *uintptr) result {
 		return l.grow(0, int32(size), &id, int32(rank), place, nonblocking())
 	})
 }
 
-// Poll returns nil when all that was begun is done, [ErrInProgress] until then, and else what the
-// communicator has met. After an error it is only good for [Comm.Abort], and after a revocation for
-// [Comm.Shrink].
+// Poll returns nil when all calls begun are done, [ErrInProgress] before that, or the error of the
+// communicator. After an error the communicator can only be aborted ([Comm.Abort]) or, after a
+// revocation, also be shrunk ([Comm.Shrink]).
 func (c *Comm) Poll() error {
 	if c.old != nil {
 		if err := c.old.Poll(); err != nil {
@@ -121,37 +121,37 @@ func (c *Comm) Poll() error {
 	return c.lib.check("ncclCommGetAsyncError", r, c.comm)
 }
 
-// AllReduce begins to combine n elements of each rank. Send and recv may be the same.
+// AllReduce starts to combine n elements of each rank. send and recv may be the same.
 func (c *Comm) AllReduce(send, recv uint64, n int, t Type, op Op, stream uintptr) error {
 	return c.check("ncclAllReduce", c.lib.allReduce(send, recv, uint64(n), t, op, c.comm, stream))
 }
 
-// Broadcast begins to copy n elements from rank root's send to every rank's recv, which may be the
-// same there.
+// Broadcast starts to copy n elements from rank root's send to every rank's recv. On root the two
+// may be the same.
 func (c *Comm) Broadcast(send, recv uint64, n int, t Type, root int, stream uintptr) error {
 	return c.check("ncclBroadcast", c.lib.broadcast(send, recv, uint64(n), t, int32(root), c.comm, stream))
 }
 
-// AllGather begins to put n elements of each rank, one after the other, into every rank's recv.
+// AllGather starts to copy n elements of each rank, one rank after another, into every rank's recv.
 func (c *Comm) AllGather(send, recv uint64, n int, t Type, stream uintptr) error {
 	return c.check("ncclAllGather", c.lib.allGather(send, recv, uint64(n), t, c.comm, stream))
 }
 
-// ReduceScatter begins to combine as many elements as n times the ranks; each rank's recv gets its
-// n of the result.
+// ReduceScatter starts to combine n elements for each rank; each rank's recv gets its n elements of
+// the result.
 func (c *Comm) ReduceScatter(send, recv uint64, n int, t Type, op Op, stream uintptr) error {
 	return c.check("ncclReduceScatter", c.lib.reduceScatter(send, recv, uint64(n), t, op, c.comm, stream))
 }
 
 func (c *Comm) check(call string, r result) error { return c.lib.check(call, r, c.comm) }
 
-// Revoke begins to end what is under way; the communicator can then only be shrunk, aborted or
-// destroyed.
+// Revoke starts to end the operations in progress. The communicator can then only be shrunk,
+// aborted or destroyed.
 func (c *Comm) Revoke() error { return c.check("ncclCommRevoke", c.lib.revoke(c.comm, 0)) }
 
-// Shrink begins to make a communicator of the ranks that are not in without; only these call it.
-// Unless abort is set nothing may be under way. The old communicator is still to be ended: once the
-// new one is made, or else before [Comm.Abort] of the new one.
+// Shrink starts to make a communicator of the ranks that are not in without; only these call it.
+// Unless abort is set, no operation may be in progress. The caller must still end the old
+// communicator: after the new one is made, or before [Comm.Abort] of the new one.
 func (c *Comm) Shrink(without []int, abort bool) (*Comm, error) {
 	ranks := make([]int32, len(without))
 	for i, r := range without {
@@ -166,34 +166,34 @@ func (c *Comm) Shrink(without []int, abort bool) (*Comm, error) {
 	})
 }
 
-// GrowID names what the communicator grows into; one of its ranks calls it, and tells those that
-// join.
+// GrowID returns the id of the communicator that this one grows into. One of its ranks calls it and
+// sends the id to the processes that join.
 func (c *Comm) GrowID() (ID, error) {
 	id := new(ID)
 	err := c.check("ncclCommGetUniqueId", c.lib.growID(c.comm, id))
 	return *id, err
 }
 
-// Grow begins to make a communicator of this one's ranks, which keep their numbers, and of those
-// that join. Nothing may be under way. The id is for the rank that has made it, nil for the others.
-// The old communicator is still to be ended.
+// Grow starts to make a communicator of this one's ranks, which keep their numbers, and of the
+// processes that join. No operation may be in progress. The rank that called GrowID passes the id,
+// the others pass nil. The caller must still end the old communicator.
 func (c *Comm) Grow(id *ID, size int) (*Comm, error) {
 	return c.lib.begin("ncclCommGrow", nil, func(place *uintptr) result {
 		return c.lib.grow(c.comm, int32(size), id, -1, place, nonblocking())
 	})
 }
 
-// Finalize begins to end the communicator, once all that was begun is done; [Comm.Destroy] follows
-// when it has.
+// Finalize starts to end the communicator, once all calls begun are done. When Poll reports that it
+// is done, [Comm.Destroy] follows.
 func (c *Comm) Finalize() error { return c.check("ncclCommFinalize", c.lib.finalize(c.comm)) }
 
-// Destroy gives a finalized communicator back.
+// Destroy releases a finalized communicator.
 func (c *Comm) Destroy() error {
 	defer c.pinned.Unpin()
 	return c.lib.check("ncclCommDestroy", c.lib.destroy(c.comm), 0)
 }
 
-// Abort ends what is under way and gives the communicator back, in whatever state it is. It waits
+// Abort ends the operations in progress and releases the communicator, whatever its state. It waits
 // for the device.
 func (c *Comm) Abort() error {
 	defer c.pinned.Unpin()

@@ -6,7 +6,7 @@ import (
 	"unsafe"
 )
 
-// ErrInProgress is what [Comm.Poll] returns while what was begun is under way.
+// ErrInProgress is returned by [Comm.Poll] while calls are in progress.
 var ErrInProgress = errors.New("nccl: in progress")
 
 // result is an ncclResult_t.
@@ -20,7 +20,7 @@ const (
 var names = []string{"ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError", "ncclInvalidArgument",
 	"ncclInvalidUsage", "ncclRemoteError", "ncclInProgress", "ncclTimeout"}
 
-// String is NCCL's name of the result.
+// String returns NCCL's name of the result.
 func (r result) String() string {
 	if r >= 0 && int(r) < len(names) {
 		return names[r]
@@ -28,16 +28,16 @@ func (r result) String() string {
 	return fmt.Sprintf("ncclResult %d", int32(r))
 }
 
-// Error is what a call of NCCL has answered, or what a communicator has met since.
+// Error is the failure of a call of NCCL, or a later failure of a communicator.
 type Error struct {
 	Call string // such as "ncclAllReduce"
 	Code int    // the ncclResult_t
-	Name string // NCCL's name of it, such as "ncclSystemError"
+	Name string // NCCL's name of the code, such as "ncclSystemError"
 	Text string // NCCL's description
-	Last string // what NCCL says about the last error of all, which may be another; may be empty
+	Last string // NCCL's text about the last error of the process, which may be another error; may be empty
 }
 
-// Error names the call and the result, and says what NCCL says.
+// Error names the call and the result, with NCCL's texts.
 func (e *Error) Error() string {
 	s := fmt.Sprintf("nccl: %s: %s (%s)", e.Call, e.Name, e.Text)
 	if e.Last != "" {
@@ -46,10 +46,10 @@ func (e *Error) Error() string {
 	return s
 }
 
-// maxText bounds what is taken of a text of NCCL's.
+// maxText bounds the part of a text of NCCL that is used, in bytes.
 const maxText = 1024
 
-// check makes an error of what a call has returned. A call that is still in progress is no error.
+// check returns the error of a call's result. It returns nil for a call that is still in progress.
 func (l *Library) check(call string, r result, comm uintptr) error {
 	if r == success || r == inProgress {
 		return nil
@@ -57,7 +57,7 @@ func (l *Library) check(call string, r result, comm uintptr) error {
 	return &Error{Call: call, Code: int(r), Name: r.String(), Text: cString(l.getErrorString(r)), Last: cString(l.getLastError(comm))}
 }
 
-// cString copies what p points to, up to its zero byte.
+// cString returns a copy of the C string at p.
 func cString(p unsafe.Pointer) string {
 	if p == nil {
 		return ""

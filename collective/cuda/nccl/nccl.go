@@ -1,7 +1,7 @@
 // Package nccl calls NVIDIA's collective communications library, which it loads at run time,
-// without cgo. It is the plain binding: what a call does, when it may be made and on which thread
-// stands in NCCL's manual; package cuda keeps to it. Every communicator is nonblocking: a call that
-// begins something returns at once, and [Comm.Poll] tells when that is done.
+// without cgo. It is a plain binding: NCCL's manual describes what a call does, when it may be made
+// and on which thread. Every communicator is nonblocking: a call that starts something returns at
+// once, and [Comm.Poll] reports when it is done.
 package nccl
 
 import (
@@ -14,20 +14,20 @@ import (
 	"github.com/hvdrun/hvdrun/internal/dlopen"
 )
 
-// DefaultLibrary is NCCL's name where the system's linker finds it.
+// DefaultLibrary is the name of NCCL's library for the system's linker.
 const DefaultLibrary = "libnccl.so.2"
 
 // Oldest is the first version with nonblocking communicators and configurations that later versions
 // accept.
 const Oldest Version = 21400
 
-// errUnavailable says that there is no library, or none that can be used.
+// errUnavailable reports that there is no usable library.
 var errUnavailable = errors.New("nccl: not available")
 
-// Version is NCCL's, as its header has it: 21403 is 2.14.3.
+// Version is a version of NCCL, as in its header: 21403 is 2.14.3.
 type Version int
 
-// String is the version as people write it.
+// String returns the version in dotted form, such as "2.14.3".
 func (v Version) String() string {
 	major := Version(10000)
 	if v < major {
@@ -36,11 +36,10 @@ func (v Version) String() string {
 	return fmt.Sprintf("%d.%d.%d", int(v/major), int(v%major/100), int(v%100))
 }
 
-// ID names a communicator that is to be made: one rank makes it and tells the others.
+// ID identifies a communicator to be made: one rank makes the ID and sends it to the others.
 type ID struct{ Bytes [128]byte }
 
-// config is an ncclConfig_t as version 2.14 has it. Later versions take what a program of that time
-// would give them.
+// config is an ncclConfig_t of version 2.14. Later versions accept it.
 type config struct {
 	size     uint64
 	magic    uint32
@@ -53,8 +52,8 @@ func nonblocking() *config {
 	return &config{size: uint64(unsafe.Sizeof(config{})), magic: 0xcafebeef, version: uint32(Oldest), blocking: 0}
 }
 
-// api is the library: each function is the C function of the symbol, with its types. What may be
-// nil is not in every version.
+// api has the library's functions: each field is the C function of the symbol, with its types.
+// Functions that may be nil are not in every version.
 type api struct {
 	getVersion     func(version *int32) result
 	getUniqueID    func(id *ID) result
@@ -110,9 +109,9 @@ var loaded struct {
 	all map[string]*Library
 }
 
-// Load returns the library at a path, or under a name that the system's linker looks for;
-// [DefaultLibrary] if it is empty. A failure is tried again by the next call; it is
-// [errUnavailable], and names what an unusable library lacks.
+// Load returns the library at a path, or with a name that the system's linker finds;
+// [DefaultLibrary] if path is empty. An error is errUnavailable and names what an unusable library
+// lacks. After a failure, the next call tries again.
 func Load(path string) (*Library, error) {
 	if path == "" {
 		path = DefaultLibrary
@@ -157,33 +156,33 @@ func (l *Library) bind(handle uintptr) error {
 	return nil
 }
 
-// Version is what the library says it is.
+// Version returns the version that the library reports.
 func (l *Library) Version() Version { return l.version }
 
-// Path is where it was loaded from.
+// Path returns the path from which the library was loaded.
 func (l *Library) Path() string { return l.path }
 
-// Lacks are the functions that later versions have and this one has not, by their C names.
+// Lacks returns the C names of the functions that later versions have and this one lacks.
 func (l *Library) Lacks() []string { return l.lacks }
 
-// CanShrink reports whether there is [Comm.Shrink].
+// CanShrink reports whether the library supports [Comm.Shrink].
 func (l *Library) CanShrink() bool { return l.shrink != nil }
 
-// CanRevoke reports whether there is [Comm.Revoke].
+// CanRevoke reports whether the library supports [Comm.Revoke].
 func (l *Library) CanRevoke() bool { return l.revoke != nil }
 
-// CanGrow reports whether there are [Comm.GrowID], [Comm.Grow] and [Library.Join].
+// CanGrow reports whether the library supports [Comm.GrowID], [Comm.Grow] and [Library.Join].
 func (l *Library) CanGrow() bool { return l.growID != nil && l.grow != nil }
 
-// NewID names a new communicator. The process stays reachable for the others until they have made
-// it.
+// NewID returns the ID of a new communicator. This process must run until the other ranks have made
+// the communicator.
 func (l *Library) NewID() (ID, error) {
 	id := new(ID)
 	err := l.check("ncclGetUniqueId", l.getUniqueID(id), 0)
 	return *id, err
 }
 
-// Group makes the calls that f makes one operation. All are made on the caller's thread.
+// Group combines the calls that f makes into one operation. f runs on the caller's thread.
 func (l *Library) Group(f func() error) error {
 	if err := l.check("ncclGroupStart", l.groupStart(), 0); err != nil {
 		return err

@@ -7,29 +7,29 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// A step of training submits the same tensors as the one before. So where the last cycles have
-// reduced the same bucket, the next one does not vote on it first: the ranks reduce it at once, and
-// learn on the way whether all of them have submitted just that. If not, the result is dropped, and
-// the cycle goes on with the vote. What is guessed follows from what all ranks have reduced, so
-// that all guess the same.
+// A step of training submits the same tensors as the step before. So if the last cycles have
+// reduced the same bucket, the ranks do not vote first in the next cycle: they reduce that bucket
+// at once, and learn from the same reduction whether all ranks have submitted exactly that bucket.
+// If not, the result is dropped, and the cycle continues with the vote. The guess depends only on
+// what all ranks have reduced, so all ranks guess the same.
 
 const (
-	largestGuess = 256 << 10 // bytes of a bucket that is reduced in a copy
-	Surely       = 2         // cycles in which the bucket has been the only one
+	largestGuess = 256 << 10 // largest bucket, in bytes, that is reduced in a copy
+	Surely       = 2         // number of cycles in a row with the same only bucket before it is guessed
 )
 
 // Guess is the bucket that the ranks expect.
 type Guess struct {
 	IDs   []int
-	Times int // cycles in a row whose only bucket it was
-	Right int // guesses so far that were right
+	Times int // number of cycles in a row in which it was the only bucket
+	Right int // number of right guesses so far
 }
 
-// Observe notes the buckets of a cycle. A bucket is lent if it is reduced where its tensor lies,
-// which stays as it is where the guess is wrong.
+// Observe records the buckets of a cycle. lent reports whether a bucket is reduced in place in such
+// a way that the tensor is unchanged if the guess is wrong.
 func (a *Table[H]) Observe(buckets []Bucket, lent func(*Bucket) bool) {
 	if len(buckets) == 0 {
-		return // a cycle without a result tells nothing
+		return // a cycle without a result is no evidence
 	}
 	if len(buckets) > 1 || !a.guessable(&buckets[0], lent) {
 		a.Guess.Times = 0
@@ -41,8 +41,8 @@ func (a *Table[H]) Observe(buckets []Bucket, lent func(*Bucket) bool) {
 	a.Guess.Times++
 }
 
-// guessable reports whether a bucket can be reduced on the chance that all ranks have submitted it:
-// its tensors stay as they are until that is known, and an element can count the ranks.
+// guessable reports whether a bucket can be guessed: its tensors must be unchanged until it is
+// known that all ranks have submitted it, and one element must be able to count the ranks.
 func (a *Table[H]) guessable(b *Bucket, lent func(*Bucket) bool) bool {
 	if b.Do != 0 || b.Elsewhere || b.Op == operation.Adasum || !a.Whole() || a.size > mostCounted(b.Wire) ||
 		b.Bytes > largestGuess && !lent(b) {
@@ -54,7 +54,7 @@ func (a *Table[H]) guessable(b *Bucket, lent func(*Bucket) bool) bool {
 // Expects reports whether the ranks begin this cycle with a guess.
 func (a *Table[H]) Expects() bool { return a.Guess.Times >= Surely && a.Whole() }
 
-// Expected is the bucket that is guessed, and whether this rank has submitted just that.
+// Expected returns the guessed bucket, and whether this rank has submitted exactly that.
 func (a *Table[H]) Expected() (b Bucket, ready bool) {
 	var none H
 	first := &a.table[a.Guess.IDs[0]].Request
@@ -68,7 +68,7 @@ func (a *Table[H]) Expected() (b Bucket, ready bool) {
 	return b, ready
 }
 
-// Guessed notes whether the guess of the cycle was right.
+// Guessed records whether the guess of the cycle was right.
 func (a *Table[H]) Guessed(right bool) {
 	if !right {
 		a.Guess.Times = 0
@@ -78,7 +78,7 @@ func (a *Table[H]) Guessed(right bool) {
 	a.Awaited = false
 }
 
-// mostCounted is up to how many ranks a sum in an element of a type counts.
+// mostCounted returns the largest number of ranks that a sum in an element of a type can count.
 func mostCounted(t kernel.Type) int {
 	switch t {
 	case kernel.Int8, kernel.Uint8, kernel.BFloat16:
@@ -89,8 +89,8 @@ func mostCounted(t kernel.Type) int {
 	return 1 << 15
 }
 
-// SetCount sets the element that counts the ranks whose guess is right, of some ranks: those of a
-// maximum count as nothing.
+// SetCount sets the element that counts the ranks whose guess is right, among ranks ranks. ready is
+// whether the guess of this rank is right.
 func SetCount(element []byte, t kernel.Type, op operation.Op, ranks int, ready bool) {
 	if ready == (op == operation.Max) {
 		clear(element)
@@ -106,8 +106,8 @@ func SetCount(element []byte, t kernel.Type, op operation.Op, ranks int, ready b
 	}
 }
 
-// Counted reports whether the element says, once it is reduced, that the guesses of so many ranks,
-// which are all, are right.
+// Counted reports whether the reduced element shows that the guesses of all ranks, ranks in number,
+// are right.
 func Counted(element []byte, t kernel.Type, op operation.Op, ranks int) bool {
 	if op == operation.Average {
 		ranks = 1

@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Request is the operation that a rank wants on the tensor of a name. It must be equal on all
+// Request describes the operation that a rank wants on a named tensor. It must be equal on all
 // ranks.
 type Request struct {
 	Do          operation.Action // 0: AllReduce
@@ -20,11 +20,11 @@ type Request struct {
 	Count       uint64 // elements
 	Prescale    float64
 	Postscale   float64
-	Elsewhere   bool // than in memory
-	Refused     bool // by the rank itself: its arguments are invalid
+	Elsewhere   bool // the tensor is outside host memory
+	Refused     bool // the rank itself refuses it: its arguments are invalid
 }
 
-// call is the request as errors print it.
+// call returns the request as printed in errors.
 func (r *Request) call() operation.Descriptor {
 	d := operation.Descriptor{Action: r.Action(), Type: r.Type, Op: r.Op, Count: r.Count,
 		Root: int32(r.Compression) | int32(r.scales())<<8}
@@ -40,18 +40,18 @@ func (r *Request) call() operation.Descriptor {
 	return d
 }
 
-// Wrong is an error of the operation's arguments, or of its context.
+// Wrong returns an error about the operation's arguments or its context.
 func (r *Request) Wrong(err error) error {
 	return fmt.Errorf("collective: %s: %w", r.Action().String(), err)
 }
 
-// Action is the operation of the API.
+// Action returns the operation of the API.
 func (r *Request) Action() operation.Action { return cmp.Or(r.Do, operation.AllReduceAsync) }
 
-// Bytes is the size of the tensor itself.
+// Bytes returns the size of the tensor, in bytes.
 func (r *Request) Bytes() int { return int(r.Count) * r.Type.Size() }
 
-// wire is the type of a tensor as ranks send it.
+// wire returns the type of the tensor's elements on the wire.
 func (r *Request) wire() kernel.Type {
 	if t := r.Compression.Wire(); t != 0 {
 		return t
@@ -59,7 +59,7 @@ func (r *Request) wire() kernel.Type {
 	return r.Type
 }
 
-// scales distinguishes scales in errors; 0 for those that change nothing.
+// scales returns a number that distinguishes scales in errors; 0 for scales of 1.
 func (r *Request) scales() uint16 {
 	if r.Prescale == 1 && r.Postscale == 1 {
 		return 0
@@ -73,7 +73,7 @@ func (r *Request) moves() bool {
 	return r.Do == operation.BroadcastAsync || r.Do == operation.AllGatherIntoAsync || r.Do == operation.ReduceScatterIntoAsync
 }
 
-// movable reports whether a request that another rank has sent, and that is no AllReduce, is valid.
+// movable reports whether a request from another rank, other than an AllReduce, is valid.
 func (r *Request) movable() bool {
 	if r.Elsewhere || r.Compression != operation.NotCompressed || r.Prescale != 1 || r.Postscale != 1 {
 		return false
@@ -89,7 +89,7 @@ func (r *Request) movable() bool {
 	return false
 }
 
-// sound reports whether a request that another rank has sent is valid.
+// sound reports whether a request from another rank is valid.
 func (r *Request) sound() bool {
 	switch {
 	case r.Type == 0, r.Type >= kernel.Types, r.Count > uint64(math.MaxInt/r.Type.Size()),
@@ -105,14 +105,14 @@ func (r *Request) sound() bool {
 	return r.Op.Check(r.Type) == nil && r.Compression.Check(r.Type) == nil
 }
 
-// ownBucket reports whether a tensor, of so many bytes on the wire, has a bucket of its own, where
-// those of alone bytes have.
+// ownBucket reports whether a tensor with the given number of bytes on the wire has a bucket of its
+// own, if tensors from alone bytes on do.
 func (r *Request) ownBucket(bytes, alone int) bool {
 	return r.Do != 0 || bytes >= alone && r.Compression == operation.NotCompressed
 }
 
-// Sizes in bytes from which on a tensor is reduced where it lies: to copy it into a bucket and back
-// costs more than another operation does.
+// Sizes in bytes from which a tensor is reduced in place: copying it into a bucket and back costs
+// more than a separate operation.
 const (
 	AloneInMemory = 64 << 10 // among ranks that share memory
 	aloneOnWire   = 1 << 20

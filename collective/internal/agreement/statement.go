@@ -18,7 +18,7 @@ type statement struct {
 
 const (
 	tensorStatement = 't' // length of the name u8 · name · type u8 · operation u8 · compression u8 · flags u8 · count · scales, 8 bytes each
-	moveStatement   = 'm' // the same, of what is no AllReduce · action u8 · root u32
+	moveStatement   = 'm' // the same, for operations other than AllReduce · action u8 · root u32
 	joinStatement   = 'j'
 	requestSize     = 4 + 3*8
 	moveSize        = requestSize + 5
@@ -27,7 +27,7 @@ const (
 	refusedFlag   = 2
 )
 
-// state appends what a rank says of a name.
+// state appends a rank's statement about a name.
 func (r *Request) state(b []byte, name string) []byte {
 	kind := byte(tensorStatement)
 	if r.Do != 0 {
@@ -52,7 +52,7 @@ func (r *Request) state(b []byte, name string) []byte {
 	return b
 }
 
-// parseStatements reads what a rank says.
+// parseStatements parses the statements of a rank.
 func parseStatements(b []byte, rank int) (all []statement, join bool, err error) {
 	for len(b) > 0 {
 		if b[0] == joinStatement {

@@ -1,6 +1,7 @@
-// Package agreement decides what the ranks of a group do together of what each submits, in its own
-// order, to be done in the background. A [Table] is what all ranks know, equal on all of them: the
-// names, the votes on them, the buckets that follow, the guess of the next one. It is pure.
+// Package agreement decides which asynchronous operations the ranks of a group perform together,
+// since each rank submits operations in its own order. A [Table] is the state that is equal on all
+// ranks: the names, the votes on them, the resulting buckets, and the guess of the next bucket. The
+// package is pure.
 package agreement
 
 import (
@@ -11,24 +12,24 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
-// Table is what the ranks know of each other's submissions, and what this rank has yet to say. A
-// submission is an H; the zero H stands for no submission.
+// Table is what the ranks know about each other's submissions, and what this rank has yet to
+// announce. A submission is an H; the zero H stands for no submission.
 type Table[H comparable] struct {
 	rank, size int
 	Fusion     int // smallest threshold of all ranks, in bytes
-	Alone      int // from so many bytes on a tensor has a bucket of its own
+	Alone      int // size in bytes from which a tensor has a bucket of its own
 	ids        map[string]int
-	table      []Entry[H] // by id, equal on all ranks but for mine
-	Pending    int        // entries with mine
+	table      []Entry[H] // by id; equal on all ranks, except Mine
+	Pending    int        // number of entries with Mine
 	joined     []bool     // by rank
-	Contribute int        // ranks that have not joined
+	Contribute int        // number of ranks that have not joined
 	votes      []uint8
 	buckets    []Bucket
 	Guess      Guess
-	Awaited    bool // some ranks have submitted what others have not
+	Awaited    bool // some ranks have submitted operations that others have not
 
 	unannounced   []unannounced[H]
-	JoinAnnounced bool // this rank's joining
+	JoinAnnounced bool // this rank has announced that it joins
 	statement     []uint8
 }
 
@@ -36,32 +37,32 @@ type Table[H comparable] struct {
 type Entry[H comparable] struct {
 	Name    string
 	Request Request
-	Mine    H      // what this rank has submitted
-	Ended   uint64 // operations that all ranks have ended
+	Mine    H      // this rank's submission
+	Ended   uint64 // number of operations of the name that have ended
 }
 
-// unannounced is a submission of which the other ranks do not know.
+// unannounced is a submission that has not been announced to the other ranks.
 type unannounced[H comparable] struct {
 	name    string
 	request *Request
 	mine    H
 }
 
-// NewTable is that of a rank before anything is submitted.
+// NewTable returns the table of a rank before any submission.
 func NewTable[H comparable](rank, size int) Table[H] {
 	return Table[H]{rank: rank, size: size, Alone: aloneOnWire, ids: map[string]int{}, joined: make([]bool, size), Contribute: size}
 }
 
-// At is the entry of an id. It is valid until names are announced.
+// At returns the entry of an id. It is valid until names are announced.
 func (a *Table[H]) At(id int) *Entry[H] { return &a.table[id] }
 
-// News reports whether this rank has submitted what it has to announce.
+// News reports whether this rank has submissions to announce.
 func (a *Table[H]) News() bool { return len(a.unannounced) > 0 }
 
 // Whole reports whether no rank has joined.
 func (a *Table[H]) Whole() bool { return a.Contribute == a.size }
 
-// Submit takes a submission. The request stays as it is.
+// Submit adds a submission. It does not change the request.
 func (a *Table[H]) Submit(name string, r *Request, mine H) {
 	if id, ok := a.ids[name]; ok && a.table[id].Request == *r {
 		a.hold(id, mine)
@@ -75,7 +76,7 @@ func (a *Table[H]) hold(id int, mine H) {
 	a.Pending++
 }
 
-// Take ends a submission of this rank, and returns it; none where the rank has joined.
+// Take removes a submission of this rank and returns it; the zero H if the rank has joined.
 func (a *Table[H]) Take(id int) (mine H) {
 	var none H
 	t := &a.table[id]
@@ -86,7 +87,7 @@ func (a *Table[H]) Take(id int) (mine H) {
 	return mine
 }
 
-// Submitted yields what this rank has submitted under names that all know.
+// Submitted yields this rank's submissions whose names all ranks know.
 func (a *Table[H]) Submitted() iter.Seq[H] {
 	return func(yield func(H) bool) {
 		var none H
@@ -98,19 +99,19 @@ func (a *Table[H]) Submitted() iter.Seq[H] {
 	}
 }
 
-// Asked is what else the ranks want.
+// Asked is what the ranks request besides operations.
 type Asked struct{ News, Stall bool }
 
-// Places of a vote, ahead of two for each name.
+// Indices of a vote, before the two of each name.
 const (
 	newsVote  = iota // 0: a rank has news
 	stallVote        // 0: a rank asks for a stall report
 	nameVotes
 )
 
-// Vote is what this rank has submitted, and wants. The smallest vote of all ranks decides. For each
-// name there are two: whether a rank has submitted it, and whether it has not. So all know as well
-// what some have submitted, who wait for the others. The slice is reduced where it lies.
+// Vote returns this rank's votes, in a slice that the caller reduces in place by Min over all
+// ranks. For each name there are two: whether the rank has submitted it, and whether it has not. So
+// all ranks also learn which names only some have submitted. want is what this rank requests.
 func (a *Table[H]) Vote(want Asked) []uint8 {
 	var none H
 	a.votes = append(a.votes[:0], 1, 1)
@@ -134,7 +135,7 @@ func (a *Table[H]) Vote(want Asked) []uint8 {
 	return a.votes
 }
 
-// Voted is what the ranks want, once their votes are reduced.
+// Voted returns what the ranks request, after the votes have been reduced.
 func (a *Table[H]) Voted() Asked {
 	a.Awaited = false
 	for i := nameVotes; i < len(a.votes); i += 2 {
@@ -146,7 +147,7 @@ func (a *Table[H]) Voted() Asked {
 // elected reports whether all ranks have submitted a name.
 func (a *Table[H]) elected(id int) bool { return a.votes[nameVotes+2*id] != 0 }
 
-// Say is what this rank announces: its news, and that it joins.
+// Say returns what this rank announces: its news and, if join is true, that it joins.
 func (a *Table[H]) Say(join bool) []byte {
 	own := a.statement[:0]
 	for _, u := range a.unannounced {
@@ -160,8 +161,9 @@ func (a *Table[H]) Say(join bool) []byte {
 	return own
 }
 
-// Hear derives the same state on all ranks from what each has said. It returns the last rank that
-// has joined, −1 for none, or, as fault, why the group ends.
+// Hear derives the same state on all ranks from the announcements of all. It returns the highest
+// rank that joins in these announcements; −1: none does. fault, if not nil, is the reason why the
+// group ends.
 func (a *Table[H]) Hear(parts [][]byte) (last int, fault *frame.Notice) {
 	invalid := func(err error, rank int) (int, *frame.Notice) {
 		n := frame.Gone(err, rank)
@@ -199,8 +201,8 @@ func (a *Table[H]) Hear(parts [][]byte) (last int, fault *frame.Notice) {
 	return last, nil
 }
 
-// define stores what a rank has said of a name. It must not contradict what another rank has said
-// before, or what this rank has submitted.
+// define stores a rank's statement about a name. It returns a fault if the statement contradicts an
+// earlier statement of another rank, or this rank's submission.
 func (a *Table[H]) define(s *statement, before []statement) (fault *frame.Notice) {
 	var none H
 	if len(before) > 0 && before[len(before)-1].name == s.name {
@@ -229,14 +231,14 @@ func mismatch(a, b statement) *frame.Notice {
 	return &n
 }
 
-// Restart is the state after all ranks have joined: none has.
+// Restart resets the state after all ranks have joined, so that none has.
 func (a *Table[H]) Restart() {
 	clear(a.joined)
 	a.Contribute, a.JoinAnnounced = a.size, false
 }
 
-// Forget drops all names, on all ranks in the same cycle, so that unused names do not pile up. What
-// this rank has submitted it announces again.
+// Forget drops all names, on all ranks in the same cycle, so that unused names do not accumulate.
+// This rank's submissions are announced again.
 func (a *Table[H]) Forget() {
 	var none H
 	for i := range a.table {
@@ -249,19 +251,19 @@ func (a *Table[H]) Forget() {
 	clear(a.ids)
 }
 
-// Full reports whether there are so many names that the ranks forget them.
+// Full reports whether there are so many names that the ranks call Forget.
 func (a *Table[H]) Full() bool { return len(a.table) > maxNames }
 
-const maxNames = 8192 // names that the ranks remember; then they forget all
+const maxNames = 8192 // number of names above which the ranks forget all
 
-// What a rank has of a name, in a stall report.
+// The state of a name on a rank, in a stall report.
 const (
 	missing = iota
 	here
-	tooLong // it is here, and has been for too long
+	tooLong // submitted, and waiting for too long
 )
 
-// Waiting says for each name what this rank has of it.
+// Waiting returns, for each name, its state on this rank.
 func (a *Table[H]) Waiting(late func(H) bool) []uint8 {
 	var none H
 	state := make([]uint8, len(a.table))
@@ -276,8 +278,8 @@ func (a *Table[H]) Waiting(late func(H) bool) []uint8 {
 	return state
 }
 
-// Stalled calls report for each name that some rank has waited for for too long, with the ranks
-// that have not submitted it. It returns the rank that has told something else than Waiting; −1:
+// Stalled calls report for each name for which some rank has waited too long, with the ranks that
+// have not submitted it. It returns a rank whose element of all is not a result of Waiting; −1:
 // none.
 func (a *Table[H]) Stalled(all [][]uint8, report func(name string, missing []int)) (invalid int) {
 	for i := range a.table {
@@ -299,8 +301,8 @@ func (a *Table[H]) Stalled(all [][]uint8, report func(name string, missing []int
 	return -1
 }
 
-// Elect puts what the last vote has found ready into buckets, which follow from the vote and the
-// table alone, and calls refused for each name whose operation all ranks refuse. The buckets are
+// Elect returns the names that the last vote found ready, in buckets that depend only on the vote
+// and the table. It calls refused for each name whose operation all ranks refuse. The buckets are
 // valid until the next call.
 func (a *Table[H]) Elect(refused func(id int)) []Bucket {
 	if a.Contribute == 0 {
@@ -322,7 +324,7 @@ func (a *Table[H]) Elect(refused func(id int)) []Bucket {
 			if b := &a.buckets[i]; b.fits(r, bytes, a.Alone, a.Fusion) {
 				at = i
 			} else if b.alike(r) {
-				b.full = true // later tensors go into a later bucket, in their order
+				b.full = true // later tensors go into a later bucket, to keep their order
 			}
 		}
 		if at < 0 {

@@ -6,25 +6,25 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-const window = 4 // receives posted ahead, so that the next segments arrive while one is reduced
+const window = 4 // number of receives posted ahead, so that the next segments arrive while one is reduced
 
-// Team is ranks of a group that run an algorithm among themselves.
+// Team is a set of ranks of a group that run an algorithm among themselves.
 type Team struct {
 	Ranks  []int // by place; nil: all
 	Me     int   // the place of this rank
 	Size   int
-	divide int // what the result is divided by; 0: nothing
+	divide int // divisor of the result; 0: none
 
-	Weights []int // by place: by what a mean has been divided there; nil: by nothing
+	Weights []int // by place: the number by which that rank's mean has been divided; nil: none has been divided
 }
 
-// WholeTeam is the team of all ranks, with the division of an average.
+// WholeTeam returns the team of all ranks, which divides the result of an average.
 func (c *Call) WholeTeam() Team {
 	t := Team{Me: c.Rank, Size: c.Size}
 	return c.Dividing(t)
 }
 
-// Rank is the rank at a place.
+// Rank returns the rank at a place.
 func (t *Team) Rank(place int) int {
 	if t.Ranks == nil {
 		return place
@@ -32,7 +32,7 @@ func (t *Team) Rank(place int) int {
 	return t.Ranks[place]
 }
 
-// part returns part i of data, of which there are as many as ranks.
+// part returns part i of data, which is divided into one part for each rank.
 func (t *Team) part(c *Call, data []byte, i int) []byte {
 	return kernel.Part(data, c.Desc.Type.Size(), t.Size, i)
 }
@@ -43,16 +43,16 @@ func (t *Team) finish(c *Call, part []byte) {
 	}
 }
 
-// Segments is the number of frames that n bytes take; none for nothing.
+// Segments returns the number of frames for n bytes; 0 for 0 bytes.
 func (c *Call) Segments(n int) int { return (n + c.segment - 1) / c.segment }
 
-// Frames is segments with one empty frame for nothing, where the peer must learn of the call.
+// Frames is Segments, but at least 1: an empty frame informs the peer of the call.
 func (c *Call) Frames(n int) int { return max(1, c.Segments(n)) }
 
 // Cut returns segment i of b.
 func (c *Call) Cut(b []byte, i int) []byte { return b[i*c.segment : min((i+1)*c.segment, len(b))] }
 
-// Dividing has a team divide its results where they are averages of all ranks.
+// Dividing returns the team with a division of its results if the operation is an average.
 func (c *Call) Dividing(t Team) Team {
 	if c.Desc.Op == operation.Average {
 		t.divide = c.Contributing()
@@ -60,7 +60,7 @@ func (c *Call) Dividing(t Team) Team {
 	return t
 }
 
-// AllReduceFlat reduces data among a team; all its ranks call it at the same place of the
+// AllReduceFlat reduces data among a team. All its ranks call it at the same point of the
 // operation.
 func (c *Call) AllReduceFlat(t Team, data []byte) error {
 	if c.Desc.Op == operation.Adasum {
@@ -69,7 +69,7 @@ func (c *Call) AllReduceFlat(t Team, data []byte) error {
 	}
 	c.Suit(len(data) / t.Size)
 	a := c.Algorithm().Over(t.Size, len(data))
-	if c.Desc.Means() { // no other has all operands at hand
+	if c.Desc.Means() { // no other algorithm has all operands on one rank
 		a = operation.Direct
 	}
 	switch a {
@@ -87,7 +87,8 @@ func (c *Call) AllReduceFlat(t Team, data []byte) error {
 	return c.allReduceRing(t, data)
 }
 
-// SendAll sends data to a peer, segment by segment, and returns the number of the first send.
+// SendAll starts to send data to a peer, segment by segment, and returns the number of the first
+// send.
 func (c *Call) SendAll(peer int, step uint32, data []byte) (first int) {
 	first = c.outUsed
 	for i := range c.Frames(len(data)) {
@@ -96,14 +97,14 @@ func (c *Call) SendAll(peer int, step uint32, data []byte) (first int) {
 	return first
 }
 
-// receiveAll receives what a peer has sent with SendAll, in place of data.
+// receiveAll receives into data what a peer sends by SendAll.
 func (c *Call) receiveAll(peer int, step uint32, data []byte) error {
 	first := c.inUsed
 	c.PostAll(peer, step, data)
 	return c.WaitFor(first, c.inUsed)
 }
 
-// PostAll asks for what a peer sends with SendAll.
+// PostAll posts the receives for what a peer sends by SendAll.
 func (c *Call) PostAll(peer int, step uint32, data []byte) {
 	for i := range c.Frames(len(data)) {
 		c.Post(peer, step, c.Cut(data, i))
@@ -112,8 +113,8 @@ func (c *Call) PostAll(peer int, step uint32, data []byte) {
 
 const unsent = -1
 
-// receiveCombined receives what a peer has sent with SendAll and combines data with it. Where data
-// itself is being sent, first is the number of the first send.
+// receiveCombined receives what a peer sends by SendAll and combines data with it. If data itself
+// is being sent, first is the number of the first send.
 func (c *Call) receiveCombined(peer int, step uint32, data []byte, first int) error {
 	if c.Desc.Op == operation.Adasum {
 		return c.receiveAdasum(peer, step, data, first)
@@ -144,25 +145,25 @@ func (c *Call) receiveCombined(peer int, step uint32, data []byte, first int) er
 	return nil
 }
 
-const unfolding = 100 // step in which the ranks that were folded away get the result
+const unfolding = 100 // step in which folded ranks get the result
 
-// allReduceDoubling is recursive doubling: in each step a rank exchanges all it has with one at
-// twice the distance. Where the number of ranks is no power of two, the first few fold in pairs
-// before and unfold after. Both partners combine lower ranks first, so that their results are equal
-// in every bit.
+// allReduceDoubling is recursive doubling: in each step a rank exchanges all its data with a rank
+// at twice the distance. If the number of ranks is not a power of two, the first few ranks are
+// folded in pairs before and unfolded afterwards. Both partners combine lower ranks first, so that
+// their results have the same bits.
 func (c *Call) allReduceDoubling(t Team, data []byte) error {
 	power := 1
 	for power*2 <= t.Size {
 		power *= 2
 	}
 	folded := 2 * (t.Size - power) // ranks that fold in pairs
-	me := t.Me - folded/2          // place among the ranks that stay
+	me := t.Me - folded/2          // place among the remaining ranks
 	if t.Me < folded {
 		me = t.Me / 2
 	}
 	if t.Me < folded && t.Me%2 == 1 {
 		c.SendAll(t.Rank(t.Me-1), 0, data)
-		if err := c.Flush(); err != nil { // the result comes into the same memory
+		if err := c.Flush(); err != nil { // the result is received into the same memory
 			return err
 		}
 		return c.receiveAll(t.Rank(t.Me-1), unfolding, data)
@@ -191,12 +192,12 @@ func (c *Call) allReduceDoubling(t Team, data []byte) error {
 	return nil
 }
 
-// allReduceHalving is Rabenseifner's algorithm for a power of two of ranks: each step exchanges
-// half of what a rank still answers for with one at half the distance, until it has the result of
-// its own part; the parts come together the same way back.
+// allReduceHalving is Rabenseifner's algorithm for a power of two of ranks: in each step a rank
+// exchanges half of the data that it still combines with a rank at half the distance, until it has
+// the result of its own part. The parts are then gathered in reverse order.
 func (c *Call) allReduceHalving(t Team, data []byte) error {
 	size := c.Desc.Type.Size()
-	span := func(place, parts int) []byte { // the parts of which place has one, aligned
+	span := func(place, parts int) []byte { // the aligned block of parts that contains the part of place
 		from := place &^ (parts - 1)
 		lo, _ := kernel.Split(len(data)/size, t.Size, from)
 		_, hi := kernel.Split(len(data)/size, t.Size, from+parts-1)
@@ -212,7 +213,7 @@ func (c *Call) allReduceHalving(t Team, data []byte) error {
 		step++
 	}
 	t.finish(c, span(t.Me, 1))
-	if err := c.Flush(); err != nil { // results come into the memory that has been sent
+	if err := c.Flush(); err != nil { // results are received into memory that is being sent
 		return err
 	}
 	for d := 1; d < t.Size; d *= 2 {
@@ -227,9 +228,10 @@ func (c *Call) allReduceHalving(t Team, data []byte) error {
 }
 
 // ring is the pipelined ring. The data is cut into one part per rank and each part into segments.
-// In the first n−1 rounds a part goes around and every rank combines its own with it; the last of
-// them owns the result and divides it for an average; in the other n−1 rounds the result goes
-// around. A segment is passed on as soon as it is reduced, not when its part is.
+// In the first n−1 rounds a part is passed around the ring, and every rank combines its own data
+// with it; the last rank owns the result, and divides it for an average. In the other n−1 rounds
+// the result is passed around. A segment is passed on as soon as it is reduced, before the rest of
+// its part.
 type ring struct {
 	*Call
 	Team
@@ -237,17 +239,17 @@ type ring struct {
 	left, right int // ranks
 	slots       []byte
 	posted      [window]*frame.Incoming // by position
-	at          cursor                  // next receive to post
+	at          cursor                  // the next receive to post
 	position    int                     // its position
 }
 
-// cursor walks over the segments that a rank receives, round by round.
+// cursor iterates over the segments that a rank receives, round by round.
 type cursor struct{ round, segment int }
 
 func (c *Call) allReduceRing(t Team, data []byte) error {
 	n := t.Size
 	r := ring{Call: c, Team: t, data: data, left: t.Rank((t.Me + n - 1) % n), right: t.Rank((t.Me + 1) % n)}
-	each := min(len(r.chunk(0))+operation.Widest, c.segment) // no chunk has more than one element more
+	each := min(len(r.chunk(0))+operation.Widest, c.segment) // no chunk is longer by more than one element
 	r.slots = c.Scratch(window * each)
 	before := c.outUsed
 	c.sentBefore = c.sentBefore[:0]
@@ -284,13 +286,13 @@ func (c *Call) allReduceRing(t Team, data []byte) error {
 	return nil
 }
 
-// chunk is what this rank sends in a round, and has received in the round before: first its own
-// part, then those of the ranks to its left.
+// chunk returns the part that this rank sends in a round and has received in the round before:
+// first its own part, then those of the ranks to its left.
 func (r *ring) chunk(round int) []byte {
 	return r.part(r.Call, r.data, ((r.Me-round)%r.Size+r.Size)%r.Size)
 }
 
-// skip moves past the end of a chunk; round 2n−1 is the end.
+// skip moves the cursor past the end of a chunk; round 2n−1 is the end.
 func (r *ring) skip(at cursor) cursor {
 	for at.round <= 2*r.Size-2 && at.segment >= r.Segments(len(r.chunk(at.round))) {
 		at = cursor{at.round + 1, 0}
@@ -298,10 +300,10 @@ func (r *ring) skip(at cursor) cursor {
 	return at
 }
 
-// postUpTo posts receives ahead of the one at position done, and that one itself in any case. A
-// result comes into the memory from which this rank's part was sent, so that send must be complete:
-// it waits for it only where nothing else can go on, since the peer's own progress may depend on
-// what is posted here.
+// postUpTo posts the receive at position done and, as far as possible, receives ahead of it. A
+// result is received into the memory from which this rank's part was sent, so that send must be
+// complete. postUpTo waits for the send only if nothing else can continue, since the peer's own
+// progress may depend on the receives posted here.
 func (r *ring) postUpTo(done, each int) error {
 	if r.position == 0 {
 		r.at = r.skip(cursor{1, 0})
@@ -327,9 +329,9 @@ func (r *ring) postUpTo(done, each int) error {
 	return nil
 }
 
-// AllReduceDirect sends every part to its owner, who combines them in the order of the ranks and
-// sends the result to all, each segment as soon as it is there. What is small goes to all at once
-// instead, and every rank combines all of it.
+// AllReduceDirect sends every part to its owner, which combines the parts in the order of the ranks
+// and sends the result to all, each segment as soon as it is complete. Small data is instead sent
+// to all ranks at once, and every rank combines all of it.
 func (c *Call) AllReduceDirect(t Team, data []byte) error {
 	if len(data) <= operation.Thresholds.OneShot {
 		first := c.outUsed
@@ -339,9 +341,9 @@ func (c *Call) AllReduceDirect(t Team, data []byte) error {
 		return c.combineFrom(t, data, data, first, nil)
 	}
 	parts := c.outUsed
-	longest := c.Frames(len(t.part(c, data, 0))) // the first part is a longest one
+	longest := c.Frames(len(t.part(c, data, 0))) // no part is longer than the first
 	for i := range longest {
-		for d := 1; d < t.Size; d++ { // each to another one first
+		for d := 1; d < t.Size; d++ { // every rank begins with a different peer
 			to := (t.Me + d) % t.Size
 			if p := t.part(c, data, to); i < c.Frames(len(p)) {
 				c.Send(t.Rank(to), 0, c.Cut(p, i))
@@ -358,7 +360,7 @@ func (c *Call) AllReduceDirect(t Team, data []byte) error {
 	if err != nil {
 		return err
 	}
-	if err := c.WaitSent(parts, sent); err != nil { // the results come into the same memory
+	if err := c.WaitSent(parts, sent); err != nil { // the results are received into the same memory
 		return err
 	}
 	first := c.inUsed

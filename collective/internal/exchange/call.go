@@ -1,5 +1,6 @@
-// Package exchange computes among ranks that reach each other by frames: a [Call] is what one rank
-// sends and receives in one operation, and its methods are the algorithms of one level.
+// Package exchange runs collective operations among ranks that exchange frames. A [Call] is one
+// operation on one rank, with the frames that it sends and receives; its methods are the algorithms
+// of one level.
 package exchange
 
 import (
@@ -14,23 +15,23 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
-// Place is one rank of a group. It does not change, but for Contributors.
+// Place is a rank's place in a group. It does not change, except for Contributors.
 type Place struct {
 	Rank, Size   int
 	Generation   uint64
-	Strict       bool    // every AllReduce is Strict, whatever is forced
-	Forced       *Forced // of all groups of the generation
-	Contributors int     // ranks that an average is of; 0: all
+	Strict       bool    // every AllReduce is Strict, whatever algorithm is forced
+	Forced       *Forced // for all groups of the generation
+	Contributors int     // number of ranks that contribute to an average; 0: all
 }
 
-// Forced is what a configuration or a test says about all operations.
+// Forced is what a configuration or a test forces for all operations.
 type Forced struct {
 	Algorithm operation.Algorithm // of AllReduce
-	Segment   int                 // most bytes of a frame, for tests; 0: as is best
-	Shares    []int               // of waves between hosts, for tests: the units before each host's; nil: by speed
+	Segment   int                 // largest frame in bytes, for tests; 0: the best size
+	Shares    []int               // of waves between hosts, for tests: the units before each host's share; nil: by speed
 }
 
-// Algorithm is that of every AllReduce of the group.
+// Algorithm returns the algorithm that is forced for AllReduces of the group.
 func (p *Place) Algorithm() operation.Algorithm {
 	if p.Strict {
 		return operation.Strict
@@ -38,34 +39,35 @@ func (p *Place) Algorithm() operation.Algorithm {
 	return p.Forced.Algorithm
 }
 
-// Contributing is the number of ranks that an average is of.
+// Contributing returns the number of ranks that contribute to an average.
 func (p *Place) Contributing() int { return cmp.Or(p.Contributors, p.Size) }
 
 // Group is the group of a call on this rank.
 type Group interface {
 	frame.Group
-	// Lost waits until every rank has been told that the group has failed, and returns why, as
-	// operations do.
+	// Lost blocks until every rank has been notified that the group has failed, and returns the
+	// error that operations return.
 	Lost() error
-	// Failure is why the group has failed, as the generation numbers ranks.
+	// Failure returns the reason why the group has failed, with ranks as numbered in the
+	// generation.
 	Failure() (n frame.Notice, failed bool)
 }
 
-// Links are how a rank reaches the others. They are set before the first call.
+// Links are the means by which a rank reaches the others. They are set before the first call.
 type Links struct {
 	Path   Transport     // nil for a group of one
-	TCP    *sockets.Path // Path, where operations may drive it themselves
-	Boxes  []frame.Inbox // by rank; the own one is unused
+	TCP    *sockets.Path // Path, if operations may drive it themselves; otherwise nil
+	Boxes  []frame.Inbox // by rank; this rank's is unused
 	Group  Group
-	Wake   chan struct{} // one token: something has changed for the operation under way
-	Failed chan struct{} // closed once the group has failed and every rank has been told
+	Wake   chan struct{} // one token: something has changed for the operation in progress
+	Failed chan struct{} // closed once the group has failed and every rank has been notified
 }
 
-// Call is an operation under way on one rank, and what is kept for the next one.
+// Call is an operation in progress on one rank, with the memory that is kept for the next one.
 type Call struct {
 	Place
 	Links
-	Finished atomic.Uint64 // operations that went well
+	Finished atomic.Uint64 // number of successful operations
 
 	Ctx  context.Context
 	Desc operation.Descriptor
@@ -75,17 +77,16 @@ type Call struct {
 	buffer []byte
 
 	late  lateness
-	Ready bool // what frames say, which AllReady hears
+	Ready bool // sent in the headers of frames; AllReady reads it
 
 	Method     operation.Method // AloneOnly: not set
-	segment    int              // most bytes of a frame
+	segment    int              // largest frame, in bytes
 	sentBefore []int
 	posted     []*frame.Incoming
 	operands   [][]byte
 }
 
-// transfers are what a call sends and receives. Those in use come first, in their order, and so
-// many of them are known to be done.
+// transfers are the frames that a call sends and receives. Those in use come first, in their order.
 type transfers struct {
 	outs            []*frame.Outgoing
 	ins             []*frame.Incoming
@@ -119,7 +120,7 @@ func (c *Call) Begin(ctx context.Context, d operation.Descriptor) error {
 	return nil
 }
 
-// End ensures that nothing touches the caller's buffers after an error, and drops references to
+// End ensures that nothing accesses the caller's buffers after an error, and drops references to
 // them.
 func (c *Call) End(err error) error {
 	if err != nil && c.Path != nil {
@@ -144,7 +145,7 @@ func (c *Call) End(err error) error {
 	return err
 }
 
-// cancelled ends the group because this rank does not take part in the operation any more.
+// cancelled ends the group because this rank leaves the operation.
 func (c *Call) cancelled() error {
 	err := c.Ctx.Err()
 	c.Group.Fail(frame.Gone(err, c.Rank))
@@ -152,7 +153,7 @@ func (c *Call) cancelled() error {
 	return fmt.Errorf("collective: %s: %w", c.Desc.Action, err)
 }
 
-// Lost is the error of an operation whose group has failed.
+// Lost returns the error of an operation whose group has failed.
 func (c *Call) Lost() error { return c.Group.Lost() }
 
 // Send starts to send one frame.
@@ -160,7 +161,7 @@ func (c *Call) Send(to int, step uint32, data []byte) *frame.Outgoing {
 	return c.SendOf(to, step, c.Desc.Count, data)
 }
 
-// SendOf sends a frame with a count of its own in the header.
+// SendOf starts to send a frame with a separate count in the header.
 func (c *Call) SendOf(to int, step uint32, count uint64, data []byte) *frame.Outgoing {
 	if c.outUsed == len(c.outs) {
 		c.outs = append(c.outs, &frame.Outgoing{From: c.Group})
@@ -176,7 +177,7 @@ func (c *Call) SendOf(to int, step uint32, count uint64, data []byte) *frame.Out
 	return o
 }
 
-// Post asks for the next frame of a rank, which must be of this step and fill buf.
+// Post posts a receive for the next frame of a rank, which must have the given step and fill buf.
 func (c *Call) Post(from int, step uint32, buf []byte) *frame.Incoming {
 	if c.inUsed == len(c.ins) {
 		c.ins = append(c.ins, new(frame.Incoming))
@@ -190,19 +191,19 @@ func (c *Call) Post(from int, step uint32, buf []byte) *frame.Incoming {
 	return r
 }
 
-// expect connects a rank that is waited for, so that its death is noticed.
+// expect connects to a rank for which this one waits, so that its death is noticed.
 func (c *Call) expect(from int) {
 	if c.TCP != nil {
 		c.TCP.Want(from)
 	}
 }
 
-// Receive posts and waits.
+// Receive posts a receive and waits for it.
 func (c *Call) Receive(from int, step uint32, buf []byte) error {
 	return c.wait(&c.Post(from, step, buf).Done)
 }
 
-// peek waits for the header of the next frame of a rank, without taking the frame.
+// peek waits for the header of the next frame of a rank and returns it without consuming the frame.
 func (c *Call) peek(from int) (frame.Header, error) {
 	c.expect(from)
 	for {
@@ -225,13 +226,13 @@ func (c *Call) wait(done *atomic.Bool) error {
 	return nil
 }
 
-// Receives is how many receives there are so far. Those of this operation are numbered from 0.
+// Receives returns the number of receives of this operation so far. They are numbered from 0.
 func (c *Call) Receives() int { return c.inUsed }
 
-// Sends is how many sends there are so far, which are numbered likewise.
+// Sends returns the number of sends of this operation so far. They are numbered from 0.
 func (c *Call) Sends() int { return c.outUsed }
 
-// WaitFor waits for the receives of these numbers.
+// WaitFor waits for the receives from first up to, but not including, end.
 func (c *Call) WaitFor(first, end int) error {
 	for _, r := range c.ins[first:end] {
 		if err := c.wait(&r.Done); err != nil {
@@ -241,7 +242,7 @@ func (c *Call) WaitFor(first, end int) error {
 	return nil
 }
 
-// WaitSent waits for the sends of these numbers.
+// WaitSent waits for the sends from first up to, but not including, end.
 func (c *Call) WaitSent(first, end int) error {
 	for _, o := range c.outs[first:end] {
 		if err := c.wait(&o.Done); err != nil {
@@ -254,8 +255,8 @@ func (c *Call) WaitSent(first, end int) error {
 // Flush waits for all sends.
 func (c *Call) Flush() error { return c.WaitSent(0, c.outUsed) }
 
-// AllReady waits for the receives of these numbers, and reports whether the senders of all were
-// ready.
+// AllReady waits for the receives from first up to, but not including, end, and reports whether all
+// their senders were ready.
 func (c *Call) AllReady(first, end int) (bool, error) {
 	ready := true
 	for _, r := range c.ins[first:end] {
@@ -288,25 +289,25 @@ func (c *Call) pause() error {
 	}
 }
 
-// lateness is what an engine's operation does once it has waited for long: the others may not know
-// yet that a cycle has begun.
+// lateness makes an engine's operation nudge the other ranks once it has waited for long, since
+// they may not know yet that a cycle has begun.
 type lateness struct {
-	cycle uint64        // to tell of; 0: none
-	since time.Time     // when it began to wait; zero: it has not waited
-	bound time.Duration // when it is time
+	cycle uint64        // the cycle of the nudge; 0: none is due
+	since time.Time     // when the operation began to wait; zero: it has not waited
+	bound time.Duration // how long it waits before it nudges
 
-	inTime bool          // all have begun the cycle, and nobody had to be told …
-	waited time.Duration // … and so long this rank has waited for them
+	inTime bool          // all ranks have begun the cycle without a nudge …
+	waited time.Duration // … and this rank has waited that long for them
 }
 
-// start is when this process began; see instant.
+// start is when this process began; see Instant.
 var start = time.Now()
 
-// Instant is time.Now for what is only compared: it asks one clock instead of two.
+// Instant is time.Now for times that are only compared: it reads one clock instead of two.
 func Instant() time.Time { return start.Add(time.Since(start)) }
 
-// nudgeIfLate tells the others of the cycle if it is time; otherwise it returns how long that takes
-// yet. 0: nothing is to be told any more.
+// nudgeIfLate nudges the others if it is time; otherwise it returns the time until then. 0: no
+// nudge is due any more.
 func (c *Call) nudgeIfLate(now time.Time) (in time.Duration) {
 	if c.late.cycle == 0 {
 		return 0
@@ -322,18 +323,18 @@ func (c *Call) nudgeIfLate(now time.Time) (in time.Duration) {
 	return 0
 }
 
-// Suit has the operation cut data into segments as is best where its parts have so many bytes.
+// Suit sets the best size of segments for parts with the given number of bytes.
 func (c *Call) Suit(part int) {
 	if c.Forced.Segment == 0 {
 		c.segment = operation.SegmentFor(part)
 	}
 }
 
-// Kept is what Scratch returns without taking more memory.
+// Kept returns the memory that Scratch can return without an allocation.
 func (c *Call) Kept() []byte { return c.buffer[:cap(c.buffer)] }
 
 // Scratch returns n bytes for partial results, aligned for every element type. They are valid until
-// the next call of it.
+// the next call of Scratch.
 func (c *Call) Scratch(n int) []byte {
 	if cap(c.buffer) < n {
 		c.buffer = make([]byte, n)
@@ -341,10 +342,11 @@ func (c *Call) Scratch(n int) []byte {
 	return c.buffer[:n]
 }
 
-// frameNap is how long a rank sleeps at most that waits in memory while it has frames under way.
+// frameNap is the longest sleep of a rank that waits in shared memory while frames are in flight.
 const frameNap = 100 * time.Microsecond
 
-// Meanwhile moves frames of the operation while it waits for ranks of this host in memory.
+// Meanwhile moves frames of the operation while it waits for ranks of this host in shared memory.
+// Its results are those of the function of [shm.Member.Meanwhile].
 func (c *Call) Meanwhile() (moved, due bool, within time.Duration) {
 	if c.TCP == nil || !c.TCP.Driven() { // then others move them
 		return false, false, 0
@@ -364,20 +366,20 @@ func (c *Call) Meanwhile() (moved, due bool, within time.Duration) {
 	return c.TCP.Advance(false), true, frameNap
 }
 
-// Nudge tells other ranks that this one begins a cycle of its engine. Each passes it on as it
-// begins the cycle itself, so that all are told after log2(n) steps.
+// Nudge notifies other ranks that this one begins a cycle of its engine. Each rank passes the nudge
+// on when it begins the cycle itself, so that all are notified after log2(n) steps.
 func (c *Call) Nudge(cycle uint64) {
 	for distance := 1; distance < c.Size; distance *= 2 {
 		c.Path.Nudge((c.Rank+distance)%c.Size, cycle)
 	}
 }
 
-// TellIfLate makes the next operation tell the others of a cycle once it has waited for so long.
+// TellIfLate makes the next operation nudge the others about a cycle once it has waited for bound.
 func (c *Call) TellIfLate(cycle uint64, bound time.Duration) {
 	c.late = lateness{cycle: cycle, bound: bound}
 }
 
-// Met ends what TellIfLate has begun: all ranks have begun the cycle.
+// Met ends the effect of TellIfLate: all ranks have begun the cycle.
 func (c *Call) Met() {
 	l := &c.late
 	if l.cycle == 0 {
@@ -389,16 +391,16 @@ func (c *Call) Met() {
 	l.cycle, l.inTime = 0, true
 }
 
-// InTime reports whether nobody had to be told of the cycle, whose first operation has ended, and
-// how long this rank has waited for the others.
+// InTime reports whether all ranks began the cycle, whose first operation has ended, without a
+// nudge, and how long this rank waited for them.
 func (c *Call) InTime() (waited time.Duration, ok bool) {
 	c.Met()
 	ok, c.late.inTime = c.late.inTime, false
 	return c.late.waited, ok
 }
 
-// By sets the method of the operation, unless it has one: an algorithm between hosts runs others
-// among some ranks.
+// By sets the method of the operation, unless it is set: an algorithm between hosts runs other
+// algorithms among some of the ranks.
 func (c *Call) By(m operation.Method) {
 	if c.Method == operation.AloneOnly {
 		c.Method = m

@@ -1,12 +1,12 @@
 package exchange
 
-// Sender is the rank of a lane of messages that sends them to the other one.
+// Sender is the rank in a lane of messages that sends them to the other rank.
 const Sender = 0
 
-const ackMessage = 1 // step of the frame that says that all of a message has arrived
+const ackMessage = 1 // step of the frame that acknowledges a whole message
 
-// PassSockets moves a message over the sockets of a lane of two ranks. The sender goes on when the
-// receiver has all of it.
+// PassSockets moves a message over the sockets of a lane of two ranks. On the sender it blocks
+// until the receiver has all of it.
 func (c *Call) PassSockets(data []byte) error {
 	if c.Rank == Sender {
 		for i := range c.Frames(len(data)) {

@@ -9,14 +9,14 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// FirstMemory is how many bytes of memory are taken before any byte arrives: more are only as bytes
-// arrive.
+// FirstMemory is the most memory, in bytes, that is allocated before any byte has arrived. More is
+// allocated only as bytes arrive.
 const FirstMemory = 16 << 20
 
-// Block receives data whose length its sender tells, in the header of the first frame.
+// Block receives data whose length is in the header of the first frame.
 type Block struct {
 	*Call
-	Data  []byte // as far as it has arrived, after Finish all of it
+	Data  []byte // what has arrived; after Finish, all of it
 	from  int
 	step  uint32 // of the first frame
 	size  int    // bytes of an element
@@ -27,22 +27,22 @@ type Block struct {
 	posted []*frame.Incoming
 }
 
-// ErrTooLarge says why a rank is taken for gone.
+// ErrTooLarge is the reason why a rank that announces too much data counts as gone.
 var ErrTooLarge = errors.New("sent a length that does not fit memory")
 
-// OpenBlock begins to receive what a rank sends, in elements of size bytes.
+// OpenBlock starts to receive data of a rank, in elements of size bytes.
 func (c *Call) OpenBlock(from, size int) (b Block, err error) {
 	b = Block{Call: c, from: from, size: size}
 	return b, b.open()
 }
 
-// open waits for the first header and posts as much as fits the first memory.
+// open waits for the first header and posts the receives that fit FirstMemory.
 func (b *Block) open() error {
 	h, err := b.peek(b.from)
 	if err != nil {
 		return err
 	}
-	if h.Seq != b.seq { // it belongs to an operation that this rank has not called yet
+	if h.Seq != b.seq { // the frame belongs to an operation that this rank has not called yet
 		b.Group.Fail(frame.Gone(frame.ErrInvalid, b.from))
 		return b.Lost()
 	}
@@ -59,7 +59,7 @@ func (b *Block) open() error {
 	return nil
 }
 
-// Finish waits for all of it.
+// Finish waits until all data has arrived.
 func (b *Block) Finish() error {
 	for i := 0; i < b.Frames(b.total); i++ {
 		if i == len(b.posted) {
@@ -80,8 +80,8 @@ func (b *Block) Finish() error {
 	return nil
 }
 
-// ExchangePairs sends part(j) to every rank j and returns what they have sent, by rank; nil for
-// this one. Every pair of ranks talks directly: the same bytes as a ring, in one step.
+// ExchangePairs sends part(j) to every rank j and returns the received data by rank; nil for this
+// rank. Every pair of ranks exchanges data directly: as many bytes as in a ring, in one step.
 func (c *Call) ExchangePairs(part func(to int) []byte) ([][]byte, error) {
 	all := make([][]byte, c.Size)
 	with := c.AllOthers()
@@ -89,7 +89,7 @@ func (c *Call) ExchangePairs(part func(to int) []byte) ([][]byte, error) {
 	return all, c.ReceiveParts(with, all)
 }
 
-// SendParts sends part(j) to each of some ranks, which receive it with ReceiveParts.
+// SendParts starts to send part(j) to each rank j of to, which receives it by ReceiveParts.
 func (c *Call) SendParts(to []int, part func(to int) []byte) {
 	size, longest := c.Desc.Type.Size(), 0
 	for _, j := range to {
@@ -104,7 +104,7 @@ func (c *Call) SendParts(to []int, part func(to int) []byte) {
 	}
 }
 
-// ReceiveParts puts what some ranks have sent to this one with SendParts into all.
+// ReceiveParts receives what the ranks of from send by SendParts, and stores it in all by rank.
 func (c *Call) ReceiveParts(from []int, all [][]byte) error {
 	blocks := make([]Block, len(from))
 	for i := range from {
@@ -122,9 +122,9 @@ func (c *Call) ReceiveParts(from []int, all [][]byte) error {
 	return nil
 }
 
-// ReduceScatterDirect puts this rank's part of the reduced data into result. Every rank sends
-// part(j) to its owner, rank j, who combines them in the order of the ranks, segment by segment;
-// the parts are not changed.
+// ReduceScatterDirect writes this rank's part of the reduced data to result. Every rank sends
+// part(j) to its owner, rank j, which combines the parts in the order of the ranks, segment by
+// segment. The parts are not changed.
 func (c *Call) ReduceScatterDirect(part func(rank int) []byte, result []byte) error {
 	t := c.WholeTeam()
 	longest := 0
@@ -143,11 +143,11 @@ func (c *Call) ReduceScatterDirect(part func(rank int) []byte, result []byte) er
 }
 
 // combineFrom receives what every other rank of a team has sent in step 0 and combines it with own,
-// in the order of the ranks, into result, which may be own. Where own itself is being sent, in as
-// many pieces to all, first is the number of the first send. Each segment is handed to done, if
-// there is one, when it is complete.
+// in the order of the ranks, into result, which may be own. If own itself is being sent to all
+// ranks, in the same segments, first is the number of the first send. done, if not nil, is called
+// with each segment when it is complete.
 func (c *Call) combineFrom(t Team, own, result []byte, first int, done func(part []byte)) error {
-	ahead := 2 // segments posted, of every rank
+	ahead := 2 // number of segments posted for every rank
 	if t.Size > 16 {
 		ahead = 1
 	}
@@ -179,8 +179,8 @@ func (c *Call) combineFrom(t Team, own, result []byte, first int, done func(part
 	return nil
 }
 
-// CombineReceived combines one segment of all ranks of a team, in their order. The segment of
-// another place is what the receive of that number has got.
+// CombineReceived combines one segment of all ranks of a team, in their order. receive returns the
+// number of the receive that has the segment of another place.
 func (c *Call) CombineReceived(t Team, result, own []byte, receive func(place int) int) error {
 	c.posted = slices.Grow(c.posted[:0], t.Size)[:t.Size]
 	for place := range t.Size {
@@ -191,8 +191,8 @@ func (c *Call) CombineReceived(t Team, result, own []byte, receive func(place in
 	return c.combineAll(t, result, own, c.posted)
 }
 
-// combineAll combines one segment of all ranks, in their order. Until own has been used, which
-// result may be, results go to the first rank's slot.
+// combineAll combines one segment of all ranks, in their order. result may be own: until own has
+// been combined, partial results are written to the first rank's buffer.
 func (c *Call) combineAll(t Team, result, own []byte, posted []*frame.Incoming) error {
 	if c.Desc.Means() && t.Size > 1 {
 		return c.meanOfAll(t, result, own, posted)
@@ -224,7 +224,7 @@ func (c *Call) combineAll(t Team, result, own []byte, posted []*frame.Incoming) 
 	return nil
 }
 
-// meanOfAll is combineAll of a mean.
+// meanOfAll is combineAll for a mean.
 func (c *Call) meanOfAll(t Team, result, own []byte, posted []*frame.Incoming) error {
 	c.operands = slices.Grow(c.operands[:0], t.Size)[:t.Size]
 	for from := range t.Size {
@@ -240,16 +240,16 @@ func (c *Call) meanOfAll(t Team, result, own []byte, posted []*frame.Incoming) e
 	return nil
 }
 
-// Into is memory with a part for every rank, all of the same number of bytes.
+// Into is memory with one part for every rank, all of the same number of bytes.
 type Into struct {
 	Memory []byte
 	Each   int
 }
 
-// Of is the part of a rank.
+// Of returns the part of a rank.
 func (p Into) Of(rank int) []byte { return p.Memory[rank*p.Each:][:p.Each:p.Each] }
 
-// AllOthers are all ranks but this one, each rank's list beginning with another one.
+// AllOthers returns all ranks but this one. Each rank's list begins with a different rank.
 func (c *Call) AllOthers() []int {
 	with := make([]int, 0, c.Size-1)
 	for d := 1; d < c.Size; d++ {
@@ -258,7 +258,7 @@ func (c *Call) AllOthers() []int {
 	return with
 }
 
-// ExchangeInto sends part(j) to each of some ranks and receives theirs.
+// ExchangeInto sends part(j) to each rank j of with, and receives their parts into result.
 func (c *Call) ExchangeInto(with []int, part func(to int) []byte, result Into) error {
 	for s := range c.Frames(result.Each) {
 		for _, to := range with {
@@ -270,7 +270,7 @@ func (c *Call) ExchangeInto(with []int, part func(to int) []byte, result Into) e
 	return c.WaitFor(first, c.inUsed)
 }
 
-// PostInto asks for the parts of some ranks.
+// PostInto posts the receives for the parts of the ranks of from.
 func (c *Call) PostInto(from []int, result Into) {
 	for _, r := range from {
 		for s := range c.Frames(result.Each) {
@@ -279,7 +279,7 @@ func (c *Call) PostInto(from []int, result Into) {
 	}
 }
 
-// By are the parts of some ranks.
+// By returns the parts of some ranks.
 func (p Into) By(ranks []int) [][]byte {
 	parts := make([][]byte, len(ranks))
 	for i, r := range ranks {
@@ -288,7 +288,8 @@ func (p Into) By(ranks []int) [][]byte {
 	return parts
 }
 
-// Place tells members of shared memory, who have parts for these ranks, where those lie.
+// Place returns, for operations in shared memory, the function that returns the parts of the given
+// ranks as buffers.
 func (p Into) Place(ranks []int) func(lengths []int) ([][]byte, error) {
-	return func([]int) ([][]byte, error) { return p.By(ranks), nil } // the members' calls say the lengths
+	return func([]int) ([][]byte, error) { return p.By(ranks), nil } // the lengths were compared with the members' calls
 }

@@ -8,16 +8,16 @@ import "github.com/hvdrun/hvdrun/collective/internal/frame"
 type Transport interface {
 	// Send starts to move a frame to another rank. It does not block.
 	Send(to int, o *frame.Outgoing)
-	// Flood tells every other rank why the group has ended. It blocks briefly at most.
+	// Flood sends the reason why the group has ended to every other rank. It blocks only briefly.
 	Flood(n *frame.Notice)
-	// Release ends all movement at once; it may be called more than once.
+	// Release stops all transfers at once. It may be called more than once.
 	Release()
-	// Quiesce blocks, after Release, until nothing touches a buffer of a request any more.
+	// Quiesce blocks, after Release, until nothing accesses a buffer of a request any more.
 	Quiesce()
-	// Leave tells every rank that this one sends no more operations, and blocks until all that it
-	// has sent is read or a bound has passed.
+	// Leave notifies every rank that this one calls no more operations, and blocks until the others
+	// have read everything that it has sent, or a time limit has passed.
 	Leave()
-	// Nudge tells another rank that the group's engine begins a cycle. It does not block for long,
-	// and an error does no harm.
+	// Nudge notifies another rank that the group's engine begins a cycle. It does not block for
+	// long. Errors are ignored.
 	Nudge(to int, cycle uint64)
 }

@@ -2,12 +2,12 @@ package exchange
 
 import "github.com/hvdrun/hvdrun/collective/internal/frame"
 
-// Agree returns once every rank has called the operation that this one has: a dissemination
-// barrier, in which a rank that returns has heard from all the others, directly or through ranks
-// that found every call before them equal to theirs.
+// Agree blocks until every rank has called the same operation. It is a dissemination barrier: a
+// rank that returns has heard from all others, directly or through ranks that have compared all
+// calls before theirs with their own.
 func (c *Call) Agree() error { return c.AgreeAmong(c.WholeTeam()) }
 
-// AgreeAmong is Agree of a team.
+// AgreeAmong is Agree among a team.
 func (c *Call) AgreeAmong(t Team) error {
 	step := uint32(0)
 	for distance := 1; distance < t.Size; distance *= 2 {
@@ -20,8 +20,8 @@ func (c *Call) AgreeAmong(t Team) error {
 	return nil
 }
 
-// Disseminate combines data of all ranks by an operation that may take what a rank has twice, such
-// as Max. It meets the ranks that Agree meets, and no others.
+// Disseminate combines data of all ranks by an idempotent operation such as Max, in which a rank's
+// data may count twice. It exchanges frames only with the ranks with which Agree does.
 func (c *Call) Disseminate(data []byte) error {
 	n, rank := c.Size, c.Rank
 	combine, in := c.Desc.Combiner(), make([]byte, len(data))
@@ -31,7 +31,7 @@ func (c *Call) Disseminate(data []byte) error {
 		if err := c.Receive((rank-distance+n)%n, step, in); err != nil {
 			return err
 		}
-		if err := c.Flush(); err != nil { // data is sent no more
+		if err := c.Flush(); err != nil { // data is no longer being sent
 			return err
 		}
 		combine(data, data, in)
@@ -40,11 +40,11 @@ func (c *Call) Disseminate(data []byte) error {
 	return nil
 }
 
-// TreeStep is the first step of the data of a broadcast, after those of the agreement.
+// TreeStep is the first step of the data of a broadcast; lower steps belong to the agreement.
 const TreeStep = 64
 
-// Tree gives this rank's place in the binomial tree of a broadcast: its parent, −1 for the root,
-// and its children, those with the most ranks behind them first.
+// Tree returns a rank's place in the binomial tree of a broadcast: its parent, −1 for the root, and
+// its children, those with the largest subtrees first.
 func Tree(rank, size, root int) (parent int, children []int) {
 	place := (rank - root + size) % size
 	parent = -1
@@ -64,7 +64,7 @@ func Tree(rank, size, root int) (parent int, children []int) {
 }
 
 // BroadcastTree sends data down the tree, each segment as soon as it has arrived. The ranks agree
-// on the call first, so that a mismatch reaches the root too, which receives nothing otherwise.
+// on the call first, so that the root, which receives no data, also learns of a mismatch.
 func (c *Call) BroadcastTree(data []byte) error {
 	if err := c.Agree(); err != nil {
 		return err
@@ -88,7 +88,7 @@ func (c *Call) BroadcastTree(data []byte) error {
 	return nil
 }
 
-// BroadcastBytesTree is broadcast for ranks that do not know the length.
+// BroadcastBytesTree is BroadcastTree for ranks that do not know the length.
 func (c *Call) BroadcastBytesTree(data []byte) ([]byte, error) {
 	if err := c.Agree(); err != nil {
 		return nil, err

@@ -8,60 +8,62 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Node is a range of leaves of a binary tree: those from Index·2^Level up to, but without,
-// (Index+1)·2^Level, as far as there are so many.
+// Node is a range of leaves of a binary tree: the leaves from Index·2^Level up to, but not
+// including, (Index+1)·2^Level, as far as they exist.
 type Node struct{ Level, Index int }
 
-// First is the number of its first leaf.
+// First returns the number of the node's first leaf.
 func (n Node) First() int { return n.Index << n.Level }
 
-// End is the number after its last leaf in a tree of so many leaves.
+// End returns the number after the node's last leaf in a tree with the given number of leaves.
 func (n Node) End(leaves int) int { return min((n.Index+1)<<n.Level, leaves) }
 
-// Parent is the node that n is a half of.
+// Parent returns the node of which n is a half.
 func (n Node) Parent() Node { return Node{n.Level + 1, n.Index / 2} }
 
-// Sibling is the other half of its parent.
+// Sibling returns the other half of the node's parent.
 func (n Node) Sibling() Node { return Node{n.Level, n.Index ^ 1} }
 
-// Left is its left half; its level is at least 1.
+// Left returns the node's left half. The level of n must be at least 1.
 func (n Node) Left() Node { return Node{n.Level - 1, 2 * n.Index} }
 
-// Root is the node that all leaves of a tree of so many are under.
+// Root returns the node that contains all leaves of a tree with the given number of leaves.
 func Root(leaves int) Node { return Node{Level: bits.Len(uint(max(leaves, 1) - 1))} }
 
-// weight is what the sum of a node's leaves is divided by in its mean.
+// weight returns the number by which the sum of a node's leaves is divided in its mean.
 func (n Node) weight(leaves int) int { return kernel.Fold(n.End(leaves) - n.First()) }
 
-// Merge is how the means of a node's halves make its own: with these weights, and divided by By.
+// Merge describes how the mean of a node is computed from the means of its halves: they are
+// multiplied by the weights, and their sum is divided by By.
 type Merge struct {
 	Weights [2]int
 	By      int
 }
 
-// MergeOf returns that of a node of a tree of so many leaves; its right half has some.
+// MergeOf returns the Merge of a node in a tree with the given number of leaves. The node's right
+// half must not be empty.
 func MergeOf(n Node, leaves int) Merge {
 	left := n.Left()
 	return Merge{[2]int{left.weight(leaves), left.Sibling().weight(leaves)}, n.weight(leaves)}
 }
 
-// Operand is a value that a rank has: the one of this number.
+// Operand identifies a value that a rank has, by the rank and the number of the value there.
 type Operand struct{ Rank, Number int }
 
-// Program is how a node's value is computed from those of the ranks.
+// Program describes how a node's value is computed from the values of the ranks.
 type Program struct {
 	Operands []Operand // in ascending order of their leaves
 
-	ops    []int   // an operand's number, or combineTop: combine the two values on top of the stack
-	merges []Merge // how each of these is combined, where means are
-	depth  int     // most values on the stack
+	ops    []int   // an operand's index, or combineTop: combine the two values on top of the stack
+	merges []Merge // the Merge of each combineTop, for means
+	depth  int     // largest number of values on the stack
 }
 
 const combineTop = -1
 
-// Compile returns the program of node n of a tree of so many leaves, of which at has the nodes
-// whose values are known. missing is the first leaf that is under none of them; −1: all are under
-// one, and the program is valid.
+// Compile returns the program of node n of a tree with the given number of leaves. at has the nodes
+// whose values are known. missing is the first leaf that is under none of them; −1: every leaf is
+// under one, and the program is valid.
 func Compile(n Node, leaves int, at map[Node]Operand) (p *Program, missing int) {
 	c := &compiler{Program: new(Program), leaves: leaves, at: at, missing: -1}
 	c.visit(n)
@@ -99,8 +101,8 @@ func (c *compiler) visit(n Node) {
 	}
 }
 
-// Pick puts the operands in order that the ranks have sent, each rank's one behind the other, each
-// of n bytes.
+// Pick returns the operands in the program's order. sent has, by rank, the operands of the rank one
+// after another, each of n bytes.
 func (p *Program) Pick(sent [][]byte, n int) [][]byte {
 	all := make([][]byte, len(p.Operands))
 	for i, o := range p.Operands {
@@ -109,8 +111,8 @@ func (p *Program) Pick(sent [][]byte, n int) [][]byte {
 	return all
 }
 
-// Largest returns the largest nodes under n, of a tree of so many leaves, of which held has all
-// leaves.
+// Largest returns the largest nodes under n all of whose leaves are under nodes in held, in a tree
+// with the given number of leaves.
 func Largest(n Node, leaves int, held map[Node]Operand) []Node {
 	if _, ok := held[n]; ok {
 		return []Node{n}
@@ -131,12 +133,12 @@ func Largest(n Node, leaves int, held map[Node]Operand) []Node {
 	return append(nodes, more...)
 }
 
-// Folder runs programs, and keeps its memory between them. The zero value is ready once Combine or
-// Mean is set.
+// Folder runs programs and reuses its memory. The zero value is ready for use once Combine or Mean
+// is set.
 type Folder struct {
 	Combine func(dst, a, b []byte)
-	Mean    kernel.Type  // of the elements, where means are combined; 0: Combine does
-	Finish  func([]byte) // of what is computed; nil: nothing
+	Mean    kernel.Type  // type of the elements if means are combined; 0: Combine combines
+	Finish  func([]byte) // called with computed values; nil: unused
 
 	stack   [][]byte
 	scratch [][]byte // by height
@@ -144,7 +146,8 @@ type Folder struct {
 
 const foldBlock = 16 << 10
 
-// Block sets target, of at most 16 KiB, to the value of the operands, which are as long.
+// Block sets target, of at most 16 KiB, to the value of the program for the operands, which have
+// the same length.
 func (f *Folder) Block(p *Program, target []byte, operands [][]byte) {
 	for len(f.scratch) < p.depth {
 		f.scratch = append(f.scratch, make([]byte, foldBlock))
@@ -191,14 +194,14 @@ func (f *Folder) All(p *Program, target []byte, operands [][]byte) {
 	}
 }
 
-// Room is memory that is taken bit by bit, all of which is used again after Reset. The zero value
-// is empty; it grows to the most that was taken between two of them.
+// Room is memory that is allocated piece by piece and reused after Reset. The zero value is empty.
+// It grows to the most that was taken between two calls of Reset.
 type Room struct {
 	memory []byte
-	taken  int // since Reset, beyond memory too
+	taken  int // number of bytes taken since Reset, including those beyond memory
 }
 
-// Reset ends the use of all that was taken.
+// Reset ends the use of everything that was taken.
 func (r *Room) Reset() {
 	if r.taken > len(r.memory) {
 		r.memory = make([]byte, r.taken)
@@ -206,7 +209,7 @@ func (r *Room) Reset() {
 	r.taken = 0
 }
 
-// Take returns n bytes, aligned for every element type and of any content.
+// Take returns n bytes of undefined content, aligned for every element type.
 func (r *Room) Take(n int) []byte {
 	const align = 64
 	from := r.taken

@@ -1,5 +1,6 @@
-// Package frame defines what goes between two ranks of a group: frames and their headers, notices
-// of why the group ends, and the inbox in which the frames of a peer meet the requests for them.
+// Package frame defines what two ranks of a group exchange: frames and their headers, and notices
+// of why the group ends; and the inbox that matches the frames of a peer with the requests for
+// them.
 package frame
 
 import (
@@ -8,8 +9,9 @@ import (
 	"io"
 )
 
-// Every frame begins with a header of fixed size, in the byte order of the machine: ranks of
-// different orders could not understand each other's elements anyway, and the magic number tells.
+// Every frame begins with a header of fixed size, in the byte order of the machine: ranks with
+// different byte orders could not use each other's elements anyway, and the magic number reveals
+// them.
 //
 //	0 magic u32 · 4 kind u8 · 5 call: what u64, count u64 · 21 ready u8 · 22 zero ·
 //	24 step u32 · 28 length u32 · 32 generation u64 · 40 sequence u64
@@ -17,14 +19,14 @@ const (
 	HeaderSize = 48
 	magic      = 0x68766403 // "hvd", version 3
 
-	MaxPayload = 1 << 20 // of any frame; algorithms cut data into segments below it
+	MaxPayload = 1 << 20 // of any frame; algorithms cut data into smaller segments
 	MaxNotice  = 1 << 10 // of the payload of a notice
 	maxName    = 255     // bytes of the name of a tensor
 	maxCause   = 512
-	maxNamed   = 64 // ranks that a notice names as dead
+	maxNamed   = 64 // largest number of dead ranks in a notice
 )
 
-// Kind is what a frame is for.
+// Kind is the purpose of a frame.
 type Kind uint8
 
 // The kinds of frames.
@@ -33,25 +35,26 @@ const (
 	Abort                    // notice: ranks are gone
 	Mismatch                 // notice: calls do not match
 	Goodbye                  // the sender leaves the group and sends no more operations
-	Ack                      // all that the leaving peer has sent is read
-	Nudge                    // the sender's engine begins the cycle that the sequence number tells
-	Cut                      // the connection of the data channel that the sequence number tells has ended
+	Ack                      // everything that the leaving peer has sent is read
+	Nudge                    // the sender's engine begins the cycle in the sequence number
+	Cut                      // the connection of the data channel with the sequence number as its index has ended
 )
 
-// IsNotice reports whether a frame of the kind says why the group ends.
+// IsNotice reports whether a frame of the kind contains the reason why the group ends.
 func (k Kind) IsNotice() bool { return k == Abort || k == Mismatch }
 
 // Steps of a Cut frame.
 const (
-	// NoticeFollows is of a sender that has ended the group, and says why next.
+	// NoticeFollows: the sender has ended the group and sends the notice next.
 	NoticeFollows = 1
-	// AsIfClosed is of a connection that has ended as the peer ends it, who may have done so.
+	// AsIfClosed: the connection has ended as if the receiver of the frame had closed it, which it
+	// may have done.
 	AsIfClosed = 2
 )
 
-// Call says what a rank has called, so that ranks that call different things notice.
+// Call identifies what a rank has called, so that ranks notice different calls.
 type Call struct {
-	What  uint64 // the operation and its arguments, as the group packs them
+	What  uint64 // the operation and its arguments, as packed by the group
 	Count uint64 // elements
 }
 
@@ -59,11 +62,11 @@ type Call struct {
 type Header struct {
 	Kind       Kind
 	Call       Call
-	Step       uint32 // place of the frame among those of the operation between these two ranks
+	Step       uint32 // position of the frame among those of the operation between these two ranks
 	Length     uint32 // bytes of payload
 	Generation uint64
 	Seq        uint64 // number of the operation in its group, from 1
-	Ready      bool   // the sender sends data at once, not only that it has called the operation
+	Ready      bool   // the sender is ready with data, and has not only called the operation
 }
 
 // Append appends the encoded header to b.
@@ -82,11 +85,11 @@ func (h *Header) Append(b []byte) []byte {
 	return binary.NativeEndian.AppendUint64(b, h.Seq)
 }
 
-// Err says that a peer has sent bytes that are not a frame.
+// Err reports that a peer has sent bytes that are not a frame.
 var Err = errors.New("sent bytes that are not a frame of this program")
 
-// ParseHeader checks all that can be checked without knowing the group; b holds HeaderSize bytes at
-// least.
+// ParseHeader parses a header and checks everything that can be checked without the group. b has at
+// least HeaderSize bytes.
 func ParseHeader(b []byte) (Header, error) {
 	h := Header{
 		Kind: Kind(b[4]), Call: Call{binary.NativeEndian.Uint64(b[5:]), binary.NativeEndian.Uint64(b[13:])},
@@ -114,18 +117,18 @@ func ParseHeader(b []byte) (Header, error) {
 }
 
 // Reader reads frames from a stream. Headers and small payloads share reads; the rest of a large
-// payload goes directly to where it belongs. A caller that moves the bytes itself puts them into
-// Room.
+// payload is read directly into its destination. A caller that reads from the stream itself writes
+// the bytes to Room.
 type Reader struct {
 	r      io.Reader
 	buf    [8 << 10]byte
-	lo, hi int // buf[lo:hi] is read and not used
+	lo, hi int // buf[lo:hi] is read but not consumed
 }
 
-// NewReader reads from r, which is nil where Next and Payload are not called.
+// NewReader returns a Reader of r, which may be nil if Next and Payload are not called.
 func NewReader(r io.Reader) *Reader { return &Reader{r: r} }
 
-// Next reads a header; io.EOF only where the stream ends between two frames.
+// Next reads a header. It returns io.EOF only if the stream ends between two frames.
 func (f *Reader) Next() (Header, error) {
 	if f.hi-f.lo < HeaderSize {
 		room := f.Room()
@@ -152,7 +155,8 @@ func (f *Reader) Payload(dst []byte) error {
 	return NoEOF(err)
 }
 
-// Missing is how many bytes of the next header, and of the payload of a notice, are not read yet.
+// Missing returns the number of bytes of the next header, and of the payload of a notice, that are
+// not read yet.
 func (f *Reader) Missing() int {
 	have := f.hi - f.lo
 	if have < HeaderSize {
@@ -164,37 +168,38 @@ func (f *Reader) Missing() int {
 	return 0
 }
 
-// Room is where the next bytes of the stream go; Filled says how many have come.
+// Room returns the buffer for the next bytes of the stream. Filled is called with their number.
 func (f *Reader) Room() []byte {
 	f.hi = copy(f.buf[:], f.buf[f.lo:f.hi])
 	f.lo = 0
 	return f.buf[f.hi:]
 }
 
-// Filled says that so many bytes are in Room.
+// Filled records that n bytes have been written to Room.
 func (f *Reader) Filled(n int) { f.hi += n }
 
-// Held is what has been read and not used. It is valid until the next call of another method.
+// Held returns the bytes that are read but not consumed. It is valid until the next call of another
+// method.
 func (f *Reader) Held() []byte { return f.buf[f.lo:f.hi] }
 
-// Header uses the header that is held; HeaderSize bytes are.
+// Header consumes and returns the next header. At least HeaderSize bytes must be held.
 func (f *Reader) Header() (Header, error) {
 	h, err := ParseHeader(f.buf[f.lo:])
 	f.lo += HeaderSize
 	return h, err
 }
 
-// Peek is Header without using it.
+// Peek is Header, but does not consume the header.
 func (f *Reader) Peek() (Header, error) { return ParseHeader(f.buf[f.lo:]) }
 
-// Take uses what is held for dst and returns how many bytes that was.
+// Take moves held bytes to dst and returns their number.
 func (f *Reader) Take(dst []byte) int {
 	n := copy(dst, f.buf[f.lo:f.hi])
 	f.lo += n
 	return n
 }
 
-// NoEOF is an error of a stream that must not end there: io.ErrUnexpectedEOF for io.EOF.
+// NoEOF returns err, or io.ErrUnexpectedEOF if err is io.EOF, for a stream that must not end there.
 func NoEOF(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF

@@ -10,25 +10,25 @@ import (
 
 const (
 	eagerFrame = 64 << 10 // frames up to this size are kept until the operation requests them …
-	eagerTotal = 1 << 20  // … up to this many bytes from one peer; others wait where they are
+	eagerTotal = 1 << 20  // … up to this many bytes from one peer; further frames wait at the sender
 )
 
-// Why a peer is taken for gone, or a frame is not delivered.
+// Reasons why a peer counts as gone, or a frame is not delivered.
 var (
 	ErrLeft    = errors.New("it has left the group")
 	ErrInvalid = errors.New("sent a frame that is not due")
 	ErrShut    = errors.New("collective: inbox shut")
 )
 
-// Group is a rank's group, as the inboxes of its peers need it. Its methods do not block.
+// Group is a rank's group as used by the inboxes of its peers. Its methods do not block.
 type Group interface {
-	// Fail ends the group, for the ranks that the notice names as the group numbers them.
+	// Fail ends the group. The notice names ranks as numbered in the group.
 	Fail(n Notice)
-	// Poke wakes the operation under way.
+	// Poke wakes the operation in progress.
 	Poke()
-	// Departed says that a rank has left the group.
+	// Departed is called when a rank has left the group.
 	Departed()
-	// Knows reports whether there is such an operation.
+	// Knows reports whether the operation of a call exists.
 	Knows(c Call) bool
 }
 
@@ -37,65 +37,65 @@ type Group interface {
 type Incoming struct {
 	Buf    []byte
 	Step   uint32
-	Ready  bool // as the frame says
-	Shares int  // that have yet to come, where an operation reads them
+	Ready  bool // the header's Ready
+	Shares int  // number of shares still to be read, if an operation reads them
 	Done   atomic.Bool
 }
 
-// Outgoing is a frame on its way to a peer. The data must stay as it is until done.
+// Outgoing is a frame to be sent to a peer. The data must not change until it is done.
 type Outgoing struct {
 	Header Header
 	Data   []byte
-	Shares int          // that the kernel has yet to take, where an operation writes them
-	Left   atomic.Int32 // the same where goroutines do
+	Shares int          // number of shares still to be written, if an operation writes them
+	Left   atomic.Int32 // the same, if goroutines write them
 	Done   atomic.Bool
-	From   Group // told when it is done
+	From   Group // poked when it is done
 }
 
-// Finish says that the frame is sent.
+// Finish marks the frame as sent.
 func (o *Outgoing) Finish() {
 	o.Done.Store(true)
 	o.From.Poke()
 }
 
-// Early is a frame that came before it was requested.
+// Early is a frame that arrived before it was requested.
 type Early struct {
 	header Header
 	buf    []byte
 	full   bool      // buf holds the payload
 	ref    *Outgoing // Local: the payload is still with its sender
-	want   *Incoming // TCP: the request that has come meanwhile; the reader still has to fill it
+	want   *Incoming // TCP: a later request, which the reader still has to fill
 }
 
-// Inbox receives the frames of one peer for one group. Frames of a peer keep their order and so do
-// requests, so the next frame belongs to the oldest request. The transport delivers, the operation
-// of the group posts.
+// Inbox receives the frames of one peer for one group. Frames of a peer keep their order, and so do
+// requests, so the next frame belongs to the oldest request. The transport delivers frames, and the
+// group's operation posts requests.
 type Inbox struct {
 	pair
 
 	mu     sync.Mutex
-	seq    uint64 // the operation this rank is in, or was in last
-	call   Call   // what it is
-	differ bool   // its counts may
+	seq    uint64 // the number of this rank's present or last operation
+	call   Call   // its call
+	differ bool   // its counts may differ between ranks
 	posted FIFO[*Incoming]
 	early  FIFO[*Early]
 	held   int // bytes in early
 	target *Incoming
-	last   uint64 // the last operation of which the peer is part; all ones while it has not left
-	asked  bool   // the next header is waited for
-	shut   bool   // the group has failed: nothing is delivered any more
+	last   uint64 // the last operation in which the peer takes part; all ones while it has not left
+	asked  bool   // the operation waits for the next header
+	shut   bool   // the group has failed: nothing more is delivered
 	ready  chan struct{}
 	free   [][]byte
 }
 
-// pair is whose frames an inbox receives.
+// pair is the two ranks of an inbox.
 type pair struct {
 	group      Group
 	generation uint64
 	rank, from int // this rank, and the peer
 }
 
-// Inboxes returns those of one rank of a group, by peer; the own one is unused.
+// Inboxes returns the inboxes of one rank of a group, by peer; the one at rank itself is unused.
 func Inboxes(of Group, generation uint64, rank, size int) []Inbox {
 	boxes := make([]Inbox, size)
 	for i := range boxes {
@@ -104,7 +104,8 @@ func Inboxes(of Group, generation uint64, rank, size int) []Inbox {
 	return boxes
 }
 
-// check reports an error of a frame as the notice that ends the group. The caller holds b.mu.
+// check returns the error of a frame, if it has one, as the notice that ends the group. The caller
+// holds b.mu.
 func (b *Inbox) check(h *Header) (Notice, bool) {
 	switch {
 	case h.Generation != b.generation:
@@ -120,7 +121,7 @@ func (b *Inbox) check(h *Header) (Notice, bool) {
 	return Notice{}, true
 }
 
-// fits checks a frame against the request it is for, which learns what its header says.
+// fits checks a frame against its request, and copies what the header says to the request.
 func (b *Inbox) fits(h *Header, r *Incoming) (Notice, bool) {
 	if h.Seq != b.seq || h.Step != r.Step || int(h.Length) != len(r.Buf) {
 		return Gone(fmt.Errorf("%w: step %d with %d bytes instead of step %d with %d",
@@ -130,8 +131,8 @@ func (b *Inbox) fits(h *Header, r *Incoming) (Notice, bool) {
 	return Notice{}, true
 }
 
-// Enter begins an operation: from here on frames are compared with call, those that are already
-// here first.
+// Enter begins an operation: frames are compared with call from now on, including those that have
+// already arrived.
 func (b *Inbox) Enter(seq uint64, call Call, differ bool) (Notice, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -149,7 +150,7 @@ func (b *Inbox) Enter(seq uint64, call Call, differ bool) (Notice, bool) {
 	return Notice{}, true
 }
 
-// Post requests the next frame that is not requested yet. It does not block.
+// Post posts a request for the next frame that is not requested yet. It does not block.
 func (b *Inbox) Post(r *Incoming) {
 	b.mu.Lock()
 	n, ok := b.postLocked(r)
@@ -181,7 +182,7 @@ func (b *Inbox) postLocked(r *Incoming) (Notice, bool) {
 		e.ref.Finish()
 		b.early.Pop()
 		r.Done.Store(true)
-	default: // its reader is filling it, or waits for the buffer
+	default: // the reader is filling it, or waits for the buffer
 		e.want = r
 		select {
 		case b.ready <- struct{}{}:
@@ -191,7 +192,7 @@ func (b *Inbox) postLocked(r *Incoming) (Notice, bool) {
 	return Notice{}, true
 }
 
-// HasEnded reports whether the peer has said that it leaves.
+// HasEnded reports whether the peer has announced that it leaves.
 func (b *Inbox) HasEnded() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -209,8 +210,8 @@ func (b *Inbox) Peek() (Header, bool) {
 	return Header{}, false
 }
 
-// Deliver takes a frame whose bytes are in this process. It does not block: what is not requested
-// and not small stays with its sender until it is requested.
+// Deliver takes a frame whose bytes are in this process. It does not block: a frame that is neither
+// requested nor small remains with its sender until it is requested.
 func (b *Inbox) Deliver(o *Outgoing) {
 	b.mu.Lock()
 	n, ok := b.deliverLocked(o)
@@ -222,7 +223,7 @@ func (b *Inbox) Deliver(o *Outgoing) {
 
 func (b *Inbox) deliverLocked(o *Outgoing) (Notice, bool) {
 	if b.shut {
-		return Notice{}, true // the sender learns of the group's end itself
+		return Notice{}, true // the sender learns of the group's end elsewhere
 	}
 	if n, ok := b.check(&o.Header); !ok {
 		return n, false
@@ -248,9 +249,9 @@ func (b *Inbox) deliverLocked(o *Outgoing) (Notice, bool) {
 	return Notice{}, true
 }
 
-// Place returns where a reader must put the payload of its current frame; the reader then fills it
-// and calls placed. It blocks while a frame that is too large to keep is not requested, until stop.
-// One reader per inbox.
+// Place returns the buffer for the payload of the reader's current frame. The reader fills it and
+// calls Placed. If the frame is too large to keep, Place blocks until it is requested or stop is
+// closed. An inbox has one reader.
 func (b *Inbox) Place(h *Header, stop <-chan struct{}) ([]byte, error) {
 	b.mu.Lock()
 	n, ok := b.check(h)
@@ -284,7 +285,7 @@ func (b *Inbox) Place(h *Header, stop <-chan struct{}) ([]byte, error) {
 			return nil, ErrShut
 		}
 		b.mu.Lock()
-		want := e.want // a token may be left from an earlier frame
+		want := e.want // the token may be from an earlier frame
 		if want != nil && !b.shut {
 			b.early.Pop()
 			b.target = want
@@ -300,7 +301,7 @@ func (b *Inbox) Place(h *Header, stop <-chan struct{}) ([]byte, error) {
 	}
 }
 
-// Placed says that the payload of the frame is where place wanted it.
+// Placed records that the payload of the frame is in the buffer that Place returned.
 func (b *Inbox) Placed() {
 	b.mu.Lock()
 	if r := b.target; r != nil {
@@ -309,7 +310,7 @@ func (b *Inbox) Placed() {
 	} else if b.early.Len() > 0 {
 		e := b.early.At(b.early.Len() - 1)
 		e.full = true
-		if r := e.want; r != nil { // then it is the only one: requests take the oldest
+		if r := e.want; r != nil { // the frame is the only one: requests take the oldest
 			copy(r.Buf, e.buf)
 			b.recycle(b.early.Pop())
 			r.Done.Store(true)
@@ -319,15 +320,16 @@ func (b *Inbox) Placed() {
 	b.group.Poke()
 }
 
-// ExpectsFrame reports whether the operation waits for something of this peer.
+// ExpectsFrame reports whether the operation waits for a frame of this peer.
 func (b *Inbox) ExpectsFrame() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.asked || b.posted.Len() > 0 || b.early.Len() > 0 && b.early.At(0).want != nil
 }
 
-// Announce takes the header of a frame whose payload the operation itself will read, and returns
-// the request for it. Without a request, e stands for the frame until it is wanted.
+// Announce takes the header of a frame whose payload the operation itself reads, and returns the
+// request for the frame. If there is no request yet, it returns nil, and e stands for the frame
+// until it is requested.
 func (b *Inbox) Announce(h *Header, e *Early) (*Incoming, error) {
 	b.mu.Lock()
 	n, ok := b.check(h)
@@ -352,7 +354,7 @@ func (b *Inbox) Announce(h *Header, e *Early) (*Incoming, error) {
 	return nil, ErrShut
 }
 
-// Wanted returns the request for the frame that e stands for; nil before the request.
+// Wanted returns the request for the frame of e, or nil if it is not requested yet.
 func (b *Inbox) Wanted(e *Early) *Incoming {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -363,8 +365,8 @@ func (b *Inbox) Wanted(e *Early) *Incoming {
 	return e.want
 }
 
-// End says that the peer leaves after the operation of number last. Every operation needs every
-// rank.
+// End records that the peer leaves after the operation with the number last. Every later operation
+// fails, since it needs every rank.
 func (b *Inbox) End(last uint64) {
 	b.mu.Lock()
 	b.last = last
@@ -376,15 +378,15 @@ func (b *Inbox) End(last uint64) {
 	}
 }
 
-// Done reports whether a rank that has finished so many operations has finished all of which the
-// peer was part.
+// Done reports whether a rank that has finished the given number of operations has finished all
+// operations in which the peer took part.
 func (b *Inbox) Done(finished uint64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return finished >= b.last
 }
 
-// Close drops every request and frame; nothing is delivered any more.
+// Close drops every request and frame. Nothing is delivered afterwards.
 func (b *Inbox) Close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -408,7 +410,7 @@ func (b *Inbox) keeps(e *Early) bool {
 	return true
 }
 
-// recycle takes back the buffer of an early frame that is used up.
+// recycle keeps the buffer of a consumed early frame for reuse.
 func (b *Inbox) recycle(e *Early) {
 	b.held -= len(e.buf)
 	if len(b.free) < 4 && cap(e.buf) > 0 {
@@ -422,10 +424,10 @@ type FIFO[T any] struct {
 	head  int
 }
 
-// Len is how many items there are.
+// Len returns the number of items.
 func (q *FIFO[T]) Len() int { return len(q.items) - q.head }
 
-// At is item i, from the oldest, 0.
+// At returns item i; item 0 is the oldest.
 func (q *FIFO[T]) At(i int) T { return q.items[q.head+i] }
 
 // Push adds an item.
@@ -438,7 +440,7 @@ func (q *FIFO[T]) Push(v T) {
 	q.items = append(q.items, v)
 }
 
-// Pop removes the oldest item.
+// Pop removes and returns the oldest item.
 func (q *FIFO[T]) Pop() T {
 	var none T
 	v := q.items[q.head]

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Notice is why a group ends: ranks are gone, or two calls do not match.
+// Notice is the reason why a group ends: ranks are gone, or two calls do not match.
 type Notice struct {
 	Dead  []int // ascending
 	Cause error // may be nil
@@ -15,13 +15,13 @@ type Notice struct {
 	Mismatch bool
 	Ranks    [2]int // ascending
 	Calls    [2]Call
-	Tensor   string // of which asynchronous operation; empty for others
+	Tensor   string // name of the asynchronous operation; empty for others
 }
 
-// Gone is the notice that ranks are gone.
+// Gone returns the notice that ranks are gone.
 func Gone(cause error, ranks ...int) Notice { return Notice{Dead: ranks, Cause: cause} }
 
-// Mismatched is the notice that the calls of two ranks do not match.
+// Mismatched returns the notice that the calls of two ranks do not match.
 func Mismatched(rank int, call Call, other int, calls Call) Notice {
 	n := Notice{Mismatch: true, Ranks: [2]int{rank, other}, Calls: [2]Call{call, calls}}
 	if rank > other {
@@ -30,7 +30,7 @@ func Mismatched(rank int, call Call, other int, calls Call) Notice {
 	return n
 }
 
-// Frame is the notice as it goes to a peer, header and all.
+// Frame returns the notice as a frame, including the header.
 func (n *Notice) Frame(generation uint64) []byte {
 	h := Header{Kind: Abort, Generation: generation}
 	var p []byte
@@ -57,7 +57,7 @@ func (n *Notice) Frame(generation uint64) []byte {
 	return append(h.Append(make([]byte, 0, HeaderSize+len(p))), p...)
 }
 
-// ParseNotice reads the payload of a notice; size is the number of ranks of the generation.
+// ParseNotice parses the payload of a notice; size is the number of ranks of the generation.
 func ParseNotice(k Kind, p []byte, size int) (Notice, error) {
 	rank := func(b []byte) (int, bool) {
 		r := binary.NativeEndian.Uint32(b)

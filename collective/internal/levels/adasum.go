@@ -8,25 +8,25 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Where ranks of a host share memory, an Adasum has the value and the bits that it has over sockets
-// (allReduceDoubling): the tree of pairs is the same. Pairs whose ranks are all on one host
-// are combined there, each rank combining one part of all vectors of its host. What is left of each
-// host's vectors, a single one where the hosts have equal numbers of consecutive ranks that are
-// powers of two, crosses to the other hosts once, to the ranks that combine the part there is of
-// it; the results come back once. A pair needs products over whole vectors: each rank sums those of
-// its blocks, and all ranks add the sums of all blocks in their order.
+// If ranks of a host share memory, an Adasum has the same bits as over sockets (allReduceDoubling):
+// the tree of pairs is the same. Pairs whose ranks are all on one host are combined there, and each
+// rank combines one part of all vectors of its host. The remaining vectors of each host are sent to
+// the other hosts once, to the ranks that combine the corresponding part, and the results are sent
+// back once. If the hosts have equal numbers of consecutive ranks, a power of two, one vector
+// remains on each host. A pair needs products over whole vectors: each rank computes the products
+// of its blocks, and all ranks add the products of all blocks in order.
 
-// pair is two ranks whose vectors are combined. The result takes the place of the lower one's.
+// pair is two ranks whose vectors are combined. The result replaces the vector of the lower rank.
 type pair struct{ a, b int }
 
-// adasumTree is what is combined where.
+// adasumTree describes which pairs are combined on a host and which between hosts.
 type adasumTree struct {
 	here  [][]pair // on this host, level by level
-	left  [][]int  // by host: the ranks in whose places there are vectors after that
+	left  [][]int  // by host: the ranks whose places have vectors after that
 	above [][]pair // between the hosts, level by level
 }
 
-// newAdasumTree makes the tree of the ranks on these hosts, for a rank of one of them.
+// newAdasumTree returns the tree of the ranks on the hosts, for a rank of host here.
 func newAdasumTree(hosts [][]int, here int) *adasumTree {
 	size := 0
 	for _, ranks := range hosts {
@@ -79,7 +79,7 @@ func newAdasumTree(hosts [][]int, here int) *adasumTree {
 	return t
 }
 
-// foldedRanks is how many of the lowest ranks form the pairs of the first level.
+// foldedRanks returns the number of lowest ranks that form the pairs of the first level.
 func foldedRanks(size int) int {
 	power := 1
 	for power*2 <= size {
@@ -93,7 +93,7 @@ func foldedRanks(size int) int {
 
 const productsSize = 24 // bytes of the products of one block
 
-// adasumming is an Adasum of large vectors under way on one rank.
+// adasumming is an Adasum of large vectors in progress on one rank.
 type adasumming struct {
 	c      *Call
 	t      kernel.Type
@@ -101,14 +101,14 @@ type adasumming struct {
 	blocks int // of a vector
 	parts  []adasumPart
 	work   []byte
-	memory []byte // that is not taken yet
+	memory []byte // the rest that is not allocated yet
 	taken  int
 }
 
-// adasumPart is some blocks of all vectors, that this rank combines.
+// adasumPart is consecutive blocks of all vectors that this rank combines.
 type adasumPart struct {
 	first   int      // number of the first block
-	vectors [][]byte // by the ranks in whose places they are; nil: no vector
+	vectors [][]byte // by the rank whose place they have; nil: no vector
 }
 
 func (c *Call) newAdasumming(t kernel.Type, bytes int) *adasumming {
@@ -118,10 +118,10 @@ func (c *Call) newAdasumming(t kernel.Type, bytes int) *adasumming {
 	return s
 }
 
-// end keeps as much memory as was needed for the next time.
+// end makes Scratch keep as much memory as was needed, for the next Adasum.
 func (s *adasumming) end() { s.c.Scratch(s.taken) }
 
-// unit is the size of a block in bytes.
+// unit returns the size of a block in bytes.
 func (s *adasumming) unit() int { return operation.AdasumBlock * s.t.Size() }
 
 // take returns n bytes, aligned for every element type.
@@ -136,8 +136,8 @@ func (s *adasumming) take(n int) []byte {
 	return b
 }
 
-// combine combines the pairs of each level. Gather gives what each rank has of a buffer, of units
-// of so many bytes for each block, to all ranks.
+// combine combines the pairs of each level. gather gives each rank's part of a buffer to all ranks;
+// the buffer has unit bytes for each block.
 func (s *adasumming) combine(levels [][]pair, gather func(level int, buffer []byte, unit int) error) error {
 	for i, pairs := range levels {
 		unit := len(pairs) * productsSize
@@ -166,7 +166,7 @@ func (s *adasumming) multiply(pairs []pair, all []float64) {
 	}
 }
 
-// add combines this rank's parts of the pairs, whose products are those of all blocks.
+// add combines this rank's parts of the pairs. all are the products of all blocks.
 func (s *adasumming) add(pairs []pair, all []float64) {
 	for i, p := range pairs {
 		var total operation.Products
@@ -182,8 +182,8 @@ func (s *adasumming) add(pairs []pair, all []float64) {
 	}
 }
 
-// within combines the vectors of the ranks of this host: of what is left of them, this rank has its
-// part. Data is this rank's vector.
+// within combines the vectors of the ranks of this host. Afterwards this rank has its part of the
+// remaining vectors. data is this rank's vector.
 func (s *adasumming) within(ctx context.Context, h *Host, m *shm.Member, d shm.Desc, data []byte) error {
 	parts := h.parts(data, s.unit())
 	own := adasumPart{vectors: make([][]byte, s.c.Size)}
@@ -218,7 +218,7 @@ func (c *Call) allReduceAdasum(data []byte) error {
 	h := c.levels
 	first, _ := kernel.Split(s.blocks, len(h.ranks()), h.place)
 	s.parts = []adasumPart{{first: first, vectors: make([][]byte, c.Size)}}
-	s.parts[0].vectors[c.Rank] = data // where this rank is alone on its host
+	s.parts[0].vectors[c.Rank] = data // for a rank that is alone on its host
 	on := c.host.Load()
 	if err := c.inMemory(func(m *shm.Member, d shm.Desc) error { return s.within(c.Ctx, on, m, d, data) }); err != nil {
 		return err
@@ -226,7 +226,8 @@ func (c *Call) allReduceAdasum(data []byte) error {
 	return c.adasumBetween(s, data)
 }
 
-// adasumBetween goes on where each rank has its part of what is left of the vectors of its host.
+// adasumBetween combines the vectors between hosts, after each rank has its part of the remaining
+// vectors of its host.
 func (c *Call) adasumBetween(s *adasumming, data []byte) error {
 	c.crossings[0] = c.cross(c.crossings[0][:0], data, s.unit())
 	all := c.crossings[0]
@@ -254,7 +255,7 @@ func (c *Call) adasumBetween(s *adasumming, data []byte) error {
 	for i := range all {
 		kernel.Copy(all[i].piece(all[i].Me), s.parts[i].vectors[0])
 	}
-	if err := c.Flush(); err != nil { // the results come into memory that has been sent
+	if err := c.Flush(); err != nil { // the results are received into memory that is being sent
 		return err
 	}
 	return c.putTogether(all, data, s.unit())
@@ -263,11 +264,11 @@ func (c *Call) adasumBetween(s *adasumming, data []byte) error {
 // resultStep is the step of the frames that carry results.
 func (s *adasumming) resultStep() uint32 { return uint32(len(s.tree.above)) + 1 }
 
-// adasumCross sends the parts of a crossing to the ranks that combine them, and asks for this
-// rank's part of what is left on the other hosts.
+// adasumCross starts to send the parts of a crossing to the ranks that combine them, and posts the
+// receives for this rank's part of the remaining vectors of the other hosts.
 func (c *Call) adasumCross(s *adasumming, x *crossing, mine adasumPart) adasumPart {
 	h := c.levels
-	at := (x.first - mine.first) * x.unit // of the crossing in this rank's part of its host's vectors
+	at := (x.first - mine.first) * x.unit // offset of the crossing in this rank's part of its host's vectors
 	begin := func(place int) int {
 		lo, _ := kernel.Split((len(x.data)+x.unit-1)/x.unit, x.Size, place)
 		return lo
@@ -297,7 +298,8 @@ func (c *Call) adasumCross(s *adasumming, x *crossing, mine adasumPart) adasumPa
 	return own
 }
 
-// putTogether gives this rank's pieces of data, of units of so many bytes, to all ranks.
+// putTogether gives this rank's pieces of data, in units of unit bytes, to all ranks, and receives
+// theirs.
 func (c *Call) putTogether(all []crossing, data []byte, unit int) error {
 	for i := range all {
 		own := all[i].piece(all[i].Me)
@@ -313,8 +315,8 @@ func (c *Call) putTogether(all []crossing, data []byte, unit int) error {
 	return c.spread(data, unit)
 }
 
-// adasumLeaders is Adasum of small vectors: all ranks of a host combine theirs, and the first ones
-// of all hosts exchange what is left and combine it.
+// adasumLeaders is Adasum of small vectors: all ranks of a host combine the host's vectors, and the
+// first ranks of all hosts exchange and combine the remaining vectors.
 func (c *Call) adasumLeaders(data []byte) error {
 	h, vectors := c.levels, make([][]byte, c.Size)
 	most := len(h.ranks())
@@ -355,7 +357,7 @@ func (c *Call) adasumAmongLeaders(data []byte, vectors [][]byte, memory, work []
 			c.Post(h.leaders.Rank(host), 0, vectors[r])
 		}
 	}
-	if err := c.Flush(); err != nil { // results replace what has been sent
+	if err := c.Flush(); err != nil { // results overwrite memory that is being sent
 		return err
 	}
 	if err := c.WaitFor(received, c.Receives()); err != nil {
@@ -366,8 +368,8 @@ func (c *Call) adasumAmongLeaders(data []byte, vectors [][]byte, memory, work []
 	return nil
 }
 
-// adasumAll puts all vectors of this host's ranks into memory, and returns the rest of it. Vectors
-// has this rank's one.
+// adasumAll gathers the vectors of all ranks of this host into memory, and returns the rest of
+// memory. vectors already has the vector of this rank.
 func (h *Host) adasumAll(ctx context.Context, m *shm.Member, d shm.Desc, vectors [][]byte, memory []byte) (rest []byte, err error) {
 	own := vectors[h.c.Rank]
 	return memory[len(h.Ranks)*alignedTo(len(own)):], m.AllGather(ctx, d, own, func(lengths []int) ([][]byte, error) {
@@ -391,10 +393,10 @@ func combineAdasum(t kernel.Type, levels [][]pair, vectors [][]byte, work []byte
 	}
 }
 
-// alignedTo is n, rounded up so that what follows is aligned for every element type.
+// alignedTo returns n rounded up, so that data after n bytes is aligned for every element type.
 func alignedTo(n int) int { return (n + operation.Widest - 1) / operation.Widest * operation.Widest }
 
-// AdasumHere is Adasum among the ranks of one host, which are all of the group.
+// AdasumHere is Adasum if all ranks of the group are on one host.
 func (h *Host) AdasumHere(ctx context.Context, m *shm.Member, call shm.Desc, t kernel.Type, data []byte) error {
 	c := h.c
 	if len(data) <= operation.Thresholds.AdasumAlone {

@@ -12,9 +12,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// agreeLeaders returns once every rank has called the operation that this one has. The ranks of
-// this host have compared their calls before; they learn what comes of it in their next operation
-// in memory, for which the first of them comes later.
+// agreeLeaders blocks, on the first rank of each host, until every rank has called the same
+// operation. The ranks of a host have compared their calls before. The other ranks return at once
+// and learn the result in their next operation in memory, to which the first rank comes later.
 func (c *Call) agreeLeaders() error {
 	if !c.levels.leads() {
 		return nil
@@ -22,7 +22,7 @@ func (c *Call) agreeLeaders() error {
 	return c.AgreeAmong(c.levels.leaders)
 }
 
-// barrierHierarchical is agree of all ranks.
+// barrierHierarchical blocks until every rank has called the operation.
 func (c *Call) barrierHierarchical() error {
 	if err := c.agreeLeaders(); err != nil {
 		return err
@@ -30,9 +30,9 @@ func (c *Call) barrierHierarchical() error {
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error { return m.Barrier(c.Ctx, call) })
 }
 
-// broadcastHierarchical spreads data within the root's host, wave by wave. Each rank of it sends
-// its part of the wave to the next host, which passes it on and spreads it: from host to host in a
-// chain where there are segments enough to keep it busy, otherwise in a binomial tree.
+// broadcastHierarchical spreads data within the root's host, wave by wave. Each rank of that host
+// sends its part of the wave to the next host, which passes it on and spreads it. The hosts form a
+// chain if there are enough segments to keep it busy, otherwise a binomial tree.
 func (c *Call) broadcastHierarchical(data []byte) error {
 	if err := c.agreeLeaders(); err != nil {
 		return err
@@ -64,7 +64,8 @@ func (c *Call) broadcastWaves(data []byte) error {
 	return nil
 }
 
-// route is from which host data comes, −1 on that of the root, and to which it goes on.
+// route returns the host from which data is received, −1 on the root's host, and the hosts to which
+// it is passed on.
 func (c *Call) route(root, bytes int) (parent int, children []int) {
 	h := c.levels
 	n := len(h.hosts)
@@ -81,7 +82,7 @@ func (c *Call) route(root, bytes int) (parent int, children []int) {
 	return parent, children
 }
 
-// waveParts are the parts of a wave of a broadcast that this rank brings to other hosts.
+// waveParts returns the parts of a wave of a broadcast that this rank sends to other hosts.
 func (c *Call) waveParts(to []crossing, part []byte) []crossing {
 	if len(part) > operation.Thresholds.ThroughOne {
 		return c.cross(to, part, 1)
@@ -92,7 +93,8 @@ func (c *Call) waveParts(to []crossing, part []byte) []crossing {
 	return to
 }
 
-// beginWave makes the root's host take part in a wave, and pass it on; elsewhere it asks for it.
+// beginWave begins a wave: on the root's host its ranks share the data and send it on; on other
+// hosts the receives are posted.
 func (c *Call) beginWave(all *[]crossing, part []byte, parent int, children []int, step uint32) error {
 	*all = c.waveParts((*all)[:0], part)
 	if parent < 0 {
@@ -118,7 +120,7 @@ func (c *Call) beginWave(all *[]crossing, part []byte, parent int, children []in
 	return nil
 }
 
-// passOn receives the parts of a wave, and sends each segment on as soon as it is there.
+// passOn receives the parts of a wave, and sends each segment on as soon as it has arrived.
 func (c *Call) passOn(all []crossing, children []int) error {
 	for i := range all {
 		x := &all[i]
@@ -143,7 +145,7 @@ func (c *Call) spreadWave(part []byte) error {
 }
 
 // broadcastBytesHierarchical is broadcastHierarchical for ranks that do not know the length. Memory
-// is taken as the bytes arrive.
+// is allocated as the bytes arrive.
 func (c *Call) broadcastBytesHierarchical(data []byte) ([]byte, error) {
 	if err := c.agreeLeaders(); err != nil {
 		return nil, err
@@ -167,7 +169,7 @@ func (c *Call) broadcastBytesHierarchical(data []byte) ([]byte, error) {
 			return nil, err
 		}
 		if done += n; done < total {
-			err = c.Flush() // what has been received, and is passed on, is about to be moved
+			err = c.Flush() // received data that is being passed on is about to be moved
 		}
 		if err != nil {
 			return nil, err
@@ -189,8 +191,8 @@ func (c *Call) broadcastLength(n int) (int, error) {
 	return int(length[0]), nil
 }
 
-// allGatherHierarchical returns what every rank has, by rank; nil for this one. Each rank sends
-// what it has to its counterparts on the other hosts, which give it to the other ranks there.
+// allGatherHierarchical returns the data of every rank, by rank; nil for this rank. Each rank sends
+// its data to its counterparts on the other hosts, which give it to the other ranks there.
 func (c *Call) allGatherHierarchical(own []byte) ([][]byte, error) {
 	h, size := c.levels, c.Desc.Type.Size()
 	for s := range c.Frames(len(own)) {
@@ -230,8 +232,8 @@ func (c *Call) allGatherHierarchical(own []byte) ([][]byte, error) {
 	return all, nil
 }
 
-// gatherHere gives to all ranks of this host what each has from one rank of a host, which stands in
-// all where the rank's own is not asked for.
+// gatherHere gives own, which this rank has received from one rank of a host or is its own data, to
+// all ranks of this host, and stores in all what the others give.
 func (c *Call) gatherHere(all [][]byte, host, turn int, own []byte) error {
 	h := c.levels
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
@@ -253,7 +255,7 @@ func (c *Call) gatherHere(all [][]byte, host, turn int, own []byte) error {
 	})
 }
 
-// elsewhere are the ranks of other hosts, each rank's list beginning with another one.
+// elsewhere returns the ranks of other hosts. Each rank's list begins with a different rank.
 func (c *Call) elsewhere() (ranks []int) {
 	for d := 1; d < c.Size; d++ {
 		if r := (c.Rank + d) % c.Size; !slices.Contains(c.levels.ranks(), r) {
@@ -263,8 +265,8 @@ func (c *Call) elsewhere() (ranks []int) {
 	return ranks
 }
 
-// allToAllHierarchical sends part(j) to every rank j and returns what they have sent, by rank; nil
-// for this one. Within this host they go through memory.
+// allToAllHierarchical sends part(j) to every rank j and returns the received parts, by rank; nil
+// for this rank. Within this host parts are moved through shared memory.
 func (c *Call) allToAllHierarchical(part func(to int) []byte) ([][]byte, error) {
 	h := c.levels
 	others := c.elsewhere()
@@ -321,7 +323,7 @@ func (c *Call) BroadcastBytesSockets(data []byte) ([]byte, error) {
 	return c.BroadcastBytesTree(data)
 }
 
-// AllGatherSockets returns what every rank has, by rank; what is there for this one is undefined.
+// AllGatherSockets returns the data of every rank, by rank; the element of this rank is undefined.
 func (c *Call) AllGatherSockets(own []byte) ([][]byte, error) {
 	if c.levels != nil {
 		return c.allGatherHierarchical(own)
@@ -329,8 +331,8 @@ func (c *Call) AllGatherSockets(own []byte) ([][]byte, error) {
 	return c.ExchangePairs(func(int) []byte { return own })
 }
 
-// ReduceScatterSockets puts this rank's part of the combined data into result; part(r) is this
-// rank's for rank r.
+// ReduceScatterSockets writes this rank's part of the combined data to result; part(r) is this
+// rank's data for rank r.
 func (c *Call) ReduceScatterSockets(part func(rank int) []byte, result []byte) error {
 	if c.levels != nil {
 		return c.reduceScatterHierarchical(part, result)
@@ -338,8 +340,8 @@ func (c *Call) ReduceScatterSockets(part func(rank int) []byte, result []byte) e
 	return c.ReduceScatterDirect(part, result)
 }
 
-// AllToAllSockets sends part(j) to every rank j and returns what they have sent, by rank; nil for
-// this one.
+// AllToAllSockets sends part(j) to every rank j and returns the received parts, by rank; nil for
+// this rank.
 func (c *Call) AllToAllSockets(part func(to int) []byte) ([][]byte, error) {
 	if c.levels != nil {
 		return c.allToAllHierarchical(part)

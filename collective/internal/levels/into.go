@@ -53,7 +53,7 @@ func (c *Call) allGatherIntoHierarchical(all exchange.Into) error {
 	return nil
 }
 
-// gatherInto gives to all ranks of this host what each has from one rank of a host.
+// gatherInto gives to all ranks of this host what each has received from one rank of a host.
 func (c *Call) gatherInto(all exchange.Into, host, turn int) error {
 	h := c.levels
 	parts := make([][]byte, len(h.ranks()))

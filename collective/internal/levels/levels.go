@@ -1,6 +1,6 @@
-// Package levels computes across ranks some of which share the memory of their host: in that
-// memory, or on two levels, in the memory of each host and between the hosts by frames. A [Call]
-// has the operations of a group; a [Host] is the memory.
+// Package levels runs collective operations among ranks some of which share the memory of their
+// host: in that memory, or on two levels, in the memory of each host and between the hosts by
+// frames. A [Call] has the operations of a group, and a [Host] is the shared memory.
 package levels
 
 import (
@@ -13,19 +13,20 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// hierarchy is the ranks of a group by host, where the ranks of each host share memory. Operations
-// of such a group have two levels: what the ranks of a host have is combined or put together in
-// their memory, and crosses to each other host once, split among the ranks of the host. Open MPI's
-// HAN and NVIDIA's 2-D all-reduce have the same shape.
+// hierarchy is the ranks of a group by host, if the ranks of each host share memory. Operations of
+// such a group have two levels: the data of the ranks of a host is combined or gathered in their
+// memory, and is sent to each other host once, split among the ranks of the host. Open MPI's HAN
+// and NVIDIA's 2-D all-reduce have the same structure.
 //
-// Waits of one level never hold up the other: a rank that waits for others in memory moves its
-// frames meanwhile (Call.Meanwhile), and all ranks do the steps of both levels in the same order.
+// A wait on one level never blocks the other: a rank that waits for others in memory moves its
+// frames meanwhile (Call.Meanwhile), and all ranks perform the steps of both levels in the same
+// order.
 type hierarchy struct {
 	hosts       [][]int       // each ascending, in the order of their first ranks
 	here, place int           // this rank's host, and its place there
 	leaders     exchange.Team // the first ranks of all hosts, by host; this one may not be among them
 	crowded     bool          // ranks of a host share cores, so that waves do not overlap there
-	column      exchange.Team // the ranks with this one's place; of size 0 where the hosts have unequal numbers of ranks
+	column      exchange.Team // the ranks with this rank's place; of size 0 if the hosts have unequal numbers of ranks
 	weights     []int         // as in Team
 }
 
@@ -44,7 +45,7 @@ func newHierarchy(hosts [][]int, rank int) *hierarchy {
 	return h
 }
 
-// team is one rank of each host, by host.
+// team returns the team of one rank of each host, by host.
 func (h *hierarchy) team(rank func(host int) int) exchange.Team {
 	t := exchange.Team{Size: len(h.hosts), Me: h.here, Weights: h.weights}
 	for host := range h.hosts {
@@ -53,13 +54,13 @@ func (h *hierarchy) team(rank func(host int) int) exchange.Team {
 	return t
 }
 
-// ranks are those of this host.
+// ranks returns the ranks of this host.
 func (h *hierarchy) ranks() []int { return h.hosts[h.here] }
 
 // leads reports whether this rank is the first of its host.
 func (h *hierarchy) leads() bool { return h.place == 0 }
 
-// find is a rank's host, and its place there.
+// find returns a rank's host and its place there.
 func (h *hierarchy) find(rank int) (host, place int) {
 	for host, ranks := range h.hosts {
 		if place := slices.Index(ranks, rank); place >= 0 {
@@ -69,13 +70,14 @@ func (h *hierarchy) find(rank int) (host, place int) {
 	return -1, -1
 }
 
-// counterpart is the rank of another host that gets from a rank with this place what is for that
-// host, and gives to it what comes from there.
+// counterpart returns the rank of another host with which a rank at this place exchanges the data
+// of the two hosts.
 func (h *hierarchy) counterpart(host, place int) int {
 	return h.hosts[host][place%len(h.hosts[host])]
 }
 
-// shares are the ranks of another host whose counterpart a rank of this host with this place is.
+// shares returns the ranks of another host whose counterpart is the rank of this host at this
+// place.
 func (h *hierarchy) shares(host, place int) (ranks []int) {
 	for i := place; i < len(h.hosts[host]); i += len(h.ranks()) {
 		ranks = append(ranks, h.hosts[host][i])
@@ -83,7 +85,7 @@ func (h *hierarchy) shares(host, place int) (ranks []int) {
 	return ranks
 }
 
-// share is one of shares, in turn; −1: there are not so many.
+// share returns element turn of shares; −1: there are fewer.
 func (h *hierarchy) share(host, place, turn int) int {
 	if at := place + turn*len(h.ranks()); at < len(h.hosts[host]) {
 		return h.hosts[host][at]
@@ -91,12 +93,13 @@ func (h *hierarchy) share(host, place, turn int) int {
 	return -1
 }
 
-// turns is how many ranks of another host have the same counterpart here at most.
+// turns returns the largest number of ranks of another host that have the same counterpart on this
+// host.
 func (h *hierarchy) turns(host int) int {
 	return (len(h.hosts[host]) + len(h.ranks()) - 1) / len(h.ranks())
 }
 
-// others are the other hosts, each rank's list beginning with another one.
+// others returns the other hosts. Each host's list begins with a different host.
 func (h *hierarchy) others() (hosts []int) {
 	for d := 1; d < len(h.hosts); d++ {
 		hosts = append(hosts, (h.here+d)%len(h.hosts))
@@ -107,39 +110,39 @@ func (h *hierarchy) others() (hosts []int) {
 // Call is an operation of a group whose ranks may share memory.
 type Call struct {
 	exchange.Call
-	levels    *hierarchy           // the ranks by host, where those of each host share memory; nil: some do not, or there is one host
+	levels    *hierarchy           // the ranks by host; nil: some ranks of a host share no memory, or there is only one host
 	host      atomic.Pointer[Host] // the ranks that share memory with this one; nil: none
-	adasum    *adasumTree          // nil where ranks of a host share no memory
-	crossings [2][]crossing        // of the two latest waves
+	adasum    *adasumTree          // nil: ranks of a host share no memory
+	crossings [2][]crossing        // those of the two latest waves
 	folding   folder               // of a ReduceTree
 	shares    hostShares           // of waves
 }
 
-// Here is the ranks that share memory with this one; nil: no rank does.
+// Here returns the ranks that share memory with this one; nil: no rank does.
 func (c *Call) Here() *Host { return c.host.Load() }
 
 // TwoLevels reports whether operations have two levels.
 func (c *Call) TwoLevels() bool { return c.levels != nil }
 
-// crossing is a part of a tensor that has one owner on each host: the owners bring it to the other
-// hosts.
+// crossing is a part of a tensor that has one owner on each host. The owners exchange it between
+// the hosts.
 type crossing struct {
 	exchange.Team
 	data   []byte
-	result []byte // where the result goes: data, or as much elsewhere
-	unit   int    // bytes that stay together: data is cut between units alone
-	first  int    // number of its first unit in the whole
+	result []byte // memory for the result: data, or memory of the same length
+	unit   int    // size of a unit in bytes: data is cut only between units
+	first  int    // index of its first unit in the whole tensor
 	cuts   []int  // as in hostShares
 
 	step          uint32
-	sent, sentEnd int // number of the first send of this rank's data, and of the first one after it
-	received      int // number of the first receive of what the others have for this rank
+	sent, sentEnd int // number of the first send of this rank's data, and of the first send after those
+	received      int // number of the first receive of the others' data for this rank
 }
 
-// piece is the part of the crossing's data that the owner at a place combines.
+// piece returns the part of the crossing's data that the owner at a place combines.
 func (x *crossing) piece(place int) []byte { return x.part(x.data, place) }
 
-// resultOf is where the result of that piece goes.
+// resultOf returns the memory for the result of that piece.
 func (x *crossing) resultOf(place int) []byte { return x.part(x.result, place) }
 
 func (x *crossing) part(data []byte, place int) []byte {
@@ -151,7 +154,7 @@ func (x *crossing) part(data []byte, place int) []byte {
 	return data[at(place):at(place+1)]
 }
 
-// longest is the length of the longest piece.
+// longest returns the length of the longest piece.
 func (x *crossing) longest() (n int) {
 	for place := range x.Size {
 		n = max(n, len(x.piece(place)))
@@ -159,9 +162,9 @@ func (x *crossing) longest() (n int) {
 	return n
 }
 
-// cross appends the parts of data, of units of so many bytes, that this rank owns: its own share
-// among the ranks of its host, cut where the owner on another host changes. The last unit may be
-// shorter. Where no ranks share memory that is all of data, which all ranks own.
+// cross appends the parts of data that this rank owns: its share among the ranks of its host, cut
+// wherever the owner on another host changes. data consists of units of unit bytes; the last may be
+// shorter. If no ranks share memory, the only part is all of data, which all ranks own.
 func (c *Call) cross(to []crossing, data []byte, unit int) []crossing {
 	h := c.levels
 	if h == nil {
@@ -193,7 +196,7 @@ func (c *Call) cross(to []crossing, data []byte, unit int) []crossing {
 	return to
 }
 
-// owner is the rank of a host that owns one of so many units.
+// owner returns the rank of a host that owns a unit, among count units.
 func (h *hierarchy) owner(host, count, unit int) int {
 	ranks := h.hosts[host]
 	for i := range ranks {
@@ -204,7 +207,8 @@ func (h *hierarchy) owner(host, count, unit int) int {
 	return ranks[len(ranks)-1]
 }
 
-// inMemory runs body in the memory of this host's ranks; nothing where this rank is alone there.
+// inMemory runs body in the memory of this host's ranks. It does nothing if this rank is alone on
+// its host.
 func (c *Call) inMemory(body func(*shm.Member, shm.Desc) error) error {
 	h := c.host.Load()
 	if h == nil {
@@ -213,28 +217,28 @@ func (c *Call) inMemory(body func(*shm.Member, shm.Desc) error) error {
 	return h.Within(c.Ctx, c.Desc, body)
 }
 
-// spread gives what every rank of this host owns of data, in elements of size bytes, to all of
-// them.
+// spread gives each rank's part of data, in elements of size bytes, to all ranks of this host.
 func (c *Call) spread(data []byte, size int) error {
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
 		return m.Gather(c.Ctx, call, data, size, m.Members())
 	})
 }
 
-// waves is how many pieces n bytes are cut into, that follow each other through the levels.
+// waves returns the number of waves into which n bytes are cut. They pass through the levels one
+// after another.
 func (c *Call) waves(n int) int {
 	t := &operation.Thresholds
 	size := min(t.Wave, max(t.LeastOfWave*c.Size, n/t.FewWaves))
 	if c.levels.crowded {
 		size = t.CrowdedWave
 	}
-	if s := c.Forced.Segment; s > 0 { // a test's
+	if s := c.Forced.Segment; s > 0 { // set by a test
 		size = 64 * s
 	}
 	return max(1, (n+size-1)/size)
 }
 
-// wave is one of the waves of data.
+// wave returns wave i of data.
 func wave(data []byte, size, waves, i int) []byte {
 	return kernel.Part(data, size, waves, i)
 }

@@ -22,19 +22,19 @@ import (
 type Host struct {
 	c      *Call
 	member *shm.Member
-	Ranks  []int // of the group, by member
+	Ranks  []int // ranks of the group, by member
 
-	use        sync.Mutex // held by the operation under way, and while the memory is given up
+	use        sync.Mutex // held by the operation in progress, and while the memory is released
 	closed     bool
-	phases     shm.Times                                  // of the operation under way, where there is a timeline
-	reductions [kernel.Types][operation.Ops]shm.Reduction // those that have been used
+	phases     shm.Times                                  // of the operation in progress, if there is a timeline
+	reductions [kernel.Types][operation.Ops]shm.Reduction // filled when first used
 	cut        [][]byte                                   // see parts
 }
 
 // lost is called by the tripwire when a member has died.
 func (h *Host) lost(member int) { h.c.Group.Fail(frame.Gone(errDied, h.Ranks[member])) }
 
-// Left notes that a rank has left the group: it calls no more operations.
+// Left records that a rank has left the group and calls no more operations.
 func (h *Host) Left(rank int) {
 	if i := slices.Index(h.Ranks, rank); i >= 0 {
 		h.member.Gone(i)
@@ -44,8 +44,8 @@ func (h *Host) Left(rank int) {
 // Whole reports whether the group has no ranks on other hosts.
 func (h *Host) Whole() bool { return len(h.Ranks) == h.c.Size }
 
-// Close gives the memory up, once the operation under way has ended: the group has failed or is
-// being closed.
+// Close releases the memory, once the operation in progress has ended. The group has failed or is
+// being closed. A nil Host is ignored.
 func (h *Host) Close() {
 	if h == nil {
 		return
@@ -58,11 +58,11 @@ func (h *Host) Close() {
 	}
 }
 
-// Abort ends the operation under way, and later ones.
+// Abort ends the operation in progress, and later ones.
 func (h *Host) Abort() { h.member.Abort() }
 
-// Failure is why the memory cannot be used any more: another rank has given up an operation. Nil:
-// it can.
+// Failure returns an error if the memory cannot be used any more because another rank has given up
+// an operation.
 func (h *Host) Failure() error {
 	if !h.member.Aborted() {
 		return nil
@@ -83,13 +83,14 @@ func (h *Host) Within(ctx context.Context, d operation.Descriptor, body func(*sh
 	return nil
 }
 
-// Arrive begins an operation that goes on over sockets: the ranks of this host compare their calls
-// first.
+// Arrive begins an operation that continues over sockets: the ranks of this host compare their
+// calls first.
 func (h *Host) Arrive(ctx context.Context, d operation.Descriptor) error {
 	return h.Within(ctx, d, func(m *shm.Member, call shm.Desc) error { return m.Barrier(ctx, call) })
 }
 
-// mostGathered bounds how many bytes one rank may announce: all of it is in this machine's memory.
+// mostGathered bounds the number of bytes that one rank may announce by the machine's memory, which
+// must contain all of them.
 var mostGathered = sync.OnceValue(func() int {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {
@@ -98,8 +99,8 @@ var mostGathered = sync.OnceValue(func() int {
 	return int(min(uint64(info.Totalram+info.Totalswap)*uint64(info.Unit), math.MaxInt))
 })
 
-// Place takes from make the buffers for what the other ranks of the host announce, of so many
-// elements.
+// Place returns the function that makes the buffers for the data of the other ranks of the host.
+// make returns the buffer for a number of elements of a rank.
 func (h *Host) Place(d operation.Descriptor, make func(rank, elements int) []byte) func([]int) ([][]byte, error) {
 	return func(lengths []int) ([][]byte, error) {
 		size := d.Type.Size()
@@ -118,14 +119,14 @@ func (h *Host) Place(d operation.Descriptor, make func(rank, elements int) []byt
 	}
 }
 
-// parts cuts data, of units of size bytes, into one part for each rank. The result is valid
-// until the next call.
+// parts cuts data, which consists of units of size bytes, into one part for each rank. The result
+// is valid until the next call.
 func (h *Host) parts(data []byte, size int) [][]byte {
 	return h.Cuts(len(h.Ranks), func(i int) []byte { return kernel.Part(data, size, len(h.Ranks), i) })
 }
 
-// Reduction returns how data of a type is reduced. Where other hosts have a part in it, nothing is
-// to be done with the result yet.
+// Reduction returns the reduction of data of a type. If other hosts take part, it does not finish
+// the result, for instance by a division.
 func (h *Host) Reduction(t kernel.Type, op operation.Op) *shm.Reduction {
 	r := &h.reductions[t][op]
 	if r.Combine == nil {
@@ -147,7 +148,7 @@ func (h *Host) Reduction(t kernel.Type, op operation.Op) *shm.Reduction {
 	return r
 }
 
-// sharedCall is the call as package shm compares it.
+// sharedCall returns the call as compared by package shm.
 func sharedCall(d operation.Descriptor) shm.Desc {
 	switch d.Action {
 	case operation.AllGather, operation.AllToAll, operation.BroadcastBytes:
@@ -157,7 +158,8 @@ func sharedCall(d operation.Descriptor) shm.Desc {
 	return shm.Desc{call.What, call.Count}
 }
 
-// outcome turns an error of an operation in shared memory into one of the group, which it ends.
+// outcome converts an error of an operation in shared memory into an error of the group, and ends
+// the group.
 func (h *Host) outcome(ctx context.Context, d operation.Descriptor, err error) error {
 	var mismatch *shm.MismatchError
 	var left *shm.LeftError
@@ -172,7 +174,7 @@ func (h *Host) outcome(ctx context.Context, d operation.Descriptor, err error) e
 			h.lost(i)
 			break
 		}
-		// The control channels tell which rank did that.
+		// The control channels report which rank did that.
 		timer := time.NewTimer(reasonBound)
 		defer timer.Stop()
 		select {
@@ -191,31 +193,32 @@ func (h *Host) outcome(ctx context.Context, d operation.Descriptor, err error) e
 }
 
 const (
-	invitationSize = 128         // of the frame that holds one
-	reasonBound    = time.Second // longest from the end of the operations in shared memory until the reason is known
+	invitationSize = 128         // size of the frame that contains an invitation
+	reasonBound    = time.Second // longest time from the abort in shared memory until the reason is known
 )
 
 var (
 	errDied    = errors.New("its process has ended")
 	errStopped = errors.New("a rank of this host has ended the group, and did not say why")
 
-	// ErrNotWanted says why a rank does not share memory.
+	// ErrNotWanted reports that shared memory is disabled on a rank.
 	ErrNotWanted = errors.New("shared memory is turned off")
-	// ErrNotShared says that the first rank of the host, which says why itself, shares no memory.
+	// ErrNotShared reports that the first rank of the host, which logs the reason, shares no
+	// memory.
 	ErrNotShared = errors.New("it has no segment to share")
 )
 
-// Watch has the member measure its phases, and returns when the operation begins.
+// Watch makes the member measure its phases, and returns the time at which the operation begins.
 func (h *Host) Watch() time.Time {
 	h.use.Lock()
 	defer h.use.Unlock()
 	h.phases = shm.Times{}
-	begins := time.Now() // before the first phase, so that there is room for all of them
+	begins := time.Now() // before the first phase, so that it covers all of them
 	h.member.Watch(&h.phases)
 	return begins
 }
 
-// Watched ends watch, and returns how long each phase took.
+// Watched ends Watch, and returns the duration of each phase.
 func (h *Host) Watched() shm.Times {
 	h.use.Lock()
 	defer h.use.Unlock()
@@ -226,21 +229,21 @@ func (h *Host) Watched() shm.Times {
 // Waited is [shm.Member.Waited].
 func (h *Host) Waited() time.Duration { return h.member.Waited() }
 
-// Posts reports whether a message of n bytes can be left where its receiver finds it.
+// Posts reports whether a message of n bytes can be posted without waiting for its receiver.
 func (h *Host) Posts(n int) bool {
 	h.use.Lock()
 	defer h.use.Unlock()
 	return !h.closed && h.member.Posts(n)
 }
 
-// Awaits reports whether a member waits for a message already.
+// Awaits reports whether a member already waits for a message.
 func (h *Host) Awaits(member int) bool {
 	h.use.Lock()
 	defer h.use.Unlock()
 	return !h.closed && h.member.Awaits(member)
 }
 
-// Cuts are a part for each of n ranks. The result is valid until the next call.
+// Cuts returns part(i) for each of n ranks. The result is valid until the next call.
 func (h *Host) Cuts(n int, part func(rank int) []byte) [][]byte {
 	h.cut = slices.Grow(h.cut[:0], n)[:n]
 	for i := range h.cut {

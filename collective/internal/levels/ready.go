@@ -6,7 +6,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// ReducesIfReady reports whether AllReduceIfReady can reduce n bytes. All ranks find the same.
+// ReducesIfReady reports whether AllReduceIfReady can reduce n bytes. The result is the same on all
+// ranks.
 func (c *Call) ReducesIfReady(n int) bool {
 	if h := c.host.Load(); h != nil && h.Whole() {
 		return c.Algorithm().Shares()
@@ -21,17 +22,18 @@ func (c *Call) ReducesIfReady(n int) bool {
 	return len(h.hosts) <= fewHosts || c.Strict
 }
 
-// AllReduceIfReady makes the ranks of a host tell each other in memory whether they are ready, and
-// the hosts, or all ranks where none share memory, by the first frames that they send each other,
-// which every rank receives from all: each owns an element at least. The sums of a host lie beside
-// the data until the rank has heard of all.
+// AllReduceIfReady reduces data if all ranks are ready, and otherwise leaves it unchanged. The
+// ranks of a host exchange in memory whether they are ready. The hosts, or all ranks if none share
+// memory, exchange it in the first frames that they send to each other; every rank receives one
+// from all, since each owns at least one element. The sums of a host are kept apart from data until
+// the rank has heard from all.
 func (c *Call) AllReduceIfReady(data []byte, ready bool) (right bool, err error) {
 	size := c.Desc.Type.Size()
 	c.Suit(len(data) / c.Size)
 	sums, room := data, c.crossingRoom(data, size, nil)
 	h, on := c.levels, c.host.Load()
 	if h == nil {
-		on = nil // not all hosts have such a memory
+		on = nil // not all hosts share memory
 	} else {
 		sums = kernel.Part(data, size, len(h.ranks()), h.place)
 	}
@@ -69,7 +71,7 @@ func (c *Call) AllReduceIfReady(data []byte, ready bool) (right bool, err error)
 	return true, c.spread(data, size)
 }
 
-// hear waits for the first frame of each other host, and reports whether all hosts are ready.
+// hear waits for the first frame from each other host, and reports whether all hosts are ready.
 func (c *Call) hear(all []crossing) (ready bool, err error) {
 	ready = c.Ready
 	for i := range all {

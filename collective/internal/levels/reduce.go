@@ -6,9 +6,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// fewHosts is up to how many hosts the owners of a part send pieces of it directly to each other.
-// Among more, a ring spares them so many connections, at the price of bits that depend on an
-// element's place.
+// fewHosts is the largest number of hosts among which the owners of a part send pieces of it
+// directly to each other. Among more hosts a ring needs fewer connections, at the price of bits
+// that depend on an element's position.
 const fewHosts = 8
 
 // Hierarchical reports whether an AllReduce has two levels.
@@ -25,8 +25,9 @@ func (c *Call) AllReduceSockets(data []byte) error {
 }
 
 // allReduceHierarchical combines in the order of the ranks of each host, then in the order of the
-// hosts: no bit depends on an element's place, or on what else is reduced with it. The exception is
-// data of more than fewHosts hosts in a group that is not strict, but for means.
+// hosts: no bit depends on an element's position, or on what else is reduced with it. The exception
+// is data of more than fewHosts hosts in a group that is not strict, unless the operation is a
+// mean.
 func (c *Call) allReduceHierarchical(data []byte) error {
 	switch {
 	case c.Desc.Op == operation.Adasum:
@@ -43,7 +44,8 @@ func (c *Call) allReduceHierarchical(data []byte) error {
 	return c.allReduceWaves(data)
 }
 
-// allReduceLeaders has the first rank of each host exchange all data with those of the others.
+// allReduceLeaders makes the first rank of each host exchange all data with the first ranks of the
+// other hosts.
 func (c *Call) allReduceLeaders(data []byte) error {
 	h := c.host.Load()
 	err := c.inMemory(func(m *shm.Member, call shm.Desc) error {
@@ -67,7 +69,7 @@ func (c *Call) allReduceLeaders(data []byte) error {
 	})
 }
 
-// reduceHere combines data of this host's ranks: each has its own part of the result.
+// reduceHere combines data of this host's ranks. Each rank gets its own part of the result.
 func (c *Call) reduceHere(data []byte) error {
 	h := c.host.Load()
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
@@ -90,9 +92,9 @@ func (c *Call) allReduceRings(data []byte) error {
 	return c.spread(data, size)
 }
 
-// allReduceWaves cuts data into waves. While one is on its way between the hosts, the next one is
-// combined within them, and the result of the one before is spread: what the links have to send is
-// never less than a wave, whatever time the ranks of a host take among themselves.
+// allReduceWaves cuts data into waves. While one wave is in flight between the hosts, the next one
+// is combined within them, and the result of the previous one is spread. So the links always have
+// at least one wave to send, however long the ranks of a host take among themselves.
 func (c *Call) allReduceWaves(data []byte) error {
 	if err := c.agreeOnShares(len(data)); err != nil {
 		return err
@@ -102,7 +104,7 @@ func (c *Call) allReduceWaves(data []byte) error {
 	cuts := c.shares.cuts
 	room := c.crossingRoom(wave(data, size, waves, 0), size, cuts)
 	memory := c.Scratch(2 * room)
-	var first, end [2]int // receives of the results of the two latest waves
+	var first, end [2]int // numbers of the receives of the results of the two latest waves
 	for w := range waves + 2 {
 		if w < waves {
 			part := wave(data, size, waves, w)
@@ -140,8 +142,9 @@ func (c *Call) crossIn(to []crossing, data []byte, size int, cuts []int) []cross
 	return to
 }
 
-// crossingRoom is how many bytes the other hosts send for this rank to combine, of data or of less:
-// by cuts, a piece of less may have one unit more.
+// crossingRoom returns an upper bound of the bytes that the other hosts send to this rank to
+// combine, for data or for any shorter data. With cuts, a piece of shorter data may have one more
+// unit.
 func (c *Call) crossingRoom(data []byte, size int, cuts []int) (room int) {
 	c.crossings[0] = c.crossIn(c.crossings[0][:0], data, size, cuts)
 	for i := range c.crossings[0] {
@@ -151,8 +154,8 @@ func (c *Call) crossingRoom(data []byte, size int, cuts []int) (room int) {
 	return room
 }
 
-// scatter sends each host's piece of every crossing to its owner there, and asks for this rank's
-// own piece of all hosts, into memory.
+// scatter starts to send each host's piece of every crossing to the owner on that host, and posts
+// the receives for this rank's own piece from all hosts into memory.
 func (c *Call) scatter(all []crossing, memory []byte, step uint32) {
 	for i := range all {
 		x := &all[i]
@@ -187,15 +190,15 @@ func (c *Call) gather(all []crossing) error {
 	return c.WaitFor(first, c.Receives())
 }
 
-// exchangeResults combines this rank's pieces, in the order of the hosts, sends them to the other
-// owners, and asks for theirs.
+// exchangeResults combines this rank's pieces, in the order of the hosts, starts to send them to
+// the other owners, and posts the receives for theirs.
 func (c *Call) exchangeResults(all []crossing) error {
 	for i := range all {
 		if err := c.combineCrossing(&all[i]); err != nil {
 			return err
 		}
 	}
-	for i := range all { // the results come into memory that has been sent
+	for i := range all { // the results are received into memory that is being sent
 		if err := c.WaitSent(all[i].sent, all[i].sentEnd); err != nil {
 			return err
 		}
@@ -204,7 +207,7 @@ func (c *Call) exchangeResults(all []crossing) error {
 	return nil
 }
 
-// postResults asks for what the other owners combine.
+// postResults posts the receives for the results of the other owners.
 func (c *Call) postResults(all []crossing) {
 	for i := range all {
 		x := &all[i]
@@ -234,16 +237,16 @@ func (c *Call) combineCrossing(x *crossing) error {
 	return nil
 }
 
-// sendResult sends some of this rank's piece of the result to the other owners.
+// sendResult starts to send a part of this rank's piece of the result to the other owners.
 func (c *Call) sendResult(x *crossing, part []byte) {
 	for d := 1; d < x.Size; d++ {
 		c.Send(x.Rank((x.Me+d)%x.Size), x.step+1, part)
 	}
 }
 
-// reduceScatterHierarchical combines, in turns, what this host's ranks have for the ranks of each
-// other host and sends it there, and then what they have for themselves; each rank combines what
-// all hosts have for it, in their order.
+// reduceScatterHierarchical combines, in turns, the data of this host's ranks for the ranks of each
+// other host and sends it there, and then their data for themselves. Each rank combines the data of
+// all hosts for it, in the order of the hosts.
 func (c *Call) reduceScatterHierarchical(part func(rank int) []byte, result []byte) error {
 	h := c.levels
 	sent := 0
@@ -252,7 +255,7 @@ func (c *Call) reduceScatterHierarchical(part func(rank int) []byte, result []by
 			sent += len(part(to))
 		}
 	}
-	memory := c.Scratch(sent + (len(h.hosts)-1)*len(result)) // what is sent; what is received
+	memory := c.Scratch(sent + (len(h.hosts)-1)*len(result)) // memory for sent data, then for received data
 	first := c.Receives()
 	for i, host := range h.others() {
 		room := memory[sent+i*len(result):][:len(result)]
@@ -291,8 +294,8 @@ func (c *Call) reduceScatterHierarchical(part func(rank int) []byte, result []by
 	return nil
 }
 
-// reduceFor combines what the ranks of this host have for some of the ranks of a host: sum, in
-// memory, is for the rank that this one is to send it to; −1: for none.
+// reduceFor combines the data of this host's ranks for some ranks of a host. sum, which is in
+// memory, is to be sent to rank by this rank; −1: nothing is to be sent.
 func (c *Call) reduceFor(host, turn int, part func(rank int) []byte, memory []byte) (rank int, sum []byte, err error) {
 	h := c.levels
 	parts := make([][]byte, len(h.ranks()))

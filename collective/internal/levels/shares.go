@@ -9,38 +9,39 @@ import (
 )
 
 const (
-	// firstShares is after how many bytes of waves the hosts divide them by the speeds of their
-	// links, laterShares after how many more they do so again.
+	// firstShares is the number of bytes of waves after which the hosts divide waves by the speeds
+	// of their links, and laterShares the number of further bytes after which they do so again.
 	firstShares = 16 << 20
 	laterShares = 64 << 20
-	// shareUnits is an equal share, leastShare the smallest one: what little a slow host combines
-	// shows whether its link is still slow.
+	// shareUnits is an equal share, and leastShare the smallest one: a slow host always combines a
+	// little, so that the speed of its link can still be measured.
 	shareUnits = 64
 	leastShare = 2
-	// leastBusy is how long a connection has sent where its speed is known. Those of links of more
-	// than about 500 MB/s have not.
+	// leastBusy is how long a connection must have sent for its speed to count as known.
+	// Connections on links of more than about 500 MB/s never send that long.
 	leastBusy = 20 * time.Millisecond
-	// fasterBy is by how many percent other shares must be faster: speeds are measured.
+	// fasterBy is by how many percent other shares must be faster to replace the present ones,
+	// since speeds are only measured.
 	fasterBy = 7
 )
 
-// hostShares is how waves are divided among the hosts. The owner of a share s of one among n hosts
-// sends, and receives, 1 + (n−2)·s times the wave: what others combine of its own data, and what it
-// has combined. So a host with a slow link combines less, and one that combines nothing sends its
-// data once. Elements are combined in the order of the hosts, so the shares change no bit.
+// hostShares describes how waves are divided among the hosts. The owner of a share s, a fraction of
+// the wave, among n hosts sends and receives 1 + (n−2)·s times the wave: its own data for the other
+// owners, and the results of its share. So a host with a slow link combines less, and a host that
+// combines nothing sends its data once. Elements are combined in the order of the hosts, so the
+// shares change no bit.
 type hostShares struct {
-	cuts  []int             // by host, the units before its share; then all units. nil: equal shares
-	due   int               // bytes of waves until the hosts agree
-	bytes int               // of waves since they have
-	sent  [][]exchange.Sent // by host, what had been sent there then; nil: there was no wave yet
+	cuts  []int             // by host, the number of units before its share; then the number of all units. nil: equal shares
+	due   int               // bytes of waves until the hosts agree on shares
+	bytes int               // bytes of waves since the hosts last agreed
+	sent  [][]exchange.Sent // by host, what had been sent there at that time; nil: no wave yet
 }
 
 // SharesAgreed reports, to tests, whether the hosts have agreed on shares.
 func (c *Call) SharesAgreed() bool { return c.shares.due == laterShares }
 
-// agreeOnShares divides the next n bytes of waves, and those after them, among the hosts by the
-// speeds of their links, if it is time for that. All ranks call it at the same places of their
-// operations.
+// agreeOnShares divides the next n bytes of waves, and later ones, among the hosts by the speeds of
+// their links, if it is time to do so. All ranks call it at the same points of their operations.
 func (c *Call) agreeOnShares(n int) error {
 	s, t := &c.shares, c.levels.column
 	switch {
@@ -67,8 +68,8 @@ func (c *Call) agreeOnShares(n int) error {
 	return nil
 }
 
-// measureSpeeds returns the speeds, in KiB/s, at which this rank has sent to those of its column
-// since the call before, by host; 0: unknown.
+// measureSpeeds returns the speeds, in KiB/s, at which this rank has sent to the ranks of its
+// column since the previous call, by host; 0: unknown.
 func (c *Call) measureSpeeds() []uint32 {
 	s, t := &c.shares, c.levels.column
 	if s.sent == nil {
@@ -94,8 +95,8 @@ func (c *Call) measureSpeeds() []uint32 {
 	return speeds
 }
 
-// exchangeSpeeds returns the speeds of all ranks of this one's column: by the host that sends, then
-// the one that receives.
+// exchangeSpeeds returns the speeds of all ranks of this rank's column, by the sending host, then
+// by the receiving host.
 func (c *Call) exchangeSpeeds(own []uint32) (all []uint32, err error) {
 	t := c.levels.column
 	var with []int
@@ -119,10 +120,10 @@ func (c *Call) exchangeSpeeds(own []uint32) (all []uint32, err error) {
 	return all, nil
 }
 
-// divide returns the cuts of the fastest shares for n hosts: nil where equal ones are hardly
-// slower, and cuts, those that they have, where those are, or where a speed is unknown. The speed
-// of a host is the sum of those of its connections, in the slower direction: while all of them
-// send, they share its link. Integers give all hosts the same.
+// divide returns the cuts of the fastest shares for n hosts. It returns nil if equal shares are
+// hardly slower, and the present cuts if those are hardly slower or a speed is unknown. The speed
+// of a host is the sum of the speeds of its connections, in the slower direction, since they share
+// its link while all of them send. It uses integers, so that all hosts get the same result.
 func divide(speeds []uint32, n int, cuts []int) []int {
 	speed := make([]uint64, n)
 	for i := range n {
@@ -137,10 +138,10 @@ func divide(speeds []uint32, n int, cuts []int) []int {
 		speed[i] = min(out, in)
 	}
 	all := n * shareUnits
-	// at is when a host is done with a share: as a fraction, so that no bit is lost.
+	// at is the time at which a host is done with a share, as a fraction, so that it is exact.
 	type at struct{ cost, speed uint64 }
 	done := func(host, share int) at { return at{uint64(all + (n-2)*share), speed[host]} }
-	// later reports whether a is later than so many percent of b; no product exceeds 2^55.
+	// later reports whether a is later than percent percent of b. No product exceeds 2^55.
 	later := func(a, b at, percent uint64) bool { return a.cost*b.speed*100 > b.cost*a.speed*percent }
 	last := func(share func(host int) int) at {
 		end := done(0, share(0))
@@ -160,7 +161,7 @@ func divide(speeds []uint32, n int, cuts []int) []int {
 	for i := range units {
 		units[i] = leastShare
 	}
-	for range all - n*leastShare { // each to the host that is done with it first
+	for range all - n*leastShare { // each unit goes to the host that is done with it first
 		first := 0
 		for i := 1; i < n; i++ {
 			if later(done(first, units[first]+1), done(i, units[i]+1), 100) {

@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 )
 
-// HostsOf finds which of so many ranks are on which host; a rank whose host has no name is alone.
-// Each list is ascending, the lists are in the order of their first ranks.
+// HostsOf returns the ranks of each host, by name; a rank whose host has no name is alone. Each
+// list is ascending, and the lists are in the order of their first ranks.
 func HostsOf(ranks int, name func(rank int) string) [][]int {
 	var all [][]int
 	at := map[string]int{}
@@ -27,23 +27,24 @@ func HostsOf(ranks int, name func(rank int) string) [][]int {
 	return all
 }
 
-// Sharing is how the ranks of a group find out which of them share memory.
+// Sharing determines which ranks of a group share memory.
 type Sharing struct {
 	c       *Call
 	hosts   [][]int
 	here    int
 	host    *Host
-	met     []uint8 // by rank: 0, or 1 where it is in the memory of its host, 2 where it shares a core there
-	Refused error   // why this rank is not
+	met     []uint8 // by rank: 0: shares no memory; 1: shares the memory of its host; 2: also shares a core there
+	Refused error   // reason why this rank shares no memory
 }
 
-// NewSharing is that of ranks on these hosts.
+// NewSharing returns the Sharing of a call's group, whose ranks are on these hosts.
 func NewSharing(c *Call, hosts [][]int) *Sharing {
 	here := slices.IndexFunc(hosts, func(ranks []int) bool { return slices.Contains(ranks, c.Rank) })
 	return &Sharing{c: c, hosts: hosts, here: here, host: &Host{c: c, Ranks: hosts[here]}, met: make([]uint8, c.Size)}
 }
 
-// Meet is an operation of all ranks, in which those of a host meet in memory, if they want to.
+// Meet is an operation of all ranks, in which the ranks of a host connect by shared memory, if all
+// of them want to.
 func (s *Sharing) Meet(wanted bool) error {
 	if len(s.host.Ranks) > 1 {
 		if s.Refused = s.host.meet(wanted); s.Refused == nil {
@@ -63,8 +64,8 @@ func (s *Sharing) together(ranks []int) bool {
 	return len(ranks) > 1 && !slices.ContainsFunc(ranks, func(r int) bool { return s.met[r] == 0 })
 }
 
-// Settle makes the operations of the group use the memory that all ranks of this host have, once
-// the operation that meet is has ended with err, which it returns.
+// Settle makes the operations of the group use the shared memory of this host's ranks. It is called
+// when the operation of Meet has ended with err, which it returns.
 func (s *Sharing) Settle(err error) error {
 	c, h := s.c, s.host
 	if h.member != nil && (err != nil || !s.together(h.Ranks)) {
@@ -95,8 +96,8 @@ func (s *Sharing) Settle(err error) error {
 	return nil
 }
 
-// meet makes or opens the host's segment and joins it. The first rank makes it, and the others pass
-// on where it is; where the first cannot join, it alone says why.
+// meet makes or opens the host's segment and joins it. The first rank makes it and sends the
+// invitation to the others. If the first rank cannot join, it alone reports why.
 func (h *Host) meet(wanted bool) (err error) {
 	c := h.c
 	var segment *shm.Segment
@@ -149,8 +150,9 @@ func (h *Host) meet(wanted bool) (err error) {
 		}
 	}
 	if h.member = member; !h.Whole() || c.Strict {
-		// Frames move only while the operation drives the sockets. A rank of another host may wait
-		// for those of this one, while the rank that is waited for here waits for that one.
+		// Frames are moved only while the operation drives the sockets. A rank of another host may
+		// wait for frames of this rank, while the rank for which this one waits waits for that
+		// rank.
 		member.Meanwhile(c.Meanwhile)
 	}
 	if h.Whole() {

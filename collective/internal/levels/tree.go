@@ -10,18 +10,18 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 )
 
-// Tree is which rank has which nodes of a binary tree. It does not change.
+// Tree records which rank has which nodes of a binary tree. It is immutable.
 type Tree struct {
 	leaves  int
 	held    [][]fold.Node // by rank
-	counts  []int         // by rank, of its nodes
+	counts  []int         // number of nodes, by rank
 	order   *fold.Program
-	members []shm.Operand // its operands as package shm numbers them
-	digest  uint32        // tells it from others
+	members []shm.Operand // operands as numbered by package shm
+	digest  uint32        // distinguishes it from other trees
 }
 
-// NewTree returns that of a tree with so many leaves. Rank r has the nodes held[r], which
-// belong to it from now on.
+// NewTree returns the Tree of a binary tree with the given number of leaves. Rank r has the nodes
+// held[r]. NewTree keeps held.
 func NewTree(leaves int, held [][]fold.Node) (*Tree, error) {
 	if leaves < 1 || leaves > mostLeaves {
 		return nil, fmt.Errorf("a tree of %d leaves, not of 1 to %d", leaves, mostLeaves)
@@ -44,7 +44,7 @@ func NewTree(leaves int, held [][]fold.Node) (*Tree, error) {
 
 const mostLeaves = 1 << 24
 
-// Ranks is how many ranks it is for; 0 where p is nil.
+// Ranks returns the number of ranks; 0 if p is nil.
 func (p *Tree) Ranks() int {
 	if p == nil {
 		return 0
@@ -52,15 +52,15 @@ func (p *Tree) Ranks() int {
 	return len(p.counts)
 }
 
-// Nodes is how many nodes a rank has.
+// Nodes returns the number of nodes of a rank.
 func (p *Tree) Nodes(rank int) int { return p.counts[rank] }
 
-// Root tells the tree, and values of so many elements, from others.
+// Root returns a digest of the tree and the number of elements of its values.
 func (p *Tree) Root(count uint64) int32 {
 	return int32(crc32.Update(p.digest, crc32.IEEETable, binary.AppendUvarint(nil, count)))
 }
 
-// compile finds the order in which what the ranks have is combined.
+// compile determines the order in which the values of the ranks are combined.
 func (p *Tree) compile() error {
 	at := map[fold.Node]fold.Operand{}
 	covered := 0

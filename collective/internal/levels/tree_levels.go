@@ -6,17 +6,17 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// TwoLevels is how a tree is reduced within hosts and then between them. It follows from the
-// partials and the hosts alone.
+// twoLevels describes how a tree is reduced within hosts and then between them. It depends only on
+// the tree and the hosts.
 type twoLevels struct {
 	of   *Tree
-	here []*fold.Program // of the nodes of which this host has all leaves; operands are its ranks' parts, by place
-	each []int           // by host: how many such nodes it has
-	top  *fold.Program   // its operands are these nodes, by host
+	here []*fold.Program // programs of the nodes all of whose leaves are on this host; the operands are the parts of its ranks, by place
+	each []int           // by host: number of such nodes
+	top  *fold.Program   // program whose operands are these nodes, by host
 }
 
 // levelsOf returns the two levels of a tree; nil: the hosts have unequal numbers of ranks. The
-// result is kept until other partials are reduced.
+// result is cached until another tree is reduced.
 func (c *Call) levelsOf(p *Tree) *twoLevels {
 	h := c.levels
 	if h == nil || h.column.Size == 0 {
@@ -49,9 +49,9 @@ func (c *Call) levelsOf(p *Tree) *twoLevels {
 	return l
 }
 
-// foldHierarchical computes the result piece by piece. Each rank of a host gets one share of what
-// the ranks of the host have, and reduces it as far as the tree allows; the ranks with its place on
-// all hosts reduce their share together, and the ranks of the host exchange their results.
+// foldHierarchical computes the result piece by piece. Each rank of a host gets one share of the
+// values of the host's ranks, and reduces it as far as the tree allows. The ranks with the same
+// place on all hosts reduce their shares together, and the ranks of each host exchange the results.
 func (c *Call) foldHierarchical(p *Tree, l *twoLevels, parts [][]byte, result []byte, size int) error {
 	h := c.levels
 	count, pieces := len(result)/size, (len(result)+operation.Thresholds.HostPiece-1)/operation.Thresholds.HostPiece
@@ -61,7 +61,7 @@ func (c *Call) foldHierarchical(p *Tree, l *twoLevels, parts [][]byte, result []
 			a, b := kernel.Split(hi-lo, len(h.ranks()), place)
 			return (lo + a) * size, (lo + b) * size
 		}
-		if err := c.Flush(); err != nil { // what has been sent may be written to again
+		if err := c.Flush(); err != nil { // sent memory is about to be reused
 			return err
 		}
 		from, to := share(h.place)
@@ -79,13 +79,13 @@ func (c *Call) foldHierarchical(p *Tree, l *twoLevels, parts [][]byte, result []
 	return nil
 }
 
-// gatherShares returns this rank's share of what all ranks of its host have: by place, one part
-// behind the other.
+// gatherShares returns this rank's share of the values of all ranks of its host: by place, the
+// shares of the rank's parts one after another.
 func (c *Call) gatherShares(p *Tree, parts [][]byte, share func(place int) (from, to int)) ([][]byte, error) {
 	h := c.levels
 	from, to := share(h.place)
 	given := c.folding.cutParts(parts, len(h.ranks()), share)
-	all := [][]byte{given[h.place]} // of a rank that is alone on its host
+	all := [][]byte{given[h.place]} // for a rank that is alone on its host
 	err := c.withMember(func(x inMember) (err error) {
 		all, err = x.allToAll(given, p, to-from)
 		return err
@@ -93,8 +93,8 @@ func (c *Call) gatherShares(p *Tree, parts [][]byte, share func(place int) (from
 	return all, err
 }
 
-// foldColumn sets result, this rank's share, from what its host has of it and what the ranks with
-// the same place on the other hosts have.
+// foldColumn computes result, this rank's share of the result, from the shares of its host and
+// those of the ranks with the same place on the other hosts.
 func (c *Call) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int) error {
 	t, n := c.levels.column, len(result)
 	f := &c.folding
@@ -102,7 +102,7 @@ func (c *Call) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int
 		a, b := kernel.Split(n/size, t.Size, host)
 		return a * size, b * size
 	}
-	// What this host has, and behind it what the others send: for each host its nodes' pieces.
+	// The pieces of this host's nodes, followed by those that the other hosts send.
 	own := f.room.Take(l.each[t.Me] * n)
 	for host, at := 0, 0; host < t.Size; host++ {
 		from, to := piece(host)
@@ -138,7 +138,7 @@ func (c *Call) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int
 	return c.WaitFor(first, c.Receives())
 }
 
-// pickShares are the operands of a program, each of n bytes, from one byte to another.
+// pickShares returns the bytes from from to to of each operand of a program; operands have n bytes.
 func pickShares(p *fold.Program, shares [][]byte, n, from, to int) [][]byte {
 	all := p.Pick(shares, n)
 	for i := range all {

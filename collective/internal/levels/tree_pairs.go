@@ -8,12 +8,12 @@ import (
 
 // peers are the ranks among which a tree is folded in pairs.
 type peers struct {
-	others []int // that are reached by frames
-	here   []int // that are reached in memory, this one with them
+	others []int // ranks reached by frames
+	here   []int // ranks reached in memory, including this one
 	meet   func(body func(inMember) error) error
 }
 
-// peers are all ranks of the group.
+// peers returns all ranks of the group.
 func (c *Call) peers() peers {
 	if c.levels != nil {
 		return peers{c.elsewhere(), c.levels.ranks(), c.withMember}
@@ -21,11 +21,11 @@ func (c *Call) peers() peers {
 	return peers{others: c.AllOthers(), here: []int{c.Rank}}
 }
 
-// foldPairs computes the result piece by piece, where hosts share no memory or have unequal numbers
-// of ranks, or a rank of a single host has more nodes than its slots have room for. Each rank gets
-// one share of the piece of all values, computes that share of the result, and gives it to all:
-// directly to ranks of other hosts, to those of its own in memory. All lengths are known, so what
-// comes is received where it is needed, and nothing of parts is copied for other hosts.
+// foldPairs computes the result piece by piece. It is used if ranks share no memory, if hosts have
+// unequal numbers of ranks, or if a rank of a single host has more nodes than fit its slots. Each
+// rank gets one share of the piece of all values, computes that share of the result, and gives it
+// to all: by frames to ranks of other hosts, and in memory to ranks of its own host. All lengths
+// are known, so data is received into its final place, and parts are not copied for other hosts.
 func (c *Call) foldPairs(among peers, p *Tree, parts [][]byte, result []byte, size int) error {
 	f, others := &c.folding, among.others
 	received := make([][]byte, c.Size)
@@ -81,7 +81,7 @@ func (c *Call) foldPairs(among peers, p *Tree, parts [][]byte, result []byte, si
 	return nil
 }
 
-// cutReceived makes room for the values of all ranks but the own one, n bytes of each.
+// cutReceived allocates memory for the values of all ranks but own, n bytes of each value.
 func (f *folder) cutReceived(p *Tree, received [][]byte, own, n int) {
 	total := 0
 	for r, k := range p.counts {
@@ -98,8 +98,8 @@ func (f *folder) cutReceived(p *Tree, received [][]byte, own, n int) {
 	}
 }
 
-// exchangeHere gives every rank of this host its share of parts, and puts what they give into
-// received.
+// exchangeHere gives every rank of this host its share of parts, and stores the shares that they
+// give in received.
 func (c *Call) exchangeHere(among peers, parts [][]byte, share func(int) (from, to int), received [][]byte) error {
 	here := among.here
 	if len(here) == 1 {
@@ -142,7 +142,8 @@ func (c *Call) returnHere(among peers, share func(int) (from, to int), result []
 	})
 }
 
-// placeFor returns where what the ranks of a host give is put, if the lengths are those.
+// placeFor returns the buffers for the data of the ranks of a host. It returns an error if the
+// lengths differ from those of the buffers.
 func placeFor(here []int, own int, lengths []int, of func(rank int) []byte) ([][]byte, error) {
 	all := make([][]byte, len(here))
 	for i, r := range here {

@@ -31,7 +31,7 @@ func (c *Call) ReduceTree(p *Tree, parts [][]byte, result []byte) (err error) {
 	return err
 }
 
-// ReduceTree is ReduceTree among the ranks of one host, which are all of the group.
+// ReduceTree is ReduceTree if all ranks of the group are on one host.
 func (h *Host) ReduceTree(ctx context.Context, m *shm.Member, call shm.Desc, d operation.Descriptor, p *Tree, parts [][]byte, result []byte) error {
 	f, most := h.c.folder(p, d), slices.Max(p.counts)
 	if !m.Folds(most) {
@@ -43,8 +43,8 @@ func (h *Host) ReduceTree(ctx context.Context, m *shm.Member, call shm.Desc, d o
 	})
 }
 
-// inMember is how the ranks of one host exchange bytes during an operation. What it returns is by
-// rank; what stands there for this rank is undefined.
+// inMember exchanges bytes among the ranks of one host during an operation. Its results are by
+// rank; the element of this rank is undefined.
 type inMember struct {
 	h    *Host
 	m    *shm.Member
@@ -61,7 +61,7 @@ func (c *Call) withMember(body func(inMember) error) error {
 	})
 }
 
-// few reports whether all values are so short that each rank gets all of them.
+// few reports whether all values together are so short that each rank gets all of them.
 func (p *Tree) few(result []byte) bool {
 	return len(p.order.Operands)*len(result) <= operation.Thresholds.FoldFew
 }
@@ -82,19 +82,19 @@ func (c *Call) foldGathered(p *Tree, parts [][]byte, result []byte) error {
 	return nil
 }
 
-// folder is what a group keeps for its ReduceTrees.
+// folder is the memory that a group keeps for its ReduceTrees.
 type folder struct {
 	fold.Folder
-	packed []byte    // what is given or received, see foldGathered and foldPairs
-	given  []byte    // to ranks of this host, see exchangeHere
-	room   fold.Room // of a piece, see foldHierarchical
+	packed []byte    // data to give or received data, see foldGathered and foldPairs
+	given  []byte    // data for ranks of this host, see exchangeHere
+	room   fold.Room // memory for a piece, see foldHierarchical
 
-	atRoot func([]byte) // of the root's value; nil: it is the result
-	levels *twoLevels   // of the last partials; nil: none yet
+	atRoot func([]byte) // applied to the root's value; nil: the value is the result
+	levels *twoLevels   // of the last tree; nil: none yet
 }
 
-// cutParts returns the shares of parts that so many ranks of a host get, one part behind the other.
-// It ends the use of all that was taken of the room.
+// cutParts returns the shares of parts for the ranks of a host, by place, each with the shares of
+// the parts one after another. It resets the room.
 func (f *folder) cutParts(parts [][]byte, ranks int, share func(place int) (from, to int)) [][]byte {
 	f.room.Reset()
 	all := make([][]byte, ranks)
@@ -105,8 +105,8 @@ func (f *folder) cutParts(parts [][]byte, ranks int, share func(place int) (from
 	return all
 }
 
-// allToAll gives each rank what is its, and returns the values of all, each of n bytes. Both are by
-// place on the host.
+// allToAll gives given[i] to the rank at place i, and returns the values received from all, each of
+// n bytes, by place on the host.
 func (i inMember) allToAll(given [][]byte, p *Tree, n int) ([][]byte, error) {
 	c, ranks := i.h.c, i.h.Ranks
 	var all [][]byte
@@ -121,7 +121,8 @@ func (i inMember) allToAll(given [][]byte, p *Tree, n int) ([][]byte, error) {
 	return all, nil
 }
 
-// shares returns the bounds in bytes of each rank's share of one of so many pieces of a value.
+// shares returns the function that returns the bounds, in bytes, of each rank's share of one piece
+// of a value.
 func shares(count, size, pieces, piece, ranks int) func(rank int) (from, to int) {
 	lo, hi := kernel.Split(count, pieces, piece)
 	return func(rank int) (from, to int) {
@@ -130,14 +131,14 @@ func shares(count, size, pieces, piece, ranks int) func(rank int) (from, to int)
 	}
 }
 
-// shareError says that a rank has sent another number of bytes than the partials say.
+// shareError reports that a rank has sent a number of bytes that does not match the tree.
 type shareError struct{ rank, got, want int }
 
 func (e *shareError) Error() string {
 	return fmt.Sprintf("rank %d has sent %d bytes instead of %d", e.rank, e.got, e.want)
 }
 
-// checkSent compares the lengths of what the ranks have sent, values of n bytes.
+// checkSent checks the lengths of the data that the ranks have sent, whose values have n bytes.
 func (p *Tree) checkSent(all [][]byte, n int) error {
 	for r := range all {
 		if want := p.counts[r] * n; len(all[r]) != want {
@@ -147,7 +148,7 @@ func (p *Tree) checkSent(all [][]byte, n int) error {
 	return nil
 }
 
-// joined appends the same bytes of each of the parts.
+// joined appends the bytes from from to end of each part.
 func joined(to []byte, parts [][]byte, from, end int) []byte {
 	for _, p := range parts {
 		to = append(to, p[from:end]...)

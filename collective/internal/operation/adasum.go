@@ -5,15 +5,15 @@ import "github.com/hvdrun/hvdrun/internal/kernel"
 // Products are the sums over two vectors that their adaptive sum needs.
 type Products struct{ AB, AA, BB float64 }
 
-// Add adds the products of the next block. All blocks are added in their order, from the first,
-// wherever they were computed: the bits are the same then.
+// Add adds the products of the next block. All blocks must be added in order, from the first, so
+// that the bits do not depend on where the products were computed.
 func (p *Products) Add(q Products) {
 	p.AB += q.AB
 	p.AA += q.AA
 	p.BB += q.BB
 }
 
-// halves are products in two halves, of the elements at even and at odd places, for speed.
+// halves are products in two parts, of the elements at even and at odd indices, for speed.
 type halves struct{ AB, AA, BB [2]float64 }
 
 func (s *halves) sum() Products {
@@ -27,7 +27,7 @@ func productsOf[T float32 | float64](s *halves, a, b []T) {
 	b = b[:len(a)]
 	for ; len(a) >= 2 && len(b) >= 2; a, b = a[2:], b[2:] {
 		x0, y0, x1, y1 := float64(a[0]), float64(b[0]), float64(a[1]), float64(b[1])
-		ab0 += float64(x0 * y0) // the conversions forbid to round product and sum at once, as some machines would
+		ab0 += float64(x0 * y0) // the conversions prevent a fused multiply-add
 		ab1 += float64(x1 * y1)
 		aa0 += float64(x0 * x0)
 		aa1 += float64(x1 * x1)
@@ -43,9 +43,8 @@ func productsOf[T float32 | float64](s *halves, a, b []T) {
 	s.AB, s.AA, s.BB = [2]float64{ab0, ab1}, [2]float64{aa0, aa1}, [2]float64{bb0, bb1}
 }
 
-// Shares are what of each vector goes into the sum: half of both where they point the same way and
-// are of one length, all of both where they are orthogonal. The share of a vector of zeros does not
-// matter.
+// Shares returns the factors of both vectors in the sum: one half each if the vectors are equal,
+// and 1 if they are orthogonal. The factor of a vector of zeros does not matter.
 func (p *Products) Shares() (ofA, ofB float64) {
 	ofA, ofB = 1, 1
 	if p.AA != 0 {
@@ -65,9 +64,9 @@ func adaptiveSum[T float32 | float64](dst, a, b []T, ofA, ofB float64) {
 }
 
 const (
-	AdasumBlock   = 4096              // elements of a block, whose products are summed apart from the others'
-	adasumWidened = 512               // elements of 16 bits that are widened at a time; divides a block
-	AdasumWork    = 8 * adasumWidened // bytes that products and sums of 16-bit floats need
+	AdasumBlock   = 4096              // number of elements of a block, whose products are summed separately
+	adasumWidened = 512               // number of 16-bit elements that are widened at a time; divides AdasumBlock
+	AdasumWork    = 8 * adasumWidened // bytes of work memory for products and sums of 16-bit floats
 )
 
 // AddAdaptively sets dst to the adaptive sum of a and b, which have the same length; dst may be one
@@ -83,7 +82,7 @@ func AddAdaptively(t kernel.Type, dst, a, b, work []byte) {
 	AddShares(t, dst, a, b, ofA, ofB, work)
 }
 
-// BlockProducts are the products of one block, or of the last, shorter one.
+// BlockProducts returns the products of one block; the last block may be shorter.
 func BlockProducts(t kernel.Type, a, b, work []byte) Products {
 	var s halves
 	switch t {

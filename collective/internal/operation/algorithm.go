@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// Algorithm is how an AllReduce is computed over sockets, as that of package collective.
+// Algorithm is the algorithm of an AllReduce over sockets, with the values of Algorithm in package
+// collective.
 type Algorithm uint8
 
 // The algorithms, and how many there are.
@@ -21,7 +22,7 @@ const (
 
 var algorithmNames = [Algorithms]string{"auto", "strict", "doubling", "rabenseifner", "ring", "direct"}
 
-// String is the lower-case name.
+// String returns the lower-case name.
 func (a Algorithm) String() string {
 	if a < Algorithms {
 		return algorithmNames[a]
@@ -29,7 +30,7 @@ func (a Algorithm) String() string {
 	return fmt.Sprintf("algorithm(%d)", uint8(a))
 }
 
-// ParseAlgorithm reads the name of an algorithm; the empty one is Auto.
+// ParseAlgorithm parses the name of an algorithm; the empty name is Auto.
 func ParseAlgorithm(name string) (Algorithm, error) {
 	if name == "" {
 		return Auto, nil
@@ -42,15 +43,15 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 	return Auto, fmt.Errorf("collective: %q is not an algorithm; choose one of %s", name, strings.Join(algorithmNames[:], ", "))
 }
 
-// Shares reports whether the algorithm may run in the memory that the ranks of a host share: the
-// other ones are for sockets.
+// Shares reports whether the algorithm may run in shared memory; the other algorithms use sockets
+// only.
 func (a Algorithm) Shares() bool { return a == Auto || a == Strict }
 
 // Widest is the size in bytes of the largest element.
 const Widest = 8
 
-// Over is the algorithm that n ranks run over sockets for so many bytes: Doubling, Rabenseifner,
-// Ring or Direct.
+// Over returns the algorithm that n ranks run over sockets for the given number of bytes: Doubling,
+// Rabenseifner, Ring or Direct.
 func (a Algorithm) Over(n, bytes int) Algorithm {
 	power := n&(n-1) == 0
 	switch a {
@@ -64,7 +65,7 @@ func (a Algorithm) Over(n, bytes int) Algorithm {
 	}
 	switch a {
 	case Rabenseifner, Ring:
-		if bytes < Widest*n { // a part may be empty, and its ranks would not learn of the call
+		if bytes < Widest*n { // a part may be empty, so that its ranks would not learn of the call
 			return Doubling
 		}
 		if !power {
@@ -83,13 +84,13 @@ func (a Algorithm) Over(n, bytes int) Algorithm {
 
 // Sizes of segments, into which data is cut.
 const (
-	Segment      = 256 << 10 // most bytes of one frame; fits a core's second-level cache with its partner
+	Segment      = 256 << 10 // largest frame in bytes; two of them fit a core's second-level cache
 	smallSegment = 64 << 10
-	perPart      = 2 // segments into which a part is cut where that makes none too small
+	perPart      = 2 // number of segments of a part, unless they would be too small
 )
 
-// SegmentFor is the size of the segments of an AllReduce whose parts have so many bytes. It holds
-// whole elements.
+// SegmentFor returns the size in bytes of the segments of an AllReduce whose parts have the given
+// number of bytes. It is a multiple of the size of every element.
 func SegmentFor(part int) int {
 	return max(smallSegment, min(Segment, part/perPart/Widest*Widest))
 }

@@ -6,7 +6,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Compression is the format in which float32s travel, as the compression of package collective.
+// Compression is the format in which float32 elements are sent, with the values of Compression in
+// package collective.
 type Compression uint8
 
 // The formats, and how many there are.
@@ -17,7 +18,7 @@ const (
 	compressions
 )
 
-// String is the name of the type on the wire.
+// String returns the name of the type on the wire.
 func (c Compression) String() string {
 	switch c {
 	case NotCompressed:
@@ -28,12 +29,12 @@ func (c Compression) String() string {
 	return fmt.Sprintf("compression(%d)", uint8(c))
 }
 
-// Wire is the type on the wire; 0: that of the data.
+// Wire returns the type on the wire; 0: the type of the data.
 func (c Compression) Wire() kernel.Type {
 	return [compressions]kernel.Type{AsFloat16: kernel.Float16, AsBFloat16: kernel.BFloat16}[c]
 }
 
-// Check refuses a compression that there is not, or not for a type.
+// Check returns an error for a compression that does not exist, or not for the type.
 func (c Compression) Check(t kernel.Type) error {
 	switch {
 	case c >= compressions:

@@ -1,6 +1,6 @@
-// Package operation defines what a rank calls: the action, the ops, algorithms and compressions of
-// package collective, as frames and errors have them; which algorithm is the cheapest; and how
-// elements are combined. It is pure.
+// Package operation describes the calls of ranks: the actions, ops, algorithms and compressions of
+// package collective, as used in frames and errors. It also selects the cheapest algorithm and
+// combines elements. It is pure.
 package operation
 
 import (
@@ -23,7 +23,7 @@ const (
 	Barrier
 	BroadcastBytes
 	Subset
-	Share // of memory, while a group is made
+	Share // connects shared memory while a group is made
 	AllReduceAsync
 	AllGatherInto
 	AllToAllInto
@@ -32,7 +32,7 @@ const (
 	AllGatherIntoAsync
 	ReduceScatterIntoAsync
 	Send
-	Recv // Send as the receiver knows it; ranks do not tell each other of it
+	Recv // Send on the receiver; it is never sent to other ranks
 	Actions
 )
 
@@ -40,7 +40,7 @@ var actionNames = [Actions]string{"", "AllReduce", "Broadcast", "AllGather", "Re
 	"BroadcastBytes", "Subset", "Connect", "AllReduceAsync", "AllGatherInto", "AllToAllInto", "ReduceTree",
 	"BroadcastAsync", "AllGatherIntoAsync", "ReduceScatterIntoAsync", "Send", "Recv"}
 
-// String is its name.
+// String returns the name of the action.
 func (a Action) String() string {
 	if a < Actions {
 		return actionNames[a]
@@ -48,7 +48,7 @@ func (a Action) String() string {
 	return fmt.Sprintf("operation %d", uint8(a))
 }
 
-// Descriptor says what a rank has called, so that ranks that call different things notice.
+// Descriptor identifies what a rank has called, so that ranks notice different calls.
 type Descriptor struct {
 	Action    Action
 	Type      kernel.Type
@@ -58,13 +58,13 @@ type Descriptor struct {
 	Count     uint64    // elements; where lengths may differ, those of this sender to this receiver; digest of a Subset's list
 }
 
-// Refused is set in the algorithm of a call whose arguments a rank refuses.
+// Refused is a bit in the Algorithm of a call whose arguments a rank refuses.
 const Refused = 1 << 7
 
-// ElsewhereBit of an AllReduceAsync's root says where the vector lies.
+// ElsewhereBit is set in the Root of an AllReduceAsync whose vector is outside host memory.
 const ElsewhereBit = 1 << 24
 
-// CountsDiffer reports whether ranks may call it together with different counts.
+// CountsDiffer reports whether ranks may call the operation with different counts.
 func (d Descriptor) CountsDiffer() bool {
 	switch d.Action {
 	case AllGather, AllToAll, BroadcastBytes, ReduceTree:
@@ -73,7 +73,7 @@ func (d Descriptor) CountsDiffer() bool {
 	return false
 }
 
-// String is the call as errors print it.
+// String returns the call as printed in errors.
 func (d Descriptor) String() string {
 	if d.Algorithm&Refused != 0 {
 		d.Algorithm &^= Refused
@@ -123,7 +123,7 @@ func (d Descriptor) String() string {
 	return name
 }
 
-// Call is the descriptor as frames have it.
+// Call returns the descriptor in the form used in frames.
 func (d Descriptor) Call() frame.Call {
 	return frame.Call{What: uint64(d.Action) | uint64(d.Type)<<8 | uint64(d.Op)<<16 | uint64(d.Algorithm)<<24 | uint64(uint32(d.Root))<<32,
 		Count: d.Count}
@@ -135,10 +135,10 @@ func Called(c frame.Call) Descriptor {
 		Root: int32(c.What >> 32), Count: c.Count}
 }
 
-// Known reports whether there is such an operation.
+// Known reports whether the operation exists.
 func (d Descriptor) Known() bool { return d.Action > 0 && d.Action < Actions && d.Type < kernel.Types }
 
-// Bytes are those of this rank's tensor, where they are known.
+// Bytes returns the size of this rank's tensor, as far as it is known.
 func (d Descriptor) Bytes() int {
 	if d.Action == Subset {
 		return 0
@@ -146,8 +146,8 @@ func (d Descriptor) Bytes() int {
 	return int(d.Count) * d.Type.Size()
 }
 
-// Judged is the call as the others are told of it: one that this rank refuses matches no valid one,
-// nor one that another rank refuses with a different descriptor.
+// Judged returns the call as sent to the other ranks. A call that this rank refuses (invalid is not
+// nil) matches no valid call, and no call that another rank refuses with a different descriptor.
 func (d Descriptor) Judged(invalid error) Descriptor {
 	if invalid != nil {
 		d.Algorithm |= Refused
@@ -155,7 +155,7 @@ func (d Descriptor) Judged(invalid error) Descriptor {
 	return d
 }
 
-// Refuse is the error of invalid arguments.
+// Refuse returns the error for invalid arguments.
 func (d Descriptor) Refuse(invalid error) error {
 	return fmt.Errorf("collective: %s: %w", d.Action, invalid)
 }

@@ -1,10 +1,10 @@
 package operation
 
-// Method is by which backend and algorithm an operation was computed.
+// Method is the backend and the algorithm of an operation.
 type Method uint8
 
-// The methods. Those of the backends are for operations that have one algorithm there. AllReduces
-// over sockets, and between hosts, have several.
+// The methods. Those named after a backend are for operations that have only one algorithm there.
+// AllReduces over sockets, and between hosts, have several.
 const (
 	AloneOnly Method = iota
 	OverSockets
@@ -27,5 +27,5 @@ var methodNames = [Methods]string{
 	ByLeaders: "leaders", ByWaves: "waves", ByRings: "rings", ByAdasum: "adasum",
 }
 
-// String is the algorithm; empty: the backend has one.
+// String returns the name of the algorithm; empty: the backend has only one.
 func (m Method) String() string { return methodNames[m] }

@@ -6,8 +6,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Neutral is, for each type and operation, the element that changes nothing. For a sum of floating
-// point numbers it is −0, which keeps −0 too. The slices are not changed.
+// Neutral has the neutral element of each type and operation. For a sum of floating point numbers
+// it is −0, so that −0 is preserved. The slices must not be changed.
 var Neutral = [kernel.Types][Ops][]byte{
 	kernel.Float32:  neutralOf[float32](float32(math.Copysign(0, -1)), float32(math.Inf(1)), float32(math.Inf(-1)), 1),
 	kernel.Float64:  neutralOf[float64](math.Copysign(0, -1), math.Inf(1), math.Inf(-1), 1),
@@ -29,7 +29,7 @@ func neutralOf[T any](sum, least, greatest, product T) [Ops][]byte {
 		Adasum: one(sum)}
 }
 
-// FillNeutral fills b with such elements.
+// FillNeutral fills b with neutral elements.
 func FillNeutral(b []byte, t kernel.Type, op Op) {
 	for n := copy(b, Neutral[t][op]); n > 0 && n < len(b); n *= 2 {
 		kernel.Copy(b[n:], b[:n])

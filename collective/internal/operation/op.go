@@ -7,7 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Op is how values are combined, as the op of package collective. The zero value is invalid.
+// Op is the operation that combines values, with the values of Op in package collective. The zero
+// value is invalid.
 type Op uint8
 
 // The ops, and how many there are.
@@ -23,7 +24,7 @@ const (
 
 var opNames = [Ops]string{Sum: "sum", Average: "average", Min: "min", Max: "max", Product: "product", Adasum: "adasum"}
 
-// String is the lower-case name.
+// String returns the lower-case name.
 func (o Op) String() string {
 	if o >= Sum && o < Ops {
 		return opNames[o]
@@ -31,7 +32,7 @@ func (o Op) String() string {
 	return fmt.Sprintf("op(%d)", uint8(o))
 }
 
-// Check refuses an invalid operation on elements of a type.
+// Check returns an error for an operation that is invalid for elements of a type.
 func (o Op) Check(t kernel.Type) error {
 	switch {
 	case o < Sum || o >= Ops:
@@ -42,12 +43,12 @@ func (o Op) Check(t kernel.Type) error {
 	return nil
 }
 
-// Exact reports whether sums and products of a type do not depend on their order.
+// Exact reports whether sums and products of a type are independent of their order.
 func Exact(t kernel.Type) bool {
 	return kernel.Narrow(t) == nil && t != kernel.Float32 && t != kernel.Float64
 }
 
-// CheckParts is Check for an operation whose results are parts of vectors.
+// CheckParts is Check for operations whose results are parts of vectors.
 func (o Op) CheckParts(t kernel.Type) error {
 	if o == Adasum {
 		return errAdasumParts
@@ -55,20 +56,21 @@ func (o Op) CheckParts(t kernel.Type) error {
 	return o.Check(t)
 }
 
-// Kernels are the operations that combine; an average is a sum that is divided when it is complete.
-// Adasum combines no elements.
+// Kernels has the kernel of each op. An average is a sum that is divided when it is complete.
+// Adasum does not combine single elements.
 var Kernels = [Ops]kernel.Op{Sum: kernel.Sum, Average: kernel.Sum, Min: kernel.Min, Max: kernel.Max, Product: kernel.Product,
 	Adasum: kernel.Ops}
 
 // Means reports whether the call is an average that [kernel.Mean] computes, from all operands at
-// once: one whose sums need not fit the type.
+// once: one whose sums may overflow the type.
 func (d Descriptor) Means() bool { return d.Op == Average && kernel.Narrow(d.Type) != nil }
 
-// Combiner sets dst[i] to a[i] combined with b[i], a being of the lower ranks; see
-// [kernel.Combine]. The same code and operand order on every rank keep even NaN payloads equal.
+// Combiner returns the function that sets dst[i] to a[i] combined with b[i], where a is the data of
+// lower ranks; see [kernel.Combine]. The same code and operand order on every rank keep even NaN
+// payloads equal.
 func (d Descriptor) Combiner() func(dst, a, b []byte) { return kernel.Combine(d.Type, Kernels[d.Op]) }
 
-// Divide divides every element by the number of ranks.
+// Divide divides every element of b by n, the number of ranks.
 func (d Descriptor) Divide(b []byte, n int) { kernel.Divide(d.Type)(b, n) }
 
 var errAdasumParts = errors.New("adasum is for AllReduce: it needs whole vectors")

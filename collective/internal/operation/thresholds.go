@@ -1,37 +1,37 @@
 package operation
 
-// Thresholds are sizes of data, in bytes, at which another way to compute becomes the cheapest.
-// They were measured between processes of one machine. Why they exist follows from the model in
-// which a message of b bytes takes α + β·b, and combining them γ·b (Thakur, Rabenseifner, Gropp:
-// Optimization of Collective Communication Operations in MPICH, 2005). With n ranks and b bytes:
+// Thresholds are sizes of data, in bytes, at which another algorithm becomes the cheapest. They
+// were measured between processes of one machine. They follow from a model in which a message of b
+// bytes takes α + β·b, and combining b bytes takes γ·b (Thakur, Rabenseifner, Gropp: Optimization
+// of Collective Communication Operations in MPICH, 2005). With n ranks and b bytes:
 //
 //	Doubling      log2(n)·(α + β·b + γ·b)
 //	Rabenseifner  2·log2(n)·α + 2·(n−1)/n·β·b + (n−1)/n·γ·b
 //	Ring, Direct  2·(n−1)·α   + 2·(n−1)/n·β·b + (n−1)/n·γ·b
 //
-// Doubling wins where α dominates. The others send equally much: Ring wins where its messages are
-// large enough to overlap, since each rank sends to one neighbour alone.
+// Doubling is best where α dominates. The others send the same number of bytes: Ring is best where
+// its messages are large enough to overlap, since each rank sends to one neighbour only.
 var Thresholds = struct {
-	doublingPair int // up to here two ranks exchange all they have by Doubling …
-	doublingMore int // … and more ranks do
-	ringFrom     int // from here a power of two of ranks runs a Ring too
-	OneShot      int // up to here Direct sends everything to all, in one step
+	doublingPair int // up to here two ranks use Doubling …
+	doublingMore int // … and more than two ranks
+	ringFrom     int // from here a power of two of ranks uses Ring too
+	OneShot      int // up to here Direct sends all data to all ranks, in one step
 
-	ThroughOne     int // up to here one rank of each host brings all to the other hosts
-	Wave           int // most bytes of a wave between hosts: while one is on its way, the next is combined …
-	CrowdedWave    int // … and where ranks of a host share cores, so that little overlaps
-	FewWaves       int // less data than so many of Wave is cut into so many shorter ones …
-	LeastOfWave    int // … if each has so many bytes for each rank
-	LargestIfReady int // most bytes that are reduced before it is known that all ranks are ready
+	ThroughOne     int // up to here one rank of each host exchanges all data with the other hosts
+	Wave           int // largest wave between hosts: while one is in flight, the next is combined …
+	CrowdedWave    int // … and the same if ranks of a host share cores, so that little overlaps
+	FewWaves       int // data shorter than this number of waves is cut into this number of shorter waves …
+	LeastOfWave    int // … if each has at least this many bytes for each rank
+	LargestIfReady int // largest data that is reduced before it is known that all ranks are ready
 
-	AdasumAlone      int // up to here all ranks of a host combine whole vectors, since parts take more messages …
+	AdasumAlone      int // up to here all ranks of a host combine whole vectors, since parts need more messages …
 	AdasumThroughOne int // … and so do the first ranks of several hosts
 
-	FoldFew   int // up to so many bytes of all ranks together, each of several hosts folds all values of a ReduceTree
-	FoldPiece int // most bytes of a value of a ReduceTree that are under way within a host at once …
+	FoldFew   int // up to this size of the values of all ranks together, each of several hosts folds all values of a ReduceTree
+	FoldPiece int // largest piece of a value of a ReduceTree in flight within a host …
 	HostPiece int // … and between hosts
 
-	Shared int // from here several connections share a frame
+	Shared int // from here several connections share a frame, if there are several
 }{
 	doublingPair: 32 << 10,
 	doublingMore: 16 << 10,

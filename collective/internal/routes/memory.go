@@ -9,41 +9,42 @@ import (
 	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
-// penance is how long a route that broke is used only if no other is sound.
+// penance is how long a broken route is used only if there is no sound one.
 var penance = retry.Backoff{First: time.Minute, Most: time.Hour}
 
-// Memory is what is known of the routes to other hosts, over all generations. The zero value knows
-// nothing. Any goroutine may call its methods.
+// Memory records the routes to other hosts, over all generations. The zero value is empty. Any
+// goroutine may call its methods.
 type Memory struct {
 	mu    sync.Mutex
 	hosts map[string]*known
 }
 
-// known is what is known of one host.
+// known is what is known about one host.
 type known struct {
-	tried  []netip.Addr // addresses that were measured or could not be
+	tried  []netip.Addr // addresses whose measurement was tried
 	routes []Route
-	kept   netip.Addr // of the best route, as last chosen
+	kept   netip.Addr // address of the best route, as last chosen
 	broken map[netip.Addr]breakage
 }
 
-// breakage is that a route broke. It lasts until the route is found to work after its penance.
+// breakage records that a route broke. It is kept until the route is found to work after its
+// penance.
 type breakage struct {
 	at     time.Time
 	times  int
 	mended bool
 }
 
-// until is when the route may be tried again.
+// until returns when the route may be tried again.
 func (b breakage) until() time.Time {
 	return b.at.Add(penance.After(max(b.times, 1)))
 }
 
-// Choice is the routes to a host that are to be used, the best first.
+// Choice is the routes to a host to be used, the best first.
 type Choice struct {
 	Routes []Route
-	Rails  int // how many of them, from the first, share what is sent
-	Sound  int // how many of them, from the first, have not broken; all where all have
+	Rails  int // number of first routes that share the data sent
+	Sound  int // number of first routes that have not broken; all routes if all have broken
 }
 
 func (m *Memory) of(host string) *known {
@@ -58,8 +59,9 @@ func (m *Memory) of(host string) *known {
 	return k
 }
 
-// Learn adds to what is known of a host: these addresses were tried, and these routes found. What
-// was known of an address that was not found is kept: an attempt to use it tells more.
+// Learn records the result of a measurement of a host: the addresses that were tried and the routes
+// that were found. What was known about an address that was not found is kept: an attempt to use
+// the address will show whether it works.
 func (m *Memory) Learn(now time.Time, host string, tried []netip.Addr, found []Route) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -82,8 +84,8 @@ func (m *Memory) Learn(now time.Time, host string, tried []netip.Addr, found []R
 	}
 }
 
-// Choose returns the routes to a host among these addresses; false where they have to be measured
-// first: some are new, or no route is known that works.
+// Choose returns the routes to a host among these addresses. It returns false if they must be
+// measured first, because some are new or no working route is known.
 func (m *Memory) Choose(host string, addrs []netip.Addr) (Choice, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -108,7 +110,7 @@ func (m *Memory) Choose(host string, addrs []netip.Addr) (Choice, bool) {
 	return Choice{Routes: ordered, Rails: rails, Sound: sounds}, true
 }
 
-// among are the known routes to the addresses that also satisfy a condition.
+// among returns the known routes to the addresses that satisfy a condition.
 func (k *known) among(addrs []netip.Addr, is func(Route) bool) (found []Route) {
 	for _, r := range k.routes {
 		if slices.Contains(addrs, r.Addr) && is(r) {
@@ -123,15 +125,15 @@ func (k *known) isBroken(addr netip.Addr) bool {
 	return is && !b.mended
 }
 
-// Break notes that the route to an address has broken although the host lives. It is used only
-// where there is no other, until it is found to work after a time that grows with each break.
+// Break records that the route to an address has broken although the host lives. The route is used
+// only if there is no other, until it is found to work after a time that grows with each break.
 func (m *Memory) Break(now time.Time, host string, addr netip.Addr) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	k := m.of(host)
 	b := k.broken[addr]
 	if k.isBroken(addr) && now.Sub(b.at) < time.Second {
-		return // several connections have told of one break
+		return // several connections have reported the same break
 	}
 	if now.Sub(b.until()) > penance.Most {
 		b.times = 0
@@ -139,8 +141,8 @@ func (m *Memory) Break(now time.Time, host string, addr netip.Addr) {
 	k.broken[addr] = breakage{at: now, times: b.times + 1}
 }
 
-// Spare returns a route to the host that works, other than those by the interfaces of the route to
-// an address, and whether there is one.
+// Spare returns a working route to the host that shares no interface with the route to an address,
+// and whether there is one.
 func (m *Memory) Spare(host string, addr netip.Addr) (Route, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -157,7 +159,7 @@ func (m *Memory) Spare(host string, addr netip.Addr) (Route, bool) {
 	return Route{}, false
 }
 
-// Stale reports whether addresses of a host should be measured anew when there is time: some could
+// Stale reports whether addresses of a host should be measured again when there is time: some could
 // not be reached, or have broken and may work again.
 func (m *Memory) Stale(now time.Time, host string, addrs []netip.Addr) bool {
 	m.mu.Lock()

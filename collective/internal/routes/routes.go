@@ -16,11 +16,11 @@ import (
 type Route struct {
 	Addr  netip.Addr // of the other host
 	Local netip.Addr // of this host, on the way there
-	// Near is this host's interface and Far the other's. They are unknown where the kernel does not
-	// tell.
+	// Near is this host's interface, and Far the other host's. They are unknown if the kernel does
+	// not report them.
 	Near, Far netif.Card
 	Trip      time.Duration // of the fastest round trip
-	Rate      float64       // bits a second of a short burst; 0: not measured
+	Rate      float64       // bits per second of a short burst; 0: not measured
 }
 
 // String describes the route for logs.
@@ -34,19 +34,19 @@ func (r Route) String() string {
 	return b.String()
 }
 
-// rated is the speed of the slower of both ends' links; 0 where one is unknown.
+// rated returns the speed of the slower of both links; 0 if one is unknown.
 func (r Route) rated() int64 { return min(r.Near.Bits, r.Far.Bits) }
 
 const (
-	// alike is how much faster of two routes one must be to be preferred.
+	// alike is the factor by which one of two routes must be faster to be preferred.
 	alike = 1.25
-	// trust is by how much a burst must contradict the speeds of the links to count more than they
-	// do: on fast links a burst is too short to be exact.
+	// trust is the factor by which a burst must contradict the speeds of the links to count more
+	// than these: on fast links a burst is too short to be exact.
 	trust = 2
-	// tripFactor and tripSlack are by how much a round trip must be longer to count.
+	// tripFactor and tripSlack are how much longer a round trip must be to count as longer.
 	tripFactor, tripSlack = 2, 300 * time.Microsecond
-	// tripMore is how much longer than on the best route a round trip may be on the one that
-	// carries the control channel.
+	// tripMore is how much longer the round trip on the route of the control channel may be than on
+	// the best route.
 	tripMore = time.Millisecond
 )
 
@@ -72,9 +72,9 @@ func preferred(a, b Route) bool {
 	return faster(a, b) || !faster(b, a) && nearer(a, b)
 }
 
-// order sorts routes, the best first, and returns how many at the front are equally good and have
-// no interface in common, so that they can share what is sent. Among equally good ones kept is
-// first, so that a choice does not change without need; then the lower addresses.
+// order sorts routes, the best first, and returns how many of the first are equally good and have
+// no interface in common, so that they can share the data sent. Among equally good routes, the one
+// to kept is first, so that a choice does not change without need; then those with lower addresses.
 func order(all []Route, kept netip.Addr) (ordered []Route, rails int) {
 	rest := slices.Clone(all)
 	slices.SortFunc(rest, func(a, b Route) int {
@@ -111,8 +111,8 @@ func order(all []Route, kept netip.Addr) (ordered []Route, rails int) {
 	return ordered, rails
 }
 
-// separate takes from routes the first and those that have no interface in common with others that
-// are taken, on either host.
+// separate returns in apart the first route and those that have no interface in common with another
+// route in apart, on either host. The rest is in shared.
 func separate(all []Route) (apart, shared []Route) {
 	for _, r := range all {
 		if slices.ContainsFunc(apart, func(o Route) bool { return !distinct(o, r) }) {
@@ -130,9 +130,9 @@ func distinct(a, b Route) bool {
 	return known && a.Near.Name != b.Near.Name && a.Far.Name != b.Far.Name
 }
 
-// Beside returns the best of the ordered routes that has no interface in common with those that
-// share what is sent, or else with the best one, and is about as quick, and whether there is one. A
-// cut of these leaves it intact.
+// Beside returns the best of the ordered routes that has no interface in common with the routes
+// that share the data sent or, if there is no such route, with the best one, and that has a similar
+// round trip; and whether there is one. It survives a cut of those routes.
 func Beside(ordered []Route, rails int) (Route, bool) {
 	for _, used := range []int{rails, min(1, rails)} {
 		for _, r := range ordered[used:] {

@@ -12,27 +12,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoArena says that this process has no memory that others could map: the system refuses it.
+// ErrNoArena reports that the system refuses memory that other processes could map.
 var ErrNoArena = errors.New("shm: no memory that other processes could map")
 
-// arena is the memory of this process that others of the host can map: one memfd as large as the
-// machine's memory. Only pages that were written take any of it.
+// arena is the memory of this process that other processes of the host can map: one memfd as large
+// as the machine's memory. Only pages that were written use memory.
 var arena struct {
 	mu     sync.Mutex
 	failed error
 	free   []extent       // ascending, with used memory between any two
-	used   map[uint64]int // bytes by where they begin
+	used   map[uint64]int // sizes of allocations, by offset
 }
 
-// region is the arena's memory, once there is any.
+// region is the arena's memory; nil before the first use.
 var region atomic.Pointer[mapping]
 
-// extent is from, until but without to, from the beginning of the region.
+// extent is the bytes of the region from offset from up to, but not including, to.
 type extent struct{ from, to uint64 }
 
 func up(n, align uint64) uint64 { return (n + align - 1) &^ (align - 1) }
 
-// room is the size of e after its first address with this alignment.
+// room returns the number of bytes of e after its first address with the given alignment.
 func (e extent) room(align uint64) uint64 { return e.to - min(up(e.from, align), e.to) }
 
 const (
@@ -46,11 +46,10 @@ type arenaHeader struct {
 	nonce [16]byte
 }
 
-// Alloc returns n zero bytes, aligned for every element and to a page, in memory that the other
-// processes of this host can map. AllReduce of large data that all lies in such memory copies less.
-// From 2 MiB on it has huge pages, if there are any, and takes its memory at once. It is not
-// collected as garbage: [Free] gives it back. The error is [ErrNoArena] where the system refuses
-// such memory.
+// Alloc returns n zero bytes, aligned to a page, in memory that the other processes of this host
+// can map. AllReduce copies less if all data is large and in such memory. From 2 MiB on, the memory
+// has huge pages if there are any, and is allocated at once. It is not garbage collected: [Free]
+// releases it. The error is [ErrNoArena] if the system refuses such memory.
 func Alloc(n int) ([]byte, error) {
 	if n < 0 || n > math.MaxInt-page {
 		return nil, fmt.Errorf("shm: no %d bytes", n)
@@ -83,9 +82,9 @@ func Alloc(n int) ([]byte, error) {
 	return own.memory[from : from+uint64(n) : from+uint64(n)], nil
 }
 
-// enlarge makes huge pages of memory that is aligned for them. Whatever the system's setting for
-// shared memory is, it makes them when told to, of pages of which one must be there. Address
-// translation is much faster in huge pages. Without them nothing is lost.
+// enlarge converts memory that is aligned for it to huge pages, in which address translation is
+// much faster. The kernel does this on request whatever the system's setting for shared memory is,
+// if at least one page of each is present. Failures have no effect.
 func enlarge(b []byte) {
 	b = b[:len(b)&^(hugePage-1)]
 	for i := 0; i < len(b); i += hugePage {
@@ -102,8 +101,8 @@ func Owns(b []byte) bool {
 	return ok
 }
 
-// Free gives back what [Alloc] has returned; b must begin where that did. It must not be used
-// afterwards. It panics on other memory.
+// Free releases memory that [Alloc] returned; b must begin at the same address. It must not be used
+// afterwards. Free panics on other memory.
 func Free(b []byte) {
 	arena.mu.Lock()
 	defer arena.mu.Unlock()
@@ -114,7 +113,7 @@ func Free(b []byte) {
 	}
 	delete(arena.used, from)
 	e := extent{from, from + uint64(size)}
-	// Other processes may have it mapped. The next one that gets it finds zeros.
+	// Other processes may have the pages mapped. The next allocation of them must be zero.
 	own := region.Load()
 	if unix.Fallocate(own.file, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(e.from), int64(size)) != nil {
 		clear(own.memory[e.from:e.to])
@@ -136,7 +135,7 @@ func Free(b []byte) {
 	}
 }
 
-// openArena makes the region at its first use. It stays until the process ends.
+// openArena makes the region at its first use. It exists until the process ends.
 func openArena() (*mapping, error) {
 	if m := region.Load(); m != nil || arena.failed != nil {
 		return m, arena.failed
@@ -167,7 +166,7 @@ func newArena() (*mapping, error) {
 	return m, nil
 }
 
-// arenaOffset is where b begins in this process's region, if it lies in there.
+// arenaOffset returns the offset of b in this process's region, if b is in the region.
 func arenaOffset(b []byte) (uint64, bool) {
 	own := region.Load()
 	if own == nil || len(b) == 0 {

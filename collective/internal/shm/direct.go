@@ -6,26 +6,28 @@ import (
 	"fmt"
 )
 
-// Data that lies in the members' arenas needs no slots: all can read all of it where it is. Each
-// member tells in its cell where its data lies, and only if all do is that path taken.
+// Data in the members' arenas needs no slots: all members can read all of it in place. Each member
+// writes the location of its data to its cell. Data is read in place only if the data of all
+// members is in arenas.
 
 const (
-	// directLeast is the least data that is reduced so, in out slots, 4 MiB: slots stay in the
-	// caches, where tensors do not.
+	// directLeast is the least size of data that is reduced in place, as a number of out slots (4
+	// MiB): slots remain in the caches, tensors do not.
 	directLeast = 16
-	// readLeast is the least data that is read where it lies, if nothing is reduced, in out slots.
+	// readLeast is the least size of data that is read in place if nothing is reduced, as a number
+	// of out slots.
 	readLeast = 1
-	// readPiece is how many bytes are copied before the next look at the abort word.
+	// readPiece is the number of bytes copied between two checks of the abort word.
 	readPiece = 256 << 10
 )
 
-// regions is what a member knows of the others' arenas.
+// regions is what a member knows about the others' arenas.
 type regions struct {
-	announced bool // this member's own
-	met       bool // all have tried to map all others'
-	usable    bool // and all could
+	announced bool // this member has announced its arena
+	met       bool // all members have tried to map all arenas
+	usable    bool // all members could map all arenas
 	peers     []*mapping
-	tensors   [][]byte // of the operation under way, by member
+	tensors   [][]byte // of the operation in progress, by member
 }
 
 // regionName is where a member announces its arena.
@@ -34,7 +36,8 @@ type regionName struct {
 	_          [128 - invitationSize]byte
 }
 
-// announceData puts into the cell where data lies: 0, or the place in this process's arena.
+// announceData writes the location of data to the cell: its offset in this process's arena, or 0 if
+// it is not there.
 func (m *Member) announceData(c *cell, data []byte) {
 	at, ok := arenaOffset(data)
 	if ok && !m.regions.announced {
@@ -44,8 +47,8 @@ func (m *Member) announceData(c *cell, data []byte) {
 	binary.LittleEndian.PutUint64(c.data[:], at)
 }
 
-// direct says, after the arrival, whether all data lies in arenas that all can read. All members
-// find the same.
+// direct reports, after the arrival, whether all data is in arenas that all members can read. The
+// result is the same on all members.
 func (m *Member) direct(ctx context.Context, d Desc, data []byte) (bool, error) {
 	for i := range m.areas {
 		if m.where(i) == 0 {
@@ -74,11 +77,11 @@ func (m *Member) direct(ctx context.Context, d Desc, data []byte) (bool, error) 
 	return true, nil
 }
 
-// where is what a member has put into its cell by tell.
+// where returns the location that a member has written to its cell by announceData.
 func (m *Member) where(i int) uint64 { return binary.LittleEndian.Uint64(m.cellOf(i).data[:]) }
 
-// mapArenas maps the others' arenas and agrees with them once whether all could. It takes an
-// arrival of its own, which tells again where data lies.
+// mapArenas maps the others' arenas, and agrees with the others once whether all could. It needs a
+// separate arrival, in which the locations of data are announced again.
 func (m *Member) mapArenas(ctx context.Context, d Desc, data []byte) error {
 	m.regions.peers, m.regions.tensors = make([]*mapping, m.members), make([][]byte, m.members)
 	good := byte(1)
@@ -122,13 +125,13 @@ func (r *regions) close() {
 	}
 }
 
-// allReduceDirect has each member reduce its part straight from the others' data into its own, in
-// rounds, while the others copy from there what is finished. No member writes into the memory of
-// another; this member returns when no other reads its own any more.
+// allReduceDirect makes each member reduce its part directly from the others' data into its own, in
+// rounds, while the others copy finished rounds from there. No member writes to the memory of
+// another. It returns when no other member reads this member's data any more.
 //
 // A member that is aborted may return earlier, and its caller may then change the data while others
-// still read it. They look for an abort after their last read, so none of them takes what it has
-// read for a result.
+// still read it. They check for an abort after their last read, so none of them returns such data
+// as a result.
 func (m *Member) allReduceDirect(ctx context.Context, data []byte, r *Reduction) error {
 	m.split(m.dst, data, r.Size, m.members)
 	last := m.roundsOf(len(m.dst[0]))
@@ -149,9 +152,9 @@ func (m *Member) allReduceDirect(ctx context.Context, data []byte, r *Reduction)
 	return err
 }
 
-// reduceOwn reduces this member's part straight from the others' data into its own. Nothing else
-// becomes of their data before they have arrived at the next operation, with this member, unless
-// they are aborted, for which it looks after its last read.
+// reduceOwn reduces this member's part directly from the others' data into its own. The others do
+// not change their data before all have arrived at the next operation, unless they are aborted;
+// reduceOwn checks for that after its last read.
 func (m *Member) reduceOwn(r *Reduction) error {
 	last := m.roundsOf(len(m.dst[0]))
 	var err error
@@ -166,8 +169,8 @@ func (m *Member) reduceOwn(r *Reduction) error {
 	return err
 }
 
-// meetReading begins an operation in which data is only read, and waits for all. It reports whether
-// all can read all others' where it lies.
+// meetReading begins an operation in which data is only read, and waits for all members. It reports
+// whether all members can read all data in place.
 func (m *Member) meetReading(ctx context.Context, d Desc, data []byte) (direct bool, err error) {
 	c, err := m.begin(ctx)
 	if err != nil {
@@ -176,20 +179,20 @@ func (m *Member) meetReading(ctx context.Context, d Desc, data []byte) (direct b
 	return m.arriveWith(ctx, c, d, data, readLeast)
 }
 
-// gatherDirect copies the others' parts from where they lie, and returns when no other reads this
-// member's own any more.
+// gatherDirect copies the others' parts from their memory, and returns when no other member reads
+// this member's part any more.
 func (m *Member) gatherDirect(ctx context.Context) error {
 	m.in(CopyingOut)
 	m.streams = m.overflow(m.dst)
 	var err error
-	for d := 1; d < m.members && err == nil; d++ { // each begins with another one
+	for d := 1; d < m.members && err == nil; d++ { // each member begins with a different one
 		o := (m.index + d) % m.members
 		err = m.copyFrom(m.dst[o], o, m.offset(o))
 	}
 	return m.endReading(ctx, true, err)
 }
 
-// broadcastDirect copies data of the root from where it lies.
+// broadcastDirect copies data of the root from the root's memory.
 func (m *Member) broadcastDirect(ctx context.Context, data []byte, root int) error {
 	m.in(CopyingOut)
 	m.streams = len(data) >= streamLeast/m.members
@@ -200,7 +203,7 @@ func (m *Member) broadcastDirect(ctx context.Context, data []byte, root int) err
 	return m.endReading(ctx, m.index == root, err)
 }
 
-// copyFrom copies some of a member's data, from a place of it on, once it is complete.
+// copyFrom copies a part of a member's data, from the offset at on, once that is complete.
 func (m *Member) copyFrom(part []byte, of, at int) error {
 	for len(part) > 0 {
 		if m.aborted() {
@@ -212,8 +215,8 @@ func (m *Member) copyFrom(part []byte, of, at int) error {
 	return nil
 }
 
-// endReading ends an operation in which members have read each other's data: where this member's is
-// read, once all are done with it.
+// endReading ends an operation in which members have read each other's data. If this member's data
+// is read, it waits until all have finished.
 func (m *Member) endReading(ctx context.Context, read bool, err error) error {
 	switch {
 	case err != nil:
@@ -245,8 +248,8 @@ func (m *Member) reduceDirect(t int, r *Reduction) error {
 	return nil
 }
 
-// combineDirect reduces one block. All partial results but the last are kept elsewhere, since
-// target is an operand too.
+// combineDirect reduces one block. All partial results but the last are written to other memory,
+// since target is an operand too.
 func (m *Member) combineDirect(target []byte, at int, r *Reduction) {
 	n := len(target)
 	for i := range m.operands {
@@ -255,7 +258,7 @@ func (m *Member) combineDirect(target []byte, at int, r *Reduction) {
 	r.all(target, m.own.out[0][:n], m.operands)
 }
 
-// offset is where a member's part begins in data.
+// offset returns the offset of a member's part in data.
 func (m *Member) offset(i int) int {
 	at := 0
 	for _, part := range m.dst[:i] {
@@ -280,7 +283,7 @@ func (m *Member) takeDirect(ctx context.Context, t int) error {
 	return nil
 }
 
-// awaitReaders waits until all are done with this member's data.
+// awaitReaders waits until all members have finished reading this member's data.
 func (m *Member) awaitReaders(ctx context.Context, value uint64) error {
 	m.publish(&m.own.given.word, value)
 	for i := range m.areas {

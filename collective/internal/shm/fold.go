@@ -6,28 +6,28 @@ import (
 	"fmt"
 )
 
-// Operand is one of the parts that a member of [Member.Fold] has.
+// Operand identifies one of the parts of a member in [Member.Fold].
 type Operand struct{ Member, Number int }
 
-// Folding says how the members' parts make a result.
+// Folding describes how a result is computed from the members' parts.
 type Folding struct {
 	Size     int       // of an element, in bytes
 	Operands []Operand // in the order in which Block gets them
-	Most     int       // parts of one member at most
-	// Block sets target, of at most 16 KiB, to the result of the operands there, which are as long
-	// and do not overlap with it.
+	Most     int       // largest number of parts of one member
+	// Block sets target, of at most 16 KiB, to the result of the operands, which have the same
+	// length and do not overlap with target.
 	Block func(target []byte, operands [][]byte)
 }
 
-// Folds reports whether Fold is possible where a member has so many parts at most.
+// Folds reports whether Fold is possible if no member has more than most parts.
 func (m *Member) Folds(most int) bool {
 	return 8*(most+1) <= m.layout.bank && most <= m.layout.out/line
 }
 
-// Fold computes a result from parts of all members, each as long as the result, and gives it to
-// all: each member computes a share of it. Where parts and results of all members lie in arenas
-// that all can read, it does so straight from where the parts lie, otherwise in slots. Parts stay
-// as they are. Folds must allow it.
+// Fold computes a result from parts of all members, each as long as the result, and gives it to all
+// members: each member computes a share of it. If parts and results of all members are in arenas
+// that all can read, Fold reads the parts in place, otherwise it uses slots. Parts are not changed.
+// Folds must have returned true.
 func (m *Member) Fold(ctx context.Context, d Desc, parts [][]byte, result []byte, f *Folding) error {
 	c, err := m.begin(ctx)
 	if err != nil {
@@ -56,8 +56,8 @@ func (m *Member) Fold(ctx context.Context, d Desc, parts [][]byte, result []byte
 	return m.foldInSlots(ctx, parts, result, f)
 }
 
-// announceParts puts into a bank where parts lie; 0 before them: not all of them are in this
-// process's arena.
+// announceParts writes the locations of parts to a bank, after a word that is 0 if some of them are
+// not in this process's arena.
 func (m *Member) announceParts(bank []byte, parts [][]byte, result []byte) {
 	all := uint64(1)
 	for i, p := range parts {
@@ -70,8 +70,8 @@ func (m *Member) announceParts(bank []byte, parts [][]byte, result []byte) {
 	binary.LittleEndian.PutUint64(bank, all)
 }
 
-// operandsOf finds the operands in the members' memory; nil: some lie elsewhere. All members find
-// the same.
+// operandsOf returns the operands in the members' arenas; nil: some are not in an arena. The result
+// is the same on all members.
 func (m *Member) operandsOf(turn, n int, parts [][]byte, f *Folding) ([][]byte, error) {
 	for i := range m.areas {
 		if binary.LittleEndian.Uint64(m.areas[i].banks[turn]) == 0 {
@@ -94,8 +94,8 @@ func (m *Member) operandsOf(turn, n int, parts [][]byte, f *Folding) ([][]byte, 
 	return all, nil
 }
 
-// foldDirect is allReduceDirect for operands that are not the members' results, so what others have
-// computed of a result is only copied into it.
+// foldDirect is allReduceDirect for operands that are separate from the results, so that shares
+// computed by others are only copied.
 func (m *Member) foldDirect(ctx context.Context, result []byte, operands [][]byte, f *Folding) error {
 	m.split(m.dst, result, f.Size, m.members)
 	m.streams = m.overflow(m.dst)
@@ -136,8 +136,8 @@ func (m *Member) foldRound(t int, operands, blocks [][]byte, f *Folding) error {
 	return nil
 }
 
-// foldInSlots is [Member.exchange] where a member gives several parts: in a section of its in slot
-// they lie one behind the other, and results go back at the place of the first.
+// foldInSlots is [Member.exchange] for members that give several parts: the parts are one after
+// another in a section of the in slot, and the result replaces the first.
 func (m *Member) foldInSlots(ctx context.Context, parts [][]byte, result []byte, f *Folding) error {
 	usual := m.round
 	defer func() { m.round = usual }()
@@ -167,12 +167,12 @@ type slotFold struct {
 	*Member
 	*Folding
 	parts    [][]byte
-	width    int // parts of a section
+	width    int // number of parts in a section
 	operands [][]byte
 }
 
-// part is what a member gives of one of its parts to an owner in round t, and afterwards, in place
-// of the first, the result.
+// part returns the memory for the data of one of a member's parts that it gives to an owner in
+// round t. The memory of the first part later has the result.
 func (s *slotFold) part(member, owner, number, t int) []byte {
 	return s.areas[member].in[t%slots][(owner*s.width+number)*s.round:][:s.round]
 }

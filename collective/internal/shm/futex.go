@@ -20,7 +20,7 @@ const (
 	membarrierIn  = 1 << 2 // MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED
 )
 
-// awaited is struct futex_waitv: a word and the value of it that is waited on.
+// awaited is struct futex_waitv: a word, and the value on which a thread waits.
 type awaited struct {
 	value   uint64
 	address uint64
@@ -32,8 +32,8 @@ func (a *awaited) set(word *uint32, value uint32, flags uint32) {
 	a.value, a.address, a.flags = uint64(value), uint64(uintptr(unsafe.Pointer(word))), futexSize32|flags
 }
 
-// futexWaitAny blocks until one of the words is woken, has another value, or the time has passed
-// (0: no end). The words must stay where they are.
+// futexWaitAny blocks until one of the words is woken or has another value, or until the timeout
+// (0: none). The words must not move.
 func futexWaitAny(words []awaited, timeout time.Duration) unix.Errno {
 	var end *unix.Timespec
 	var ts unix.Timespec
@@ -47,7 +47,7 @@ func futexWaitAny(words []awaited, timeout time.Duration) unix.Errno {
 	return e
 }
 
-// futexWakeAll wakes all that wait on a word of memory that processes share.
+// futexWakeAll wakes all threads that wait on a word of shared memory.
 func futexWakeAll(word *uint32) {
 	unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, futexWakeAny, 0, 0, 0)
 }
@@ -56,12 +56,12 @@ func futexWakePrivate(word *uint32) {
 	unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake|futexPrivate, futexWakeAny, 0, 0, 0)
 }
 
-// haveFutexWaitAny says whether the kernel has futex_waitv, which is of Linux 5.16.
+// haveFutexWaitAny reports whether the kernel has futex_waitv (Linux 5.16).
 func haveFutexWaitAny() bool {
 	return futexWaitAny(nil, 0) == unix.EINVAL
 }
 
-// low is the word's lower half, which futexes look at.
+// low returns the lower half of a word, on which futexes operate.
 func low(word *uint64) *uint32 { return (*uint32)(unsafe.Pointer(word)) }
 
 func gettid() uintptr {
@@ -78,8 +78,8 @@ var joinBarriers = sync.OnceValue(func() bool {
 	return e == 0
 })
 
-// Prepare does what makes a process's first Join long, some 20 ms, so that it is done before an
-// operation needs it.
+// Prepare does the part of a process's first Join that takes long, about 20 ms, before an operation
+// needs it.
 func Prepare() { joinBarriers() }
 
 // membarrierGlobal makes every store that a running thread of a process that has called

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// Broadcast replaces data by that of the member root.
+// Broadcast replaces data by the data of the member root.
 func (m *Member) Broadcast(ctx context.Context, d Desc, data []byte, root int) error {
 	if len(data) > m.layout.bank {
 		return m.broadcastLong(ctx, d, data, root)
@@ -31,16 +31,16 @@ func (m *Member) Broadcast(ctx context.Context, d Desc, data []byte, root int) e
 	return nil
 }
 
-// Posts reports whether Post of so many bytes is possible: every other member has called the last
-// operation of this one, and they fit. It and Post belong to this member's operations, which do not
-// overlap.
+// Posts reports whether Post of the given number of bytes is possible: every other member must have
+// called this member's last operation, and the bytes must fit a bank. Posts and Post must not
+// overlap with other operations of this member.
 func (m *Member) Posts(bytes int) bool {
 	if m.closed || m.round == 0 || bytes > m.layout.bank {
 		return false
 	}
 	for i := range m.areas {
-		// A member that has called an operation no longer needs what the one before it left in
-		// cells and banks, which are used in turn.
+		// A member that has called an operation no longer needs the data of the previous operation
+		// in cells and banks, which are used in turn.
 		if i != m.index && atomic.LoadUint64(&m.cellOf(i).seq) < m.op {
 			return false
 		}
@@ -48,8 +48,8 @@ func (m *Member) Posts(bytes int) bool {
 	return true
 }
 
-// Post is Broadcast of this member's data that does not wait for the others, where Posts allows it.
-// The others call Broadcast. Where their calls differ they notice alone.
+// Post is Broadcast of this member's data without waiting for the others, who call Broadcast. Posts
+// must have returned true. If the calls differ, only the others notice.
 func (m *Member) Post(ctx context.Context, d Desc, data []byte) error {
 	c, err := m.begin(ctx)
 	if err != nil {
@@ -61,7 +61,7 @@ func (m *Member) Post(ctx context.Context, d Desc, data []byte) error {
 	return nil
 }
 
-// broadcastLong is Broadcast of data that no bank has room for.
+// broadcastLong is Broadcast of data that does not fit a bank.
 func (m *Member) broadcastLong(ctx context.Context, d Desc, data []byte, root int) error {
 	direct, err := m.meetReading(ctx, d, data)
 	switch {
@@ -74,8 +74,8 @@ func (m *Member) broadcastLong(ctx context.Context, d Desc, data []byte, root in
 	return m.exchangeOne(ctx)
 }
 
-// exchangeOne is exchange where a single member has a part of dst, which moves alone: its rounds
-// are as long as those of all parts together.
+// exchangeOne is exchange for a dst of which only one member has a part. A round of that part is as
+// long as a round of all parts together.
 func (m *Member) exchangeOne(ctx context.Context) error {
 	usual := m.round
 	defer func() { m.round = usual }()
@@ -83,7 +83,8 @@ func (m *Member) exchangeOne(ctx context.Context) error {
 	return m.exchange(ctx, nil, true)
 }
 
-// storeSmall puts data that is small enough into a cell, or into a bank. Otherwise it does nothing.
+// storeSmall copies data into a cell or, if it does not fit, into a bank. It does nothing if data
+// fits neither.
 func (m *Member) storeSmall(cell, bank, data []byte) {
 	switch {
 	case len(data) <= len(cell):
@@ -93,7 +94,7 @@ func (m *Member) storeSmall(cell, bank, data []byte) {
 	}
 }
 
-// loadSmall gets what storeSmall has put there.
+// loadSmall reads data that storeSmall has written.
 func (m *Member) loadSmall(data, cell, bank []byte) {
 	if len(data) <= len(cell) {
 		copy(data, cell)
@@ -102,10 +103,10 @@ func (m *Member) loadSmall(data, cell, bank []byte) {
 	}
 }
 
-// AllGather gives every member's own data to all. The lengths may differ: place, which is called on
-// every member once all lengths are known, returns for each other member a buffer of just that
-// length; it must not keep lengths. Its error is returned, and the caller aborts then, since the
-// others do not know of it.
+// AllGather gives every member's own data to all members. The lengths may differ: place is called
+// on every member when all lengths are known, and returns for each other member a buffer of exactly
+// that length; it must not keep lengths. AllGather returns an error of place; the caller must then
+// abort, since the others do not know of the error.
 func (m *Member) AllGather(ctx context.Context, d Desc, own []byte, place func(lengths []int) ([][]byte, error)) error {
 	c, err := m.begin(ctx)
 	if err != nil {
@@ -146,7 +147,8 @@ func (m *Member) AllGather(ctx context.Context, d Desc, own []byte, place func(l
 	return nil
 }
 
-// setLength notes how long what a member tells of is.
+// setLength records the announced length n of a member's data. It returns an error if the length is
+// impossible.
 func (m *Member) setLength(i, member int, n uint64) error {
 	if n > math.MaxInt {
 		return fmt.Errorf("shm: member %d announces %d bytes", member, n)
@@ -155,7 +157,7 @@ func (m *Member) setLength(i, member int, n uint64) error {
 	return nil
 }
 
-// placed gets the buffers for what m.lengths tells.
+// placed returns the buffers that place returns for m.lengths, and checks their lengths.
 func (m *Member) placed(place func(lengths []int) ([][]byte, error)) ([][]byte, error) {
 	buffers, err := place(m.lengths)
 	if err != nil {
@@ -172,11 +174,11 @@ func (m *Member) placed(place func(lengths []int) ([][]byte, error)) ([][]byte, 
 	return buffers, nil
 }
 
-// AllToAll gives parts[i] to member i; the own part stays where it is. Place is as in AllGather,
-// for what the others give to this member.
+// AllToAll gives parts[i] to member i; this member's own part is not moved. place is as in
+// AllGather, for the parts that the others give to this member.
 //
-// Each member lays out the lengths of its parts in a bank, and the parts behind them if there is
-// room. Otherwise they go through its in slots, whose sections other members read.
+// Each member writes the lengths of its parts to a bank, followed by the parts if they fit.
+// Otherwise the parts are moved through its in slots, whose sections the other members read.
 func (m *Member) AllToAll(ctx context.Context, d Desc, parts [][]byte, place func(lengths []int) ([][]byte, error)) error {
 	if len(parts) != m.members {
 		return fmt.Errorf("shm: %d parts for %d members", len(parts), m.members)
@@ -233,7 +235,7 @@ func (m *Member) storeParts(bank []byte, parts [][]byte) {
 	for i, p := range parts {
 		n := len(p)
 		if i == m.index {
-			n = 0 // it goes nowhere
+			n = 0 // the own part is not moved
 		}
 		binary.LittleEndian.PutUint64(bank[8*i:], uint64(n))
 	}
@@ -248,7 +250,7 @@ func (m *Member) storeParts(bank []byte, parts [][]byte) {
 	}
 }
 
-// partIn is where part i begins in a bank of AllToAll, if all parts lie there.
+// partIn returns the offset of part i in a bank of AllToAll, if all parts are in the bank.
 func (m *Member) partIn(bank []byte, i int) (int, bool) {
 	at, found := 8*m.members, 0
 	for j := range m.members {
@@ -264,8 +266,8 @@ func (m *Member) partIn(bank []byte, i int) (int, bool) {
 	return found, true
 }
 
-// exchangeParts moves src through the own in slots, and the others' sections for this member to
-// dst. What is said at [Member.exchange] holds: the counter reduced says here that this member has
+// exchangeParts moves src through this member's in slots, and the others' sections for this member
+// to dst. The rules of [Member.exchange] apply; the counter reduced means here that this member has
 // read its sections of the others' slots.
 func (m *Member) exchangeParts(ctx context.Context, longest int) error {
 	last := m.roundsOf(longest)

@@ -7,31 +7,31 @@ import (
 )
 
 const (
-	// maxMembers is the most that a segment can have.
+	// maxMembers is the largest number of members of a segment.
 	maxMembers = 512
 
-	magic    = 0x6876647368610002 // with the version of this layout
+	magic    = 0x6876647368610002 // includes the version of the layout
 	page     = 4096
 	hugePage = 2 << 20
 	line     = 64
-	cells    = 4  // of a member, used in turn
+	cells    = 4  // number of cells of a member, used in turn
 	payload  = 40 // bytes of data in a cell
-	slots    = 2  // in and out slots of a member, used in turn
+	slots    = 2  // number of in slots, and of out slots, of a member, used in turn
 
-	maxBank = 64 << 10  // most bytes that are exchanged at once
-	maxSlot = 4 << 20   // most bytes of an in slot or an out slot
-	maxIn   = 512 << 20 // most bytes of all in slots of one turn
+	maxBank = 64 << 10  // largest bank, in bytes
+	maxSlot = 4 << 20   // largest in slot or out slot, in bytes
+	maxIn   = 512 << 20 // largest sum of the in slots of one turn, in bytes
 )
 
-// cell is one line: a member that sees seq sees all the rest with it.
+// cell is one cache line: a member that sees seq also sees the rest.
 type cell struct {
 	data [payload]byte
 	desc Desc
 	seq  uint64
 }
 
-// header is the first page of a segment. All but abort and first is written before another process
-// maps it.
+// header is the first page of a segment. Everything but abort and first is written before another
+// process maps the segment.
 type header struct {
 	magic   uint64
 	members uint64
@@ -45,24 +45,24 @@ type header struct {
 	_       [120]byte
 }
 
-// control is what a member tells the others, apart from data.
+// control is what a member publishes to the others, except data.
 type control struct {
 	cells    [cells]spacedCell
-	given    counter // rounds of which this member's in slot is filled
-	reduced  counter // rounds of which it has reduced its part, or filled its out slot
-	sleepers uint32  // how many members sleep until a word of this one changes; they write it
+	given    counter // number of rounds for which this member's in slot is filled
+	reduced  counter // number of rounds for which it has reduced its part, or filled its out slot
+	sleepers uint32  // number of members that sleep until a word of this one changes; written by them
 	_        [124]byte
-	relaxed  uint32 // whether the member can make the others' stores seen before it sleeps
-	core     uint32 // on which the member was seen last, from 1; 0: not yet
+	relaxed  uint32 // whether the member can make the others' stores visible before it sleeps
+	core     uint32 // core on which the member last ran, from 1; 0: unknown
 	_        [120]byte
-	cores    cpuSet // that the member may run on
+	cores    cpuSet // cores on which the member may run
 	region   regionName
 	robust   robustHead
 	_        [104]byte
 	wires    [maxMembers]wire // by watching member
 }
 
-// spacedCell and counter take two lines each, since processors fetch lines in pairs.
+// spacedCell and counter occupy two cache lines each, since processors fetch lines in pairs.
 type spacedCell struct {
 	cell
 	_ [line]byte
@@ -73,13 +73,13 @@ type counter struct {
 	_    [120]byte
 }
 
-// layout is where things are in a segment.
+// layout is the layout of a segment.
 type layout struct {
 	members       int
 	bank, in, out int
 }
 
-// newLayout chooses the sizes.
+// newLayout returns the layout for a number of members.
 func newLayout(members int) layout {
 	l := layout{members: members, bank: 16 << 10, out: 256 << 10}
 	for l.out > line && (l.out*members > maxSlot || l.out*members*members > maxIn) {
@@ -103,7 +103,7 @@ func (l layout) check() error {
 
 func pages(n int) int { return (n + page - 1) &^ (page - 1) }
 
-// area is the size of one member's part.
+// area returns the size of one member's area, in bytes.
 func (l layout) area() int {
 	return pages(int(unsafe.Sizeof(control{}))) + 2*pages(l.bank) + slots*(pages(l.in)+pages(l.out))
 }

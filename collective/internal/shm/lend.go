@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Time slices, in nanoseconds, which Linux honours since 6.12. They differ so that the threads that
-// have them can be told apart.
+// Time slices, in nanoseconds, which Linux supports since 6.12. They differ so that the two kinds
+// of threads can be distinguished.
 const (
 	wireSlice = 100_000 // of a tripwire's thread
-	userSlice = 101_000 // of a thread that waits for members, where these share cores
+	userSlice = 101_000 // of a thread that waits for members, if members share cores
 )
 
-// withSlice gives a thread, 0 for this one, a time slice and returns what it had before; nil where
-// it is left as it is.
+// withSlice sets the time slice of a thread, 0 for this one, and returns its previous attributes;
+// nil if it changed nothing.
 func withSlice(thread int, slice uint64) *unix.SchedAttr {
 	usual, err := unix.SchedGetAttr(thread, 0)
 	if err != nil || usual.Policy != unix.SCHED_NORMAL || usual.Runtime == slice {
@@ -30,8 +30,8 @@ func withSlice(thread int, slice uint64) *unix.SchedAttr {
 	return usual
 }
 
-// borrowed is the threads of this process whose time slices are short for as long as there are
-// members that share cores. They are the program's, and get back what they had.
+// borrowed is the threads of this process whose time slices are short while there are members that
+// share cores. The threads belong to the program, and their slices are restored afterwards.
 var borrowed threads
 
 type threads struct {
@@ -40,7 +40,8 @@ type threads struct {
 	usual map[int]*unix.SchedAttr // by thread
 }
 
-// borrow gives this thread a short slice on behalf of a member; first for the first time.
+// borrow gives this thread a short slice on behalf of a member. first: it is the member's first
+// call.
 func (b *threads) borrow(first bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -55,9 +56,9 @@ func (b *threads) borrow(first bool) {
 	}
 }
 
-// giveBack is the end of a member that has borrowed. With the last one the threads get back what
-// they had, and so do those that they have started, which inherit the slice. A thread that has been
-// given something else meanwhile keeps that.
+// giveBack is called when a member that has borrowed ends. When the last one ends, it restores the
+// slices of the threads, and of threads that they have started, which inherit the slice. A thread
+// whose slice was changed otherwise meanwhile keeps it.
 func (b *threads) giveBack() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -72,7 +73,7 @@ func (b *threads) giveBack() {
 	b.usual = nil
 	all, err := os.ReadDir("/proc/self/task")
 	if err != nil {
-		return // then there are those alone that are known
+		return // then only the known threads are restored
 	}
 	for _, task := range all {
 		if thread, err := strconv.Atoi(task.Name()); err == nil {
@@ -84,13 +85,13 @@ func (b *threads) giveBack() {
 func restore(thread int, usual *unix.SchedAttr) {
 	now, err := unix.SchedGetAttr(thread, 0)
 	if err == nil && now.Policy == unix.SCHED_NORMAL && now.Runtime == userSlice {
-		back := *now // with a niceness that it has got meanwhile
+		back := *now // keep a niceness that was set meanwhile
 		back.Runtime = usual.Runtime
-		_ = unix.SchedSetAttr(thread, &back, 0) // it may have ended
+		_ = unix.SchedSetAttr(thread, &back, 0) // the thread may have ended
 	}
 }
 
-// affinity is how this thread's cores are read and set.
+// affinity reads and sets the cores of this thread.
 type affinity struct {
 	get, set func(*unix.CPUSet) error
 }
@@ -100,8 +101,8 @@ var ownAffinity = affinity{
 	set: func(s *unix.CPUSet) error { return unix.SchedSetaffinity(0, s) },
 }
 
-// move brings this thread to one of the cores, and leaves it free to run on all that were its own
-// before. A choice of cores that was made for the thread meanwhile holds.
+// move moves this thread to one of the cores in to, and then allows it again all the cores that it
+// had before. It keeps a choice of cores that was made for the thread meanwhile.
 func (a affinity) move(to, all *unix.CPUSet) bool {
 	var now unix.CPUSet
 	if a.get(&now) != nil || now != *all || a.set(to) != nil {

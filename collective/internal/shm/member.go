@@ -14,17 +14,17 @@ import (
 )
 
 // ErrAborted is returned by operations after a member has died or has called [Member.Abort]. The
-// segment is of no more use.
+// segment cannot be used any more.
 var ErrAborted = errors.New("shm: aborted")
 
 // errClosed is returned by operations after Close.
 var errClosed = errors.New("shm: the member has left")
 
-// MismatchError says that two members have called different operations. Both get one; others get
-// either.
+// MismatchError reports that two members have called different operations. Both get an error that
+// names the other; the remaining members get either.
 type MismatchError struct {
-	Member int  // who has
-	Desc   Desc // what it has called
+	Member int  // the other member
+	Desc   Desc // the call of that member
 }
 
 // Error names the member.
@@ -32,34 +32,34 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("shm: member %d has called another operation (%x)", e.Member, e.Desc)
 }
 
-// LeftError says that a member has left without having called the operation.
+// LeftError reports that a member has left without calling the operation.
 type LeftError struct{ Member int }
 
 // Error names the member.
 func (e *LeftError) Error() string { return fmt.Sprintf("shm: member %d has left", e.Member) }
 
-// Desc identifies what a member has called, in two words that the caller chooses. It must tell
-// everything in which the members' calls have to be equal, the lengths of data and the reduction
-// included.
+// Desc identifies what a member has called, in two words that the caller chooses. It must contain
+// everything that must be equal in the members' calls, including the lengths of data and the
+// reduction.
 type Desc [2]uint64
 
-// Reduction says how data is combined.
+// Reduction describes how data is combined.
 type Reduction struct {
-	// Size is that of an element, in bytes: 1, 2, 4 or 8. Data holds whole elements and is aligned
-	// for them.
+	// Size is the size of an element in bytes: 1, 2, 4 or 8. Data consists of whole elements and is
+	// aligned for them.
 	Size int
-	// Combine sets dst[i] to a[i] combined with b[i], a being of lower members. dst may be a or b.
-	// The lengths are equal.
+	// Combine sets dst[i] to a[i] combined with b[i], where a is the data of lower members. dst may
+	// be a or b. The lengths are equal.
 	Combine func(dst, a, b []byte)
-	// Finish, if not nil, is run once over each element of a finished reduction.
+	// Finish, if not nil, is applied once to each element of a complete reduction.
 	Finish func(b []byte)
-	// Mean, if not nil, stands for both where there are several members: it sets dst to what the
-	// operands of all members make, in their order. dst may be one of them.
+	// Mean, if not nil, replaces both if there are several members: it sets dst to the reduction of
+	// the operands of all members, in order. dst may be one of them.
 	Mean func(dst []byte, operands [][]byte)
 }
 
-// all sets dst to the reduction of the members' operands. Partial results go to partial, which may
-// be dst where that is no operand but the first or the second.
+// all sets dst to the reduction of the members' operands. Partial results are written to partial,
+// which may be dst unless dst is an operand other than the first or the second.
 func (r *Reduction) all(dst, partial []byte, operands [][]byte) {
 	last := len(operands) - 1
 	if r.Mean != nil && last > 0 {
@@ -82,8 +82,8 @@ func (r *Reduction) all(dst, partial []byte, operands [][]byte) {
 	}
 }
 
-// Member is this process's part in a segment, or one of them. Operations of one member must not
-// overlap; Abort may be called at any time.
+// Member is a member of a segment in this process. Operations of one member must not overlap; Abort
+// may be called at any time.
 type Member struct {
 	*Segment
 	position
@@ -98,14 +98,14 @@ type Member struct {
 
 	thread uintptr // see shortenSlices; 0: none yet
 
-	gone       [maxMembers]atomic.Bool // members that have left, as this process was told
-	departures uint32                  // how many times; sleepers wake when it changes
+	gone       [maxMembers]atomic.Bool // members that have left, as reported by Gone
+	departures uint32                  // number of calls of Gone; sleepers wake when it changes
 
-	life   sync.RWMutex // held for reading while Abort touches the memory
+	life   sync.RWMutex // held for reading while Abort accesses the memory
 	closed bool
 }
 
-// underWay is of the operation, or block, under way, kept for its memory.
+// underWay is the state of the current operation or block, kept to reuse its memory.
 type underWay struct {
 	regions  regions
 	lengths  []int
@@ -113,15 +113,15 @@ type underWay struct {
 	src, dst [][]byte // by member
 }
 
-// position is which member this one is. It does not change.
+// position identifies this member. It does not change.
 type position struct {
 	index, members int
 	areas          []area // by member
 	own            area
-	watched        []int // members whose deaths this one sees, and that see its own
+	watched        []int // members whose deaths this member watches, and that watch its own
 }
 
-// pace is how a member waits for others.
+// pace determines how a member waits for others.
 type pace struct {
 	oversubscribed bool          // more members than cores
 	sleepFactor    int           // factor of the length of a sleep, see sleep
@@ -131,31 +131,31 @@ type pace struct {
 	turn           uint32        // see beforeLook
 	waited         time.Duration // see Waited
 	waits          uint
-	moved          uint // waits when moveApart moved this member
-	far            bool // moveApart is to move it to any memory node the next time
+	moved          uint // value of waits when moveApart last moved this member
+	far            bool // the next moveApart may move it to any memory node
 }
 
 // stopwatch measures the phases of operations.
 type stopwatch struct {
 	times *Times // see Watch
-	phase Phase  // under way
+	phase Phase  // the current phase
 	since time.Time
 }
 
-// progress counts what a member has done.
+// progress counts the rounds of a member.
 type progress struct {
-	round  int // most bytes of one part that move in one round
+	round  int // largest number of bytes of one part that are moved in one round
 	op     uint64
 	rounds uint64 // of all operations so far
 
 	streams bool // see copyOut
 }
 
-// Join makes this process the member with this index, 0 to the number of members − 1, which no
-// other process uses. It starts a thread that calls lost, which may be nil, once for each member
-// that dies, one after another; the members' operations have been released then. Join does not wait
-// for the other members. It fails where the kernel has no futex_waitv (before Linux 5.16). The
-// segment is closed by Close of the member or by Join's failure.
+// Join makes this process the member with the given index, from 0 to the number of members − 1,
+// which no other process uses. It starts a thread that calls lost, which may be nil, once for each
+// member that dies, one call at a time, after the members' operations have been aborted. Join does
+// not wait for the other members. It fails if the kernel has no futex_waitv (before Linux 5.16).
+// Close of the member, or a failed Join, closes the segment.
 func (s *Segment) Join(index int, lost func(index int)) (*Member, error) {
 	if !s.take() {
 		return nil, errors.New("shm: the segment is closed or joined")
@@ -200,32 +200,32 @@ func (s *Segment) join(index int, lost func(index int)) (*Member, error) {
 	return m, nil
 }
 
-// Index is the member's number.
+// Index returns the member's index.
 func (m *Member) Index() int { return m.index }
 
-// Members is how many there are.
+// Members returns the number of members.
 func (m *Member) Members() int { return m.members }
 
-// Meanwhile makes the member call move again and again while it waits for others in an operation:
-// it is for what they may need of this process, besides the operation, before they come to theirs.
-// It moves what can be moved at once, and reports whether that was anything, whether more may be
-// due at any moment, and within what time it is to be called again: 0 where nothing is left. No
-// operation may be under way.
+// Meanwhile makes the member call move repeatedly while it waits for others in an operation. It is
+// for data outside the segment that the others may need from this process before they can continue.
+// move must not block. It reports whether it moved anything, whether more may be due at any moment,
+// and within what time it must be called again; 0: nothing is left. No operation may be in
+// progress.
 func (m *Member) Meanwhile(move func() (moved, due bool, within time.Duration)) { m.other = move }
 
-// Waited returns for how long the member has waited since the last call of Waited, in waits in
-// which it gave its core away and moved nothing. No operation may be under way.
+// Waited returns how long the member has waited since the last call of Waited. Only waits in which
+// it yielded its core and moved nothing count. No operation may be in progress.
 func (m *Member) Waited() time.Duration {
 	waited := m.waited
 	m.waited = 0
 	return waited
 }
 
-// Met makes the member call met whenever all members have called the operation under way. None may
-// be under way at the call of Met.
+// Met makes the member call met in each operation, when all members have called it. No operation
+// may be in progress.
 func (m *Member) Met(met func()) { m.met = met }
 
-// Abort makes the operations under way and all later ones of every member return [ErrAborted]. It
+// Abort makes the operations in progress and all later ones of every member return [ErrAborted]. It
 // may be called from any goroutine and more than once; after Close it does nothing.
 func (m *Member) Abort() {
 	m.life.RLock()
@@ -243,9 +243,10 @@ func (m *Member) Aborted() bool {
 	return !m.closed && m.aborted()
 }
 
-// Gone says that another member has called Close, or will, and calls no more operations: those that
-// need it, the one under way too, return a [*LeftError]. What it has called before can still be
-// finished. It may be called from any goroutine; after Close it does nothing.
+// Gone records that another member has called Close, or will call it, and calls no more operations.
+// Operations that need it, including the one in progress, return a [*LeftError]; operations that it
+// has already called can still finish. It may be called from any goroutine; after Close it does
+// nothing.
 func (m *Member) Gone(index int) {
 	m.life.RLock()
 	defer m.life.RUnlock()
@@ -257,9 +258,9 @@ func (m *Member) Gone(index int) {
 	futexWakePrivate(&m.departures)
 }
 
-// Close leaves. The others do not take that for a death, and it releases none that wait for this
-// member, which is what Gone is for. No operation of this member may be under way. It waits for the
-// member's thread; from within lost it must not be called.
+// Close leaves the segment. The others do not count that as a death, and it does not wake members
+// that wait for this one; that needs Gone. No operation of this member may be in progress. Close
+// waits for the member's thread, so it must not be called from within lost.
 func (m *Member) Close() error {
 	m.life.Lock()
 	was := m.closed
@@ -280,7 +281,7 @@ func (m *Member) Close() error {
 // cpuSet has a bit for each core.
 type cpuSet [16]uint64
 
-// coresOf finds on which cores this process may run.
+// coresOf sets s to the cores on which this process may run.
 func coresOf(s *cpuSet) {
 	var set unix.CPUSet
 	if unix.SchedGetaffinity(0, &set) != nil {
@@ -303,7 +304,8 @@ func (s *cpuSet) count() int {
 	return n
 }
 
-// begin starts an operation: the member's own cell, to be filled and given to arrive.
+// begin starts an operation. It returns the member's own cell, which the caller fills and passes to
+// arrive.
 func (m *Member) begin(ctx context.Context) (*cell, error) {
 	if m.closed {
 		return nil, errClosed
@@ -318,9 +320,9 @@ func (m *Member) begin(ctx context.Context) (*cell, error) {
 	return &m.own.cells[m.op%cells].cell, nil
 }
 
-// arrive publishes the cell and waits for all others'. When it returns, all members have called
-// this operation, have done with the one before, and have told what is in their cells, which stay
-// as they are until this member has arrived at three more.
+// arrive publishes the cell and waits for the cells of all others. When it returns, all members
+// have called this operation and finished the previous one. Their cells do not change until this
+// member has arrived at three more operations.
 func (m *Member) arrive(ctx context.Context, c *cell, d Desc) error {
 	c.desc = d
 	m.publish(&c.seq, m.op)
@@ -351,10 +353,11 @@ func (m *Member) arrive(ctx context.Context, c *cell, d Desc) error {
 	return nil
 }
 
-// cellOf is a member's cell of the operation under way.
+// cellOf returns a member's cell for the operation in progress.
 func (m *Member) cellOf(i int) *cell { return &m.areas[i].cells[m.op%cells].cell }
 
-// meet compares the members' cores and abilities, once all have arrived. All get the same result.
+// meet compares the members' cores and capabilities, once all have arrived. The result is the same
+// on all members.
 func (m *Member) meet() {
 	var union cpuSet
 	relaxed := true

@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The memory of a member lies on the memory node on which the member writes it first: all of its
-// area but what of the control part others write, its arena, and its tensors. So a member that
-// moves to another core stays on its node where it can.
+// The memory of a member is on the memory node on which the member first writes it: its area,
+// except the words of control that others write, its arena, and its tensors. So a member that moves
+// to another core stays on its node if possible.
 
-// nodes are the cores of each memory node; nil where the system does not tell, or has one node.
+// nodes are the cores of each memory node; nil if unknown, or if there is only one node.
 type nodes []unix.CPUSet
 
 var systemNodes = sync.OnceValue(func() nodes { return readNodes(os.DirFS("/sys/devices/system/node")) })
 
-// readNodes reads the nodes of a system from its directory of them.
+// readNodes reads the memory nodes from the system's directory of nodes.
 func readNodes(dir fs.FS) (all nodes) {
 	names, _ := fs.Glob(dir, "node[0-9]*") // the pattern is valid
 	for _, name := range names {
@@ -32,7 +32,7 @@ func readNodes(dir fs.FS) (all nodes) {
 		if !ok {
 			return nil
 		}
-		if set.Count() > 0 { // others have memory alone
+		if set.Count() > 0 { // other nodes have only memory
 			all = append(all, set)
 		}
 	}
@@ -64,8 +64,7 @@ func parseCores(text string) (set unix.CPUSet, ok bool) {
 	return set, true
 }
 
-// near are those of some cores that are on the node of a core; all of them where the node is not
-// known.
+// near returns the cores in cores that are on the node of core; all of them if the node is unknown.
 func (n nodes) near(core int, cores unix.CPUSet) unix.CPUSet {
 	for i := range n {
 		if !n[i].IsSet(core) {
@@ -79,8 +78,8 @@ func (n nodes) near(core int, cores unix.CPUSet) unix.CPUSet {
 	return cores
 }
 
-// others are the cores, of all of a thread's, to which it moves from one that it shares with
-// another member: of its node, or with far of any.
+// others returns the cores, among all cores of a thread, to which the thread may move from the core
+// here: the other cores of its node or, if far is true, of any node.
 func (n nodes) others(here int, all unix.CPUSet, far bool) unix.CPUSet {
 	near := n.near(here, all)
 	near.Clear(here)
@@ -92,9 +91,9 @@ func (n nodes) others(here int, all unix.CPUSet, far bool) unix.CPUSet {
 
 const coreBits = len(unix.CPUSet{}) * 64
 
-// roomiest is the core, of all of a thread's, with the fewest members on it, if these are at least
-// two fewer than on the thread's core; of its node, or where all are full there of any. Without one
-// it is the thread's core.
+// roomiest returns the core, among all cores of a thread, with the fewest members, if it has at
+// least two members fewer than the thread's core. It prefers cores of the thread's node. If there
+// is no such core, it returns the thread's core.
 func (n nodes) roomiest(here int, all unix.CPUSet, on *[coreBits]uint16) int {
 	for _, cores := range [...]unix.CPUSet{n.near(here, all), all} {
 		best := here

@@ -2,29 +2,29 @@ package shm
 
 import "time"
 
-// Phase is what a member does in an operation.
+// Phase is a phase of an operation on a member.
 type Phase int
 
-// The phases. In rounds each comes many times.
+// The phases. An operation of many rounds has each phase many times.
 const (
-	CopyingIn  Phase = iota // to where others can read it
+	CopyingIn  Phase = iota // into memory that others can read
 	Waiting                 // for other members
-	Reducing                // with the copy into the own result
-	CopyingOut              // from where others have put it
+	Reducing                // including the copy into the own result
+	CopyingOut              // from memory that others have written
 	phases
 )
 
-// Times are how long each phase has taken.
+// Times is the duration of each phase.
 type Times [phases]time.Duration
 
-// Watch adds the durations of phases to times from now on, which begins with CopyingIn; nil ends
-// that and the last phase. No operation may be under way.
+// Watch makes the member add the durations of phases to times from now on, beginning with
+// CopyingIn. A nil times ends the last phase and the measurement. No operation may be in progress.
 func (m *Member) Watch(times *Times) {
 	m.in(CopyingIn)
 	m.times, m.phase, m.since = times, CopyingIn, time.Now()
 }
 
-// in begins a phase, if phases are measured, and returns the one before.
+// in begins a phase, if phases are measured, and returns the previous phase.
 func (m *Member) in(p Phase) Phase {
 	if m.times == nil {
 		return p

@@ -2,7 +2,7 @@
 
 package shm
 
-// The race detector takes a hundred times as long for a look.
+// Under the race detector a poll takes a hundred times as long.
 const (
 	spins    = 1_000
 	fewSpins = 50

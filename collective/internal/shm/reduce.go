@@ -7,15 +7,15 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// The bytes of each part that move in one round. Members that share a core share its caches too,
-// and so take short ones.
+// The number of bytes of each part that are moved in one round. Members that share a core also
+// share its caches, so their rounds are short.
 const (
 	roomyRound          = 256 << 10
 	oversubscribedRound = 32 << 10
-	block               = 16 << 10 // bytes that are worked on at once: the result is still near when it is copied
+	block               = 16 << 10 // bytes that are combined at once: the result is still in the cache when it is copied
 )
 
-// Barrier returns when all members have called it.
+// Barrier blocks until all members have called it.
 func (m *Member) Barrier(ctx context.Context, d Desc) error {
 	c, err := m.begin(ctx)
 	if err != nil {
@@ -43,7 +43,7 @@ func (m *Member) AllReduce(ctx context.Context, d Desc, data []byte, r *Reductio
 	return m.allReduceLong(ctx, data, r, direct)
 }
 
-// allReduceLong is AllReduce, after the arrival, of data that no bank has room for.
+// allReduceLong is AllReduce, after the arrival, of data that does not fit a bank.
 func (m *Member) allReduceLong(ctx context.Context, data []byte, r *Reduction, direct bool) error {
 	if direct {
 		return m.allReduceDirect(ctx, data, r)
@@ -53,11 +53,11 @@ func (m *Member) allReduceLong(ctx context.Context, data []byte, r *Reduction, d
 	return m.exchange(ctx, r, true)
 }
 
-// said is where a cell has what its member has said, yes or no.
+// said is the index in a cell's data of its member's answer, yes or no.
 const said = payload - 1
 
-// AllReduceSaying is AllReduce of so many bytes of each member if all members say yes. Otherwise it
-// does nothing; only who says yes has data. It reports whether all have.
+// AllReduceSaying is AllReduce of length bytes of each member if all members pass yes. Otherwise it
+// does nothing. Only members that pass yes have data. It reports whether all have passed yes.
 func (m *Member) AllReduceSaying(ctx context.Context, d Desc, length int, data []byte, yes bool, r *Reduction) (all bool, err error) {
 	c, err := m.begin(ctx)
 	if err != nil {
@@ -100,7 +100,7 @@ func (c *cell) say(yes bool) {
 	}
 }
 
-// allSay reports, after the arrival, whether all members have said yes.
+// allSay reports, after the arrival, whether all members have passed yes.
 func (m *Member) allSay() bool {
 	for i := range m.areas {
 		if m.cellOf(i).data[said] != 1 {
@@ -110,7 +110,7 @@ func (m *Member) allSay() bool {
 	return true
 }
 
-// reduceSmall reduces all of data, of which every member has left a copy.
+// reduceSmall reduces all of data from the copies of all members.
 func (m *Member) reduceSmall(data []byte, r *Reduction, operand func(member int) []byte) {
 	m.in(Reducing)
 	for i := range m.operands {
@@ -119,7 +119,7 @@ func (m *Member) reduceSmall(data []byte, r *Reduction, operand func(member int)
 	r.all(data, data, m.operands)
 }
 
-// allReduceCells takes the data along in the cells. Every member reduces all of it.
+// allReduceCells moves the data in the cells. Every member reduces all of it.
 func (m *Member) allReduceCells(ctx context.Context, c *cell, d Desc, data []byte, r *Reduction) error {
 	n := copy(c.data[:], data)
 	if err := m.arrive(ctx, c, d); err != nil {
@@ -129,9 +129,9 @@ func (m *Member) allReduceCells(ctx context.Context, c *cell, d Desc, data []byt
 	return nil
 }
 
-// allReduceBanks does the same with one bank of every member. Two banks taken in turn are enough: a
-// member that writes one has seen all members arrive at the operation before this one, after they
-// had read the same bank in the one before that.
+// allReduceBanks does the same with one bank of every member. Two banks used in turn are enough: a
+// member that writes a bank has seen all members arrive at the previous operation, which they did
+// after they had read the same bank in the operation before that.
 func (m *Member) allReduceBanks(ctx context.Context, c *cell, d Desc, data []byte, r *Reduction) error {
 	turn := m.op % 2
 	n := copy(m.own.banks[turn], data)
@@ -142,10 +142,10 @@ func (m *Member) allReduceBanks(ctx context.Context, c *cell, d Desc, data []byt
 	return nil
 }
 
-// Reduce is the first half of AllReduce among the first owners members, at least one: the part of
-// the reduction that [kernel.Split] gives each of them ends up at its place in that member's data.
-// The rest of data is undefined; where all members own a part and their data lies in arenas, others
-// may read it until this member has arrived at the next operation.
+// Reduce is the first half of AllReduce. The first owners members, at least one, own a part of the
+// reduction as divided by [kernel.Split], which is written to its place in the owner's data. The
+// rest of data is undefined. If all members own a part and their data is in arenas, others may read
+// data until this member has arrived at the next operation.
 func (m *Member) Reduce(ctx context.Context, d Desc, data []byte, owners int, r *Reduction) error {
 	direct, err := m.meetWith(ctx, d, data, owners)
 	if err != nil {
@@ -159,8 +159,8 @@ func (m *Member) Reduce(ctx context.Context, d Desc, data []byte, owners int, r 
 	return m.exchange(ctx, r, false)
 }
 
-// ReduceSaying puts this member's part of the reduction of data, which stays as it is, into result.
-// It reports whether all members have said yes.
+// ReduceSaying writes this member's part of the reduction of data to result; data is not changed.
+// It reports whether all members have passed yes.
 func (m *Member) ReduceSaying(ctx context.Context, d Desc, data, result []byte, yes bool, r *Reduction) (all bool, err error) {
 	c, err := m.begin(ctx)
 	if err != nil {
@@ -176,8 +176,8 @@ func (m *Member) ReduceSaying(ctx context.Context, d Desc, data, result []byte, 
 	return all, m.exchange(ctx, r, false)
 }
 
-// Gather is the second half: each of the first owners members gives its part of data, of units of
-// size bytes as [kernel.Part] cuts them, to all.
+// Gather is the second half of AllReduce: each of the first owners members gives its part of data,
+// as divided by [kernel.Part] into units of size bytes, to all members.
 func (m *Member) Gather(ctx context.Context, d Desc, data []byte, size, owners int) error {
 	direct, err := m.meetReading(ctx, d, data)
 	if err != nil {
@@ -190,8 +190,9 @@ func (m *Member) Gather(ctx context.Context, d Desc, data []byte, size, owners i
 	return m.exchange(ctx, nil, true)
 }
 
-// ReduceScatter puts the reduction of the members' parts of this member's number into result; each
-// member has one part for every member, of the same length on all of them. They stay as they are.
+// ReduceScatter writes the reduction of the members' parts for this member to result. Each member
+// has one part for every member; the parts for one member have the same length on all members. They
+// are not changed.
 func (m *Member) ReduceScatter(ctx context.Context, d Desc, parts [][]byte, result []byte, r *Reduction) error {
 	if len(parts) != m.members || len(result) != len(parts[m.index]) {
 		return fmt.Errorf("shm: %d parts for %d members, a result of %d bytes", len(parts), m.members, len(result))
@@ -204,7 +205,7 @@ func (m *Member) ReduceScatter(ctx context.Context, d Desc, parts [][]byte, resu
 	return m.exchange(ctx, r, false)
 }
 
-// meetFor begins an operation and waits for all.
+// meetFor begins an operation and waits for all members.
 func (m *Member) meetFor(ctx context.Context, d Desc) error {
 	c, err := m.begin(ctx)
 	if err != nil {
@@ -213,8 +214,8 @@ func (m *Member) meetFor(ctx context.Context, d Desc) error {
 	return m.arrive(ctx, c, d)
 }
 
-// meetWith is meetFor, and reports whether all members own a part of data and can read all others'
-// where it lies.
+// meetWith is meetFor. It also reports whether all members own a part of data and can read all data
+// in place.
 func (m *Member) meetWith(ctx context.Context, d Desc, data []byte, owners int) (direct bool, err error) {
 	c, err := m.begin(ctx)
 	if err != nil {
@@ -226,8 +227,8 @@ func (m *Member) meetWith(ctx context.Context, d Desc, data []byte, owners int) 
 	return m.arriveWith(ctx, c, d, data, directLeast)
 }
 
-// arriveWith arrives, and reports whether data has at least so many out slots and can be read by
-// all where it lies.
+// arriveWith arrives, and reports whether data has at least the size of least out slots and all
+// members can read all data in place.
 func (m *Member) arriveWith(ctx context.Context, c *cell, d Desc, data []byte, least int) (direct bool, err error) {
 	far := len(data) >= least*m.layout.out
 	if far {
@@ -239,8 +240,8 @@ func (m *Member) arriveWith(ctx context.Context, c *cell, d Desc, data []byte, l
 	return m.direct(ctx, d, data)
 }
 
-// split cuts data, of units of size bytes, into parts for the first owners members; the others' are
-// empty.
+// split cuts data, which consists of units of size bytes, into parts for the first owners members.
+// The parts of the other members are empty.
 func (m *Member) split(parts [][]byte, data []byte, size, owners int) {
 	for i := range parts {
 		parts[i] = nil
@@ -250,19 +251,19 @@ func (m *Member) split(parts [][]byte, data []byte, size, owners int) {
 	}
 }
 
-// exchange moves data in rounds, of which each covers some bytes of every member's part, so that
-// what is under way stays in the caches. Three things are done in each round t:
+// exchange moves data in rounds. Each round covers some bytes of every member's part, so that the
+// data in flight remains in the caches. Each round t has three steps:
 //
 //	give     what other members own of src goes to this one's in slot; then its counter given is t+1
 //	reduce   the own part is combined from the own src and the others' in slots into dst and, if gather, back into these
 //	         slots; without a reduction, dst goes into the own out slot as it is; then the counter reduced is t+1
 //	take     if gather, the other parts go to dst, from the own in slot or, without a reduction, from their owners' out slots
 //
-// To return results through the same slots saves a quarter of the time: half as much memory moves
-// between two cores' caches, and a core that has just read a line gets leave to write it sooner.
+// Returning results through the same slots saves a quarter of the time: half as much memory is
+// moved between two cores' caches, and a core that has just read a line can write it sooner.
 //
-// Their order is give 0, then give t+1, reduce t, take t for each t. Slots are used in turn, slot
-// t%2 in round t, and are free when they are used again:
+// The order of the steps is give 0, then give t+1, reduce t, take t for each t. Slots are used in
+// turn, slot t%2 in round t, and are free when they are used again:
 //
 //   - Give t writes in slot t%2, which owners read and wrote in reduce t−2. This member has waited
 //     for their counters reduced to be t−1 or more: in take t−2, which read it too, or, without it,
@@ -271,7 +272,7 @@ func (m *Member) split(parts [][]byte, data []byte, size, owners int) {
 //   - Reduce t writes out slot t%2, which others read in take t−2. It waits first until all
 //     counters given are t+1, and each member has set its own in give t, after take t−2.
 //
-// Between operations the arrival of all members is the same guarantee. Counters go on from
+// Between operations the arrival of all members gives the same guarantee. Counters continue from
 // operation to operation.
 func (m *Member) exchange(ctx context.Context, r *Reduction, gather bool) error {
 	longest := 0
@@ -306,7 +307,7 @@ func (m *Member) finish(rounds int) {
 	clear(m.dst)
 }
 
-// inRound is what round t covers of a part.
+// inRound returns the bytes of a part that round t covers.
 func (m *Member) inRound(part []byte, t int) []byte {
 	lo := min(t*m.round, len(part))
 	return part[lo:min(lo+m.round, len(part))]
@@ -333,7 +334,7 @@ func (m *Member) give(ctx context.Context, t int) error {
 	return nil
 }
 
-// section is the place in a member's in slot for what an owner reduces.
+// section returns the memory in a member's in slot for the data that an owner reduces.
 func (m *Member) section(member, owner, t int) []byte {
 	at := owner * m.round
 	return m.areas[member].in[t%slots][at : at+m.round]
@@ -362,9 +363,9 @@ func (m *Member) reduce(ctx context.Context, t int, r *Reduction, gather bool) e
 	return nil
 }
 
-// combine reduces block by block, in the order of the members, in the slot of the first of the
-// others, whose operand is the first or the second, and copies each block to target, which may be
-// the own operand, and, if back, to the other slots.
+// combine reduces block by block, in the order of the members, in the slot of the first other
+// member, whose operand is the first or the second. It copies each block to target, which may be
+// the own operand, and, if back is true, to the other slots.
 func (m *Member) combine(target []byte, t int, r *Reduction, back bool) {
 	own := m.inRound(m.src[m.index], t)
 	if m.members == 1 {

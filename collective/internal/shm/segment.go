@@ -15,7 +15,7 @@ import (
 
 const invitationVersion = 1
 
-// invitation says where a segment is. It never leaves the host, and has its byte order.
+// invitation identifies a segment. It never leaves the host, and uses the host's byte order.
 type invitation struct {
 	pid, fd       uint64
 	device, inode uint64
@@ -50,7 +50,7 @@ func (v *invitation) decode(b []byte) error {
 
 // mapping is a memfd and its memory in this process.
 type mapping struct {
-	file   int // -1 where the memory alone is left
+	file   int // -1: only the memory is left
 	memory []byte
 	invitation
 }
@@ -79,13 +79,14 @@ func newMapping(name string, size int) (*mapping, error) {
 	return m, nil
 }
 
-// openMapping maps what an invitation names, if it is still there. The caller compares the nonce.
+// openMapping maps the memfd of an invitation, if it still exists. The caller compares the nonce.
 func openMapping(v *invitation, maxSize uint64) (*mapping, error) {
 	if v.size < page || v.size > maxSize {
 		return nil, fmt.Errorf("shm: a segment of %d bytes, not of %d to %d", v.size, page, maxSize)
 	}
 	path := "/proc/" + strconv.FormatUint(v.pid, 10) + "/fd/" + strconv.FormatUint(v.fd, 10)
-	// The descriptor may be another file's by now. Without O_NONBLOCK, opening a pipe would block.
+	// The descriptor may refer to another file by now. Without O_NONBLOCK, opening a pipe would
+	// block.
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("shm: open the segment: %w", &os.PathError{Op: "open", Path: path, Err: err})
@@ -109,7 +110,7 @@ func openMapping(v *invitation, maxSize uint64) (*mapping, error) {
 		return nil, err
 	}
 	m.invitation = *v
-	unix.Close(fd) // the mapping does not need it; only the process that made it keeps it, for others to find
+	unix.Close(fd) // the mapping does not need it; only the process that made the memfd keeps it open for others
 	m.file = -1
 	return m, nil
 }
@@ -128,8 +129,7 @@ func (m *mapping) mapIn(size int) error {
 	return nil
 }
 
-// mapHuge maps a file at an address that is a multiple of hugePage, so that its huge pages can be
-// mapped whole.
+// mapHuge maps a file at a multiple of hugePage, so that whole huge pages can be mapped.
 func mapHuge(fd int, size uintptr) ([]byte, error) {
 	size = (size + page - 1) &^ (page - 1)
 	room := size + hugePage
@@ -160,8 +160,8 @@ func (m *mapping) close() {
 	}
 }
 
-// Segment is memory that the members of one host share, before this process has joined it. Either
-// Join or Close must be called, once.
+// Segment is memory shared by members on one host, before this process has joined it. The caller
+// must call either Join or Close, once.
 type Segment struct {
 	*mapping
 	*header
@@ -171,8 +171,8 @@ type Segment struct {
 	used bool
 }
 
-// Create makes a segment for this number of members, 1 to [maxMembers]. It fails where the system
-// has no memfd.
+// Create makes a segment for the given number of members, from 1 to 512. It fails if the system has
+// no memfd.
 func Create(members int) (*Segment, error) {
 	return create(members, newLayout(members))
 }
@@ -193,8 +193,8 @@ func create(members int, l layout) (*Segment, error) {
 	return s, nil
 }
 
-// Open maps the segment that an invitation names. It fails where this process may not look into the
-// one that made it: another user's, or of another process namespace.
+// Open maps the segment of an invitation. It fails if this process cannot access the process that
+// made the segment, because it belongs to another user or another process namespace.
 func Open(invite []byte, members int) (*Segment, error) {
 	var v invitation
 	if err := v.decode(invite); err != nil {
@@ -213,9 +213,9 @@ func Open(invite []byte, members int) (*Segment, error) {
 	return s, nil
 }
 
-// verify takes the layout from the header, once it makes sense.
+// verify checks the header and takes the layout from it.
 func (s *Segment) verify(members int) error {
-	h := *s.header // others may write it meanwhile
+	h := *s.header // a copy: others may write to it meanwhile
 	if h.magic != magic || h.nonce != s.mapping.nonce {
 		return errors.New("shm: the invitation's file holds another segment")
 	}
@@ -235,12 +235,12 @@ func (s *Segment) verify(members int) error {
 	return nil
 }
 
-// Invitation tells other processes of this host where the segment is, in at most 128 bytes. It is
-// no secret. It is valid while the process that created the segment has it open, as Segment or
-// Member.
+// Invitation returns at most 128 bytes by which other processes of this host find the segment. They
+// are not secret. They are valid while the process that created the segment has it open, as a
+// Segment or Member.
 func (s *Segment) Invitation() []byte { return s.invitation.encode() }
 
-// Close gives up a segment that this process has not joined.
+// Close releases a segment that this process has not joined.
 func (s *Segment) Close() error {
 	if !s.take() {
 		return errors.New("shm: the segment is closed or joined")

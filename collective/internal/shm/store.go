@@ -1,8 +1,8 @@
 package shm
 
-// storeRelease stores value so that all earlier stores are seen by any thread that sees it, without
-// waiting until it is seen itself as an atomic store does, and asks for the line of next, which is
-// to be written soon.
+// storeRelease stores value so that a thread that sees it also sees all earlier stores. Unlike an
+// atomic store it does not wait until the value is visible. It also prefetches the line of next,
+// which is written soon.
 //
 //go:noescape
 func storeRelease(word *uint64, value uint64, next *cell)

@@ -1,11 +1,11 @@
 package shm
 
-// streamLeast is from how many bytes on, of all members together, results that are only copied are
-// written past the caches, which would not hold them: no line is read from memory then before it is
-// written. What members reduce is in their caches already.
+// streamLeast is the size in bytes, of all members together, from which results that are only
+// copied bypass the caches, which could not hold them: a line need not be read from memory before
+// it is written. Data that members reduce is in their caches already.
 const streamLeast = 32 << 20
 
-// overflow reports whether results of these parts are more than caches hold, for all members.
+// overflow reports whether the results of these parts, for all members, exceed the caches.
 func (m *Member) overflow(parts [][]byte) bool {
 	all := 0
 	for _, p := range parts {
@@ -14,7 +14,7 @@ func (m *Member) overflow(parts [][]byte) bool {
 	return all >= streamLeast/m.members
 }
 
-// copyOut copies to a result.
+// copyOut copies src to a result and returns the number of bytes.
 func (m *Member) copyOut(dst, src []byte) int {
 	if m.streams {
 		return stream(dst, src)

@@ -2,13 +2,13 @@ package shm
 
 import "unsafe"
 
-// streamLines copies n bytes, whole lines and at least one, to dst, which begins a line, past the
-// caches.
+// streamLines copies n bytes, bypassing the caches. n is a positive multiple of the size of a cache
+// line, and dst is at the beginning of a line.
 //
 //go:noescape
 func streamLines(dst, src unsafe.Pointer, n uintptr)
 
-// stream is copy past the caches.
+// stream is copy, bypassing the caches.
 func stream(dst, src []byte) int {
 	n := min(len(dst), len(src))
 	head := int(-uintptr(unsafe.Pointer(unsafe.SliceData(dst))) % line)

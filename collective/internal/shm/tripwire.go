@@ -10,14 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The tripwire tells the members when one of them dies. Each member has a thread that owns a word
-// for each of the others and has listed them with the kernel as robust futexes. The kernel looks
-// through that list when the thread ends, before it takes down the memory of the process: it marks
-// each word with futexDied and wakes one waiter. Therefore each watching member has a word of its
-// own, and however large the dead process was, the others know within a fraction of a millisecond.
+// The tripwire notifies the members when one of them dies. Each member has a thread that owns a
+// word for each of the others and has registered these words with the kernel as robust futexes.
+// When the thread ends, the kernel walks this list before it frees the memory of the process: it
+// marks each word with futexDied and wakes one waiter. Therefore each watching member has its own
+// word, and the others learn of a death within a fraction of a millisecond, however large the
+// process was.
 //
-// Of many members each is watched by a few, which tell the others by a word of the header which one
-// died first.
+// If there are many members, each is watched by a few, which report to the others by a word of the
+// header which member died first.
 //
 // See the kernel's Documentation/locking/robust-futex-ABI.rst.
 
@@ -42,15 +43,15 @@ type tripwire struct {
 	lost func(int)
 	stop uint32
 	done chan struct{}
-	seen [maxMembers]bool // deaths that were told
+	seen [maxMembers]bool // deaths that were reported
 }
 
-// fewWatched is up to how many members each watches all others: the kernel waits for one of 128
-// words at most. Tests set it.
+// fewWatched is the largest number of members for which each watches all others: a thread can wait
+// for at most 128 words. Tests set it.
 var fewWatched = 120
 
-// watched are the members that one watches: all others or, of many, those at a distance of a power
-// of two on the ring.
+// watched returns the members that a member watches: all others or, if there are many, those at a
+// distance of a power of two on the ring.
 func watched(index, members int) []int {
 	var all []int
 	for i := range members {
@@ -63,7 +64,7 @@ func watched(index, members int) []int {
 	return all
 }
 
-// start returns when the others would notice this process's death.
+// start starts the thread. It blocks until the others would notice this process's death.
 func (t *tripwire) start() error {
 	armed := make(chan error)
 	t.done = make(chan struct{})
@@ -71,8 +72,8 @@ func (t *tripwire) start() error {
 	return <-armed
 }
 
-// close returns when the thread has left the list and nothing calls lost any more. The others do
-// not take it for a death.
+// close blocks until the thread has removed its list and nothing calls lost any more. The others do
+// not count it as a death.
 func (t *tripwire) close() {
 	atomic.StoreUint32(&t.stop, 1)
 	futexWakePrivate(&t.stop)
@@ -97,11 +98,11 @@ func (t *tripwire) run(armed chan<- error) {
 	t.set(0)
 	if setRobustList(before) == nil && (usual == nil || unix.SchedSetAttr(0, usual, 0) == nil) {
 		runtime.UnlockOSThread()
-	} // otherwise the thread ends with this goroutine, and finds no word of its own in the list
+	} // otherwise the thread ends with this goroutine, with no word of its own in the list
 }
 
-// arm lists the words. It runs on the locked thread, whose list they are. A C library keeps its own
-// robust mutexes in such a list; none of those are taken on this thread meanwhile.
+// arm registers the words. It runs on the locked thread that owns them. A C library uses the
+// thread's list for its own robust mutexes, but none of those is locked on this thread meanwhile.
 func (t *tripwire) arm() error {
 	own := t.m.own
 	own.robust.offset = unsafe.Offsetof(wire{}.word)
@@ -118,7 +119,7 @@ func (t *tripwire) arm() error {
 	return nil
 }
 
-// set writes all words, and wakes the others so that they wait on the new value.
+// set writes all words of this member, and wakes the others so that they wait on the new value.
 func (t *tripwire) set(value uint32) {
 	for _, i := range t.m.watched {
 		word := &t.m.own.wires[i].word
@@ -169,13 +170,13 @@ func (t *tripwire) tell(i int) {
 	}
 }
 
-// wireOf is the word by which member i's death is seen here.
+// wireOf returns the word by which this member sees the death of member i.
 func (m *Member) wireOf(i int) *uint32 { return &m.areas[i].wires[m.index].word }
 
-// Dead returns the member that has died first, if one has: the same one to all members that live.
-// It looks at the words directly, so that a thread that waits in an operation, or has just been
-// aborted in one, need not wait for its tripwire thread to be scheduled. It may be called while
-// Abort may.
+// Dead returns the member that died first, if one has died. The result is the same for all living
+// members. It reads the words directly, so that a thread that waits in an operation, or has just
+// been aborted, need not wait until its tripwire thread is scheduled. Like Abort, it may be called
+// at any time.
 func (m *Member) Dead() (index int, is bool) {
 	m.life.RLock()
 	defer m.life.RUnlock()
@@ -185,8 +186,8 @@ func (m *Member) Dead() (index int, is bool) {
 	return m.firstDead()
 }
 
-// firstDead returns the member that died first. The first member that sees a death notes it in the
-// header for all, since it may die next itself.
+// firstDead returns the member that died first. The first member that sees a death records it in
+// the header for all, since it may itself die next.
 func (m *Member) firstDead() (index int, is bool) {
 	first := &m.header.first
 	for _, i := range m.watched {
@@ -206,9 +207,9 @@ func (m *Member) dead() bool {
 	return is
 }
 
-// requestShortSlice asks for short time slices, so that this thread, which is awake for some
-// microseconds at most, runs as soon as it wakes, be that to die or to tell of a death, even where
-// others keep the cores busy. It returns what was before.
+// requestShortSlice requests short time slices, so that this thread, which is awake for only
+// microseconds, runs as soon as it wakes, to die or to report a death, even if other threads keep
+// the cores busy. It returns the previous attributes.
 func requestShortSlice() *unix.SchedAttr { return withSlice(0, wireSlice) }
 
 func robustList() (uintptr, error) {

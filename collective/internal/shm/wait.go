@@ -11,27 +11,27 @@ import (
 )
 
 const (
-	leadStep             = 8   // turns of beforeLook: one look of so many and one may be too early
+	leadStep             = 8   // turns of beforeLook by which a too early look increases the lead; each other look decreases it by 1
 	mostLead             = 400 // about 100 ns
-	tryAll               = 64  // of so many waits one spins as long as it may
-	betweenMoves         = 512 // waits from one change of core to the next
+	tryAll               = 64  // one in this many waits spins for the whole budget
+	betweenMoves         = 512 // number of waits between two changes of core
 	yields               = 20
 	oversubscribedYields = 16                   // few, so that working threads can be moved to the cores of sleeping ones
-	napWithContext       = 2 * time.Millisecond // how late a few members may see the end of a context
-	sleepersPerCore      = 8                    // with more sleepers for each core, they see it later, see meet
+	napWithContext       = 2 * time.Millisecond // how late members may see the end of a context, if they are few
+	sleepersPerCore      = 8                    // with more sleepers per core they see it later, see meet
 	napWithoutContext    = time.Second
-	looksElsewhere       = 8000 // about as long as a change of threads takes
-	glances              = 500  // looks before what else is to be moved is looked for
-	movingTurns          = 32   // looks before naps, while something else is to be moved
+	looksElsewhere       = 8000 // polls, about as long as a switch of threads takes
+	glances              = 500  // polls before Meanwhile's function is called
+	movingTurns          = 32   // polls before naps, while there is something else to move
 )
 
-// publish stores a word of this member and wakes those that sleep until it has changed.
+// publish stores a word of this member and wakes the members that sleep until it changes.
 //
-// A member that is about to sleep counts itself as a sleeper, makes sure that all see that, and
-// only then looks at the word for a last time. So either it sees the new value there or this one
-// sees the sleeper here, provided that the store does not linger in the store buffer while the
-// sleepers are read. An atomic store does not, but it holds up this processor until the others have
-// given up the line. Where all members can, the sleeper empties the others' store buffers instead.
+// A member that is about to sleep increments sleepers, makes that visible to all, and only then
+// checks the word for the last time. So either the sleeper sees the new value, or this member sees
+// the sleeper, provided that the store of the value is not still in the store buffer when sleepers
+// is read. An atomic store ensures that, but stalls this processor until the others have released
+// the line. If all members can, the sleeper instead drains the others' store buffers (membarrier).
 func (m *Member) publish(word *uint64, value uint64) {
 	if m.relaxed {
 		storeRelease(word, value, m.next())
@@ -43,11 +43,11 @@ func (m *Member) publish(word *uint64, value uint64) {
 	}
 }
 
-// next is the cell that this member will write after the next one. No member looks at it before.
+// next returns the cell that this member writes after the next one. No member reads it before.
 func (m *Member) next() *cell { return &m.own.cells[(m.op+2)%cells].cell }
 
-// Awaits reports whether another member has called the next operation of this one already. It
-// belongs to this member's operations, which do not overlap.
+// Awaits reports whether another member has already called this member's next operation. It must
+// not overlap with operations of this member.
 func (m *Member) Awaits(member int) bool {
 	next := m.op + 1
 	return !m.closed && atomic.LoadUint64(&m.areas[member].cells[next%cells].cell.seq) >= next
@@ -61,19 +61,19 @@ func (m *Member) wait(ctx context.Context, of int, word *uint64, value uint64) e
 	return m.waitLong(ctx, of, word, value)
 }
 
-// beforeLook lets some ten nanoseconds pass between this member's arrival and its first look at the
-// others' cells. A look takes the line from the core that is about to write it, and the write then
-// waits for the line to come back: a member that looks too early learns of the other's arrival a
-// whole transfer later, and is late itself the next time. So two members of equal pace would look
-// too early in turns for ever. The time grows with looks that were too early, and shrinks with
+// beforeLook delays the first read of the others' cells after this member's arrival by some tens of
+// nanoseconds. A read takes the cache line from the core that is about to write it, and the write
+// then waits until the line is back. So a member that reads too early learns of the other's arrival
+// a whole transfer later, and is itself late the next time: two members of equal pace would read
+// too early in turns for ever. The delay grows with reads that were too early, and shrinks with
 // others, see looked.
 func (m *Member) beforeLook() {
 	for range m.lead {
-		atomic.LoadUint32(&m.turn) // a turn that no compiler removes: a load of a line that only this member uses
+		atomic.LoadUint32(&m.turn) // a load that the compiler does not remove, of a line that only this member uses
 	}
 }
 
-// looked adapts the time of beforeLook.
+// looked adapts the delay of beforeLook.
 func (m *Member) looked(early bool) {
 	switch {
 	case !early:
@@ -83,7 +83,7 @@ func (m *Member) looked(early bool) {
 	}
 }
 
-// waitLong waits until a word has a value that it did not have at the first look.
+// waitLong waits until a word has a value that it did not have at the first check.
 func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint64) error {
 	before := m.in(Waiting)
 	done, err := false, error(nil)
@@ -99,7 +99,7 @@ func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint6
 	return err
 }
 
-// glance waits for a word for about as long as it takes to find what else is to be moved.
+// glance polls a word for about as long as a call of Meanwhile's function takes.
 func (m *Member) glance(word *uint64, value uint64) bool {
 	if m.oversubscribed {
 		return false
@@ -112,7 +112,7 @@ func (m *Member) glance(word *uint64, value uint64) bool {
 	return false
 }
 
-// spins looks at a word for as long as the budget says, where every member has a core.
+// spins polls a word for the budget, if every member has a core.
 func (m *Member) spins(word *uint64, value uint64) bool {
 	if m.oversubscribed {
 		return false
@@ -130,8 +130,8 @@ func (m *Member) spins(word *uint64, value uint64) bool {
 	return false
 }
 
-// awaitMoving waits as await does, and moves what Meanwhile was given. It is done where the word
-// has its value; otherwise nothing is left to move.
+// awaitMoving waits as await does, and calls Meanwhile's function. done is true if the word has its
+// value; otherwise nothing is left to move.
 func (m *Member) awaitMoving(ctx context.Context, of int, word *uint64, value uint64) (done bool, err error) {
 	sleeps, idle := false, 0
 	for {
@@ -164,8 +164,7 @@ func (m *Member) awaitMoving(ctx context.Context, of int, word *uint64, value ui
 	}
 }
 
-// await waits until the word has its value, or, if within is not 0, no longer than that once it
-// sleeps.
+// await waits until the word has its value. If within is not 0, it sleeps for at most that time.
 func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64, within time.Duration) (done bool, err error) {
 	if m.spins(word, value) {
 		return true, nil
@@ -176,7 +175,7 @@ func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64, 
 	return done, err
 }
 
-// idle is await without looks that keep the core.
+// idle is await without polls that occupy the core.
 func (m *Member) idle(ctx context.Context, of int, word *uint64, value uint64, within time.Duration) (done bool, err error) {
 	turns := yields
 	if m.oversubscribed {
@@ -189,7 +188,7 @@ func (m *Member) idle(ctx context.Context, of int, word *uint64, value uint64, w
 	}
 	for i := range turns {
 		if i%8 == 7 {
-			runtime.Gosched() // members of one process, and the program's other goroutines
+			runtime.Gosched() // for members in the same process, and the program's other goroutines
 			if m.dead() {
 				m.abort()
 			}
@@ -197,7 +196,7 @@ func (m *Member) idle(ctx context.Context, of int, word *uint64, value uint64, w
 			schedYield()
 		}
 		if atomic.LoadUint64(word) >= value {
-			if i == 0 && !m.oversubscribed { // the other one has waited for this core all the time
+			if i == 0 && !m.oversubscribed { // the other member has waited for this core all the time
 				m.spin = max(m.spin/2, fewSpins)
 				m.moveApart(of)
 			}
@@ -210,9 +209,9 @@ func (m *Member) idle(ctx context.Context, of int, word *uint64, value uint64, w
 	return m.sleepUntil(ctx, of, word, value, within)
 }
 
-// spinsForCore looks at the word of a member that runs on another core, for about as long as a
-// change of threads takes, if no member that shares this one's core has to be waited for: such a
-// member needs the core. It reports whether the word has its value.
+// spinsForCore polls the word of a member that runs on another core, for about as long as a switch
+// of threads takes. It does not poll if it has to wait for a member on its own core, which needs
+// the core. It reports whether the word has its value.
 func (m *Member) spinsForCore(of int, word *uint64, value uint64) bool {
 	here := atomic.LoadUint32(&m.own.core)
 	if here == 0 || atomic.LoadUint32(&m.areas[of].core) == here {
@@ -233,11 +232,11 @@ func (m *Member) spinsForCore(of int, word *uint64, value uint64) bool {
 	return false
 }
 
-// shortenSlices gives this thread short time slices, where there are more members than cores. Since
-// Linux 6.18 a thread that yields forfeits what is left of its slice, and falls behind by as much.
-// Among members that all yield that has no effect, but when one of them dies, taking down its
-// memory occupies a core, and the others would wait for milliseconds before they learn of it. The
-// thread has its own slice back when the members of this process that share cores have left.
+// shortenSlices gives this thread short time slices, if there are more members than cores. Since
+// Linux 6.18 a thread that yields forfeits the rest of its slice and falls behind by as much. Among
+// members that all yield that has no effect, but when one of them dies, freeing its memory occupies
+// a core, and the others would wait for milliseconds before they learn of the death. The slice is
+// restored when the members of this process that share cores have left.
 func (m *Member) shortenSlices() {
 	if tid := gettid(); tid != m.thread {
 		borrowed.borrow(m.thread == 0)
@@ -245,9 +244,10 @@ func (m *Member) shortenSlices() {
 	}
 }
 
-// budget is how often to look at a word before the core is given away. Programs beside this one may
-// take a core, and two members share another one then: one that spins only keeps the other from its
-// work. Where that is seen, the budget falls; it is tried whole from time to time.
+// budget returns the number of polls of a word before the member yields its core. Other programs
+// may occupy a core, so that two members share another one: if one of them spins, it only delays
+// the other. The budget falls when that is observed; from time to time the whole budget is tried
+// again.
 func (m *Member) budget() int {
 	m.waits++
 	if m.waits%tryAll == 0 {
@@ -256,10 +256,10 @@ func (m *Member) budget() int {
 	return m.spin
 }
 
-// moveApart moves this thread to another core where two members take turns on one. Left alone they
-// stay there, also beside a core that is free: neither of them is ready to run and kept waiting for
-// long enough to be moved by the system. The higher one moves, and not too often, since the other
-// cores may be taken by others; every other time within its memory node.
+// moveApart moves this thread to another core if two members alternate on one core. The kernel
+// would leave them there even if another core is idle, since neither is runnable and waiting for
+// long enough to be moved. The higher member moves, but not too often, since other programs may use
+// the other cores; every other time it stays within its memory node.
 func (m *Member) moveApart(of int) {
 	if m.index < of || m.waits-m.moved < betweenMoves {
 		return
@@ -272,16 +272,16 @@ func (m *Member) moveApart(of int) {
 		return
 	}
 	others := systemNodes().others(here, all, m.far)
-	m.far = !m.far // the node's other cores may be taken
+	m.far = !m.far // the node's other cores may be busy
 	if others.Count() > 0 {
 		ownAffinity.move(&others, &all)
 	}
 }
 
-// spreadOut moves this thread to another core, where there are more members than cores, if that has
-// at least two members fewer than this one. The system leaves them as they are, since they sleep
-// and wake too often to be counted: four members on two cores take half as long again when three of
-// them are on one. The highest member of a core moves, within its memory node if that has room.
+// spreadOut moves this thread to another core, if there are more members than cores and that core
+// has at least two members fewer. The kernel does not balance them, since they sleep and wake too
+// often: four members on two cores take half as long again if three of them are on one core. The
+// highest member of a core moves, within its memory node if there is room.
 func (m *Member) spreadOut() {
 	if m.waits++; m.waits%betweenMoves != 0 {
 		return
@@ -319,7 +319,8 @@ func whereabouts() (here int, all unix.CPUSet, ok bool) {
 	return int(core), all, ok
 }
 
-// sleepUntil sleeps until the word has its value, or once within a bound, if that is not 0.
+// sleepUntil sleeps until the word has its value. If within is not 0, it sleeps once, for at most
+// that time.
 func (m *Member) sleepUntil(ctx context.Context, of int, word *uint64, value uint64, within time.Duration) (done bool, err error) {
 	nap := napWithoutContext
 	if ctx.Done() != nil {
@@ -336,8 +337,7 @@ func (m *Member) sleepUntil(ctx context.Context, of int, word *uint64, value uin
 	}
 }
 
-// sleepOn makes another member wake this one when it changes a word, until the returned function is
-// called.
+// sleepOn makes another member wake this one when it changes a word, until end is called.
 func (m *Member) sleepOn(of int) (end func()) {
 	sleepers := &m.areas[of].sleepers
 	atomic.AddUint32(sleepers, 1)
@@ -347,8 +347,8 @@ func (m *Member) sleepOn(of int) (end func()) {
 	return func() { atomic.AddUint32(sleepers, ^uint32(0)) }
 }
 
-// sleep waits in the kernel, once, until something has changed or for a nap; done where the word
-// has its value. It stands between sleepOn and what that returns.
+// sleep waits in the kernel once, until something changes or for at most nap. done reports whether
+// the word has its value. It is called between sleepOn and end.
 func (m *Member) sleep(ctx context.Context, of int, word *uint64, value uint64, nap time.Duration) (done bool, err error) {
 	told := atomic.LoadUint32(&m.departures)
 	seen := atomic.LoadUint64(word)

@@ -14,13 +14,14 @@ import (
 // groupKey identifies a group among those that a worker takes part in.
 type groupKey struct{ generation, lane uint64 }
 
-// awaitedGroup is where connections wait until this rank comes to their group.
+// awaitedGroup is a group for which connections wait because this rank has not called Connect for
+// it yet.
 type awaitedGroup struct {
-	open    chan struct{} // closed when it does, or when the generation is over
+	open    chan struct{} // closed when this rank calls Connect for the group, or when the generation is over
 	waiting int
 }
 
-// accept proves what the listener accepts, until it is closed.
+// accept verifies the connections that the listener accepts, until it is closed.
 func (e *Endpoint) accept() {
 	e.listener.Serve(e.cfg.Log, "collective", func(c *identity.Conn) {
 		if e.admit(c) {
@@ -29,8 +30,8 @@ func (e *Endpoint) accept() {
 	})
 }
 
-// bound is how many accepted connections may be in one state: at least few, and twice those of the
-// largest world so far. The caller holds mu.
+// bound returns how many accepted connections may be in one state: at least few, and at least twice
+// the connections of the largest world so far. The caller holds mu.
 func (e *Endpoint) bound(few int) int {
 	if e.forcedBound > 0 {
 		return e.forcedBound
@@ -38,8 +39,8 @@ func (e *Endpoint) bound(few int) int {
 	return max(few, 2*e.largest) * (e.cfg.Connections + 1) / 2
 }
 
-// patience is how long an accepted connection may take to prove itself: longer where there are more
-// ranks, which may share the processors. The caller holds mu.
+// patience returns how long an accepted connection may take to prove itself. It grows with the
+// number of ranks, which may share the processors. The caller holds mu.
 func (e *Endpoint) patience() time.Duration {
 	return identity.Data.Deadline + time.Duration(e.largest)*proofEach
 }
@@ -69,14 +70,15 @@ var (
 	errProbed  = errors.New("a measurement has ended")
 )
 
-// prove verifies one accepted connection and hands it to its group, without the listener's bounds.
+// prove verifies one accepted connection and passes it to its group. The connection then no longer
+// counts towards the listener's bounds.
 func (e *Endpoint) prove(unproven *identity.Conn) {
 	e.mu.Lock()
 	bound := e.patience()
 	e.mu.Unlock()
 	raw := unproven.NetConn()
 	if tcp, ok := raw.(*net.TCPConn); ok {
-		_ = tcp.SetKeepAliveConfig(keepAlive) // where it fails, the next read does
+		_ = tcp.SetKeepAliveConfig(keepAlive) // if it fails, the next read fails too
 	}
 	c := &conn{Conn: raw, raw: raw}
 	var bounded net.Conn = unproven
@@ -90,7 +92,7 @@ func (e *Endpoint) prove(unproven *identity.Conn) {
 	keyOf := func(h identity.Hello) (identity.DataKey, error) { return e.keyOf(unproven, h) }
 	h, err := e.cfg.Credentials.ProveAccept(bounded, keyOf, func(h identity.Hello) (err error) {
 		if !unproven.Proven() {
-			return errGaveWay // the dialer sees it broken, and dials again
+			return errGaveWay // the dialer sees a broken connection and dials again
 		}
 		switch {
 		case h == visit(h.Generation):
@@ -133,9 +135,9 @@ func (e *Endpoint) prove(unproven *identity.Conn) {
 	e.cfg.Log.WithError(err).WithField("peer", raw.RemoteAddr().String()).Debug("collective: connection refused")
 }
 
-// keyOf returns the key of what a dialer claims. A dialer of a generation that this rank has not
-// come to waits until it does, among those that have proven nothing: nobody can tell whether it is
-// a stranger. The keys of generations that are over serve to tell their dialers so.
+// keyOf returns the key of the generation that a dialer claims. If this rank has not reached the
+// generation, the dialer waits until it has, among the unproven connections, since it cannot be
+// verified yet. The keys of past generations are kept to tell their dialers that they are over.
 func (e *Endpoint) keyOf(unproven *identity.Conn, h identity.Hello) (identity.DataKey, error) {
 	for {
 		e.mu.Lock()
@@ -166,9 +168,9 @@ func (e *Endpoint) keyOf(unproven *identity.Conn, h identity.Hello) (identity.Da
 	}
 }
 
-// awaitGroup decides on a connection whose dialer is proven. One for a group to which this rank has
-// not come waits until it does. That includes those for a generation that has failed here already:
-// its other groups tell their dialers so.
+// awaitGroup returns the path of a connection whose dialer is proven. If this rank has not called
+// Connect for the group, it waits until it has. That includes groups of a generation that has
+// already failed on this rank: its other groups report that to their dialers.
 func (e *Endpoint) awaitGroup(h identity.Hello) (path *Path, claimed bool, err error) {
 	timer := time.NewTimer(waitBound)
 	defer timer.Stop()
@@ -220,8 +222,8 @@ func (e *Endpoint) awaitGroup(h identity.Hello) (path *Path, claimed bool, err e
 	}
 }
 
-// claimChannel checks that a connection is expected, and the first of its kind. Where the group has
-// ended already, the dialer is accepted to be told why.
+// claimChannel checks that a connection is expected and the first for its channel. If the group has
+// already ended, the dialer is accepted in order to be told the reason.
 func (p *Path) claimChannel(h identity.Hello) (path *Path, claimed bool, err error) {
 	if p == nil {
 		return nil, false, errors.New("the rank is alone in its group")

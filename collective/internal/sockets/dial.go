@@ -17,8 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
-// dialChannel dials one connection to a peer, and where the data channel is to have one on each of
-// several routes, the others too.
+// dialChannel dials one connection to a peer. If the data channel has a connection on each of
+// several routes, it dials the others too.
 func (e *Endpoint) dialChannel(ctx context.Context, path *Path, peer, channel int) {
 	if ctx.Err() != nil {
 		return
@@ -49,7 +49,7 @@ func (e *Endpoint) dialChannel(ctx context.Context, path *Path, peer, channel in
 	extra.Wait()
 }
 
-// dialOn dials one connection, which the peer knows by name, and reports whether it has come.
+// dialOn dials one connection, which the peer knows by name, and reports whether it was made.
 func (e *Endpoint) dialOn(ctx context.Context, path *Path, peer, channel, name int, w way) bool {
 	h := identity.Hello{Generation: path.gen.Number, From: path.Rank, To: peer, Channel: name, Lane: path.ID}
 	c, err := e.dial(ctx, w, path.gen.Key, h, path.lacking)
@@ -66,12 +66,12 @@ var (
 	errBroken  = errors.New("collective: the connection broke") // before it was proven
 	errNoRoute = errors.New("collective: no route to the peer") // from this host
 	errTimeout = errors.New("collective: the connection took too long")
-	errLater   = errors.New("collective: not yet") // the peer says so
+	errLater   = errors.New("collective: not yet") // reported by the peer
 )
 
-// retryable reports whether a failed attempt may succeed the next time. Where the peer says so
-// itself, the attempts end with their context: it already has a connection in the place of this
-// one, which is broken and which it has yet to give up, or it has not come to the group.
+// retryable reports whether a failed attempt may succeed the next time. If the peer itself asks to
+// retry, attempts end only with their context: the peer still has a broken connection in place of
+// this one, or has not reached the group.
 func retryable(err error, attempt int) bool {
 	switch {
 	case errors.Is(err, errLater):
@@ -82,15 +82,15 @@ func retryable(err error, attempt int) bool {
 	return errors.Is(err, errNoRoute) && attempt < routeAttempts
 }
 
-// dial dials until it succeeds, or a retry is useless. A timeout alone is no reason to give up
-// where the peer is of this host, nor while other connections of the group come, of which lacking
-// tells how many do not: then this host is slow.
+// dial dials until it succeeds or a retry is useless. A timeout alone is no reason to give up if
+// the peer is on this host, or while other connections of the group are being made, since then this
+// host is slow. lacking returns the number of connections that are still missing.
 func (e *Endpoint) dial(ctx context.Context, w way, key identity.DataKey, h identity.Hello, lacking func() int) (*conn, error) {
 	for attempt := 1; ; attempt++ {
 		before, began := lacking(), time.Now()
 		c, err := e.dialAll(ctx, w, key, h)
 		if time.Since(began) >= heldFor {
-			attempt = 1 // the peer has not come to the generation, so it can answer nothing
+			attempt = 1 // the peer has not reached the generation, so it cannot answer
 		}
 		slow := errors.Is(err, errTimeout) && (w.local || loopback(w.addrs) || lacking() < before)
 		if err == nil || ctx.Err() != nil || !slow && !retryable(err, attempt) {
@@ -102,7 +102,7 @@ func (e *Endpoint) dial(ctx context.Context, w way, key identity.DataKey, h iden
 	}
 }
 
-// loopback reports whether an address leads to this host alone.
+// loopback reports whether one of the addresses is a loopback address.
 func loopback(addrs []string) bool {
 	return slices.ContainsFunc(addrs, func(addr string) bool {
 		at, err := netip.ParseAddrPort(addr)
@@ -110,9 +110,9 @@ func loopback(addrs []string) bool {
 	})
 }
 
-// dialAll tries all addresses at once, or each of them so much later than the one before or when
-// that has failed, and returns the connection that is proven first. The acceptor agrees to one
-// alone, so it cannot agree to a second one.
+// dialAll tries all addresses at once or, with a stagger, each one that much later than the
+// previous one or when that has failed. It returns the connection that is proven first. The
+// acceptor accepts only one.
 func (e *Endpoint) dialAll(ctx context.Context, w way, key identity.DataKey, h identity.Hello) (*conn, error) {
 	switch len(w.addrs) {
 	case 0:
@@ -136,7 +136,7 @@ func (e *Endpoint) dialAll(ctx context.Context, w way, key identity.DataKey, h i
 	return won.c, nil
 }
 
-// race is attempts at several addresses, of which one wins.
+// race is a set of attempts at several addresses, of which one wins.
 type race struct {
 	way
 	dial      func(addr string, connected func()) (*conn, error)
@@ -147,7 +147,7 @@ type race struct {
 	errs      []error
 }
 
-// attempt is one that has ended.
+// attempt is an attempt that has ended.
 type attempt struct {
 	index int
 	c     *conn
@@ -163,7 +163,8 @@ func (r *race) start() {
 	}()
 }
 
-// run returns the attempt that is proven first, once all have ended; cancel ends the others.
+// run returns the attempt that is proven first. It calls cancel to end the other attempts, and
+// blocks until all have ended.
 func (r *race) run(cancel func()) (won attempt) {
 	var next <-chan time.Time
 	if r.stagger > 0 {
@@ -172,8 +173,8 @@ func (r *race) run(cancel func()) (won attempt) {
 		next = ticker.C
 	}
 	r.start()
-	held := 0                            // attempts that are being proven, and hold the next ones back
-	for ended := 0; ended < r.started; { // every goroutine is waited for
+	held := 0                            // attempts that are being proven, and delay the next ones
+	for ended := 0; ended < r.started; { // waits for every goroutine
 		more := won.c == nil && r.started < len(r.addrs)
 		if more && r.stagger == 0 {
 			r.start()
@@ -223,8 +224,8 @@ func (e *Endpoint) dialRaw(ctx context.Context, addr string) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", addr)
 }
 
-// dialOne dials one address. It calls connected, unless that is nil, when the peer's kernel has
-// answered; the proof follows.
+// dialOne dials one address and proves this rank to the peer. It calls connected, unless that is
+// nil, when the peer's kernel has answered, before the proof.
 func (e *Endpoint) dialOne(
 	ctx context.Context, addr string, key identity.DataKey, h identity.Hello, connected func(),
 ) (*conn, error) {
@@ -233,7 +234,7 @@ func (e *Endpoint) dialOne(
 	}
 	raw, err := e.dialRaw(ctx, addr)
 	if errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH) {
-		return nil, fmt.Errorf("%w: %w", errNoRoute, err) // a link that has just come back is in that state for a moment
+		return nil, fmt.Errorf("%w: %w", errNoRoute, err) // a link that has just recovered is in this state for a moment
 	}
 	if failed, is := err.(net.Error); is && failed.Timeout() {
 		return nil, fmt.Errorf("%w: %w", errTimeout, err)

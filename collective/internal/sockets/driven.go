@@ -13,58 +13,58 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
-// The data channels of a group that is not encrypted belong to the operation under way: its own
-// goroutine writes and reads them, without blocking, whenever it has to wait. No other goroutine
-// stands between the kernel and the buffers of an operation, and once it has returned nothing
-// touches them. Between operations nothing reads: the control channels tell what happens to the
-// group.
+// The data channels of a group that is not encrypted belong to the operation in progress: its own
+// goroutine writes and reads them, without blocking, whenever it has to wait. No other goroutine is
+// between the kernel and the buffers of an operation, and once the operation has returned, nothing
+// accesses the buffers. Between operations nothing is read: the control channels report what
+// happens to the group.
 
 const (
 	spinBound          = 100 * time.Microsecond // how long a wait polls before it sleeps
-	spinOversubscribed = 20 * time.Microsecond  // the same where ranks of one host outnumber its cores
+	spinOversubscribed = 20 * time.Microsecond  // the same if the ranks of one host outnumber its cores
 	lookAround         = 16                     // passes between two polls of all links
 	sleepBound         = time.Second            // of one sleep
-	sleepContext       = 10 * time.Millisecond  // the same where a context may end meanwhile
-	sameHostPacing     = "cubic"                // congestion control between ranks of one host: others pace their packets without need
+	sleepContext       = 10 * time.Millisecond  // the same if a context may end meanwhile
+	sameHostPacing     = "cubic"                // congestion control between ranks of one host: other algorithms pace packets without need
 )
 
-// dataConn is one connection of a data channel. The first one has the headers, all small frames and
-// the first share of each large one; a further one has its share of each large frame, without a
-// header, in the order of the frames.
+// dataConn is one connection of a data channel. The first connection carries the headers, all small
+// frames and the first share of each large frame; a further connection carries its share of each
+// large frame, without a header, in the order of the frames.
 type dataConn struct {
 	fd    int // −1 if it is not driven: under TLS, before the group is complete and after its end
 	queue frame.FIFO[*frame.Outgoing]
-	sent  int // bytes of the first in the queue, with its header, that the kernel has taken
+	sent  int // bytes of the first frame in the queue, including its header, that the kernel has taken
 }
 
-// extraConn is a connection beside the first.
+// extraConn is a connection other than the first.
 type extraConn struct {
 	dataConn
-	due  frame.FIFO[*frame.Incoming] // whose shares come next
-	into []byte                      // where the rest of the first one's goes; empty: it has not begun
+	due  frame.FIFO[*frame.Incoming] // the frames whose shares come next
+	into []byte                      // memory for the rest of the first frame's share; empty: it has not begun
 }
 
-// wire is one data channel as operations drive it. It belongs to the operation under way.
+// wire is a data channel that operations drive. It belongs to the operation in progress.
 type wire struct {
 	dataConn
 	more      []extraConn
-	shareFrom int                         // least bytes of a frame that the connections share; MaxConnections at least
-	unsent    frame.FIFO[*frame.Outgoing] // of a far link that is not driven yet: how many connections share them is not known
+	shareFrom int                         // smallest frame, in bytes, that the connections share; at least MaxConnections
+	unsent    frame.FIFO[*frame.Outgoing] // frames of a far link that is not driven yet: the number of connections is not known
 
-	head       [frame.HeaderSize]byte // of the first in the queue
+	head       [frame.HeaderSize]byte // header of the first frame in the queue
 	both       [2][]byte
-	writeEnded bool // frames are dropped: the group ends, or the peer needs them no more
+	writeEnded bool // frames are dropped: the group ends, or the peer does not need them any more
 
 	in        *frame.Reader
 	pending   frame.Early     // a frame that is not requested yet
 	waiting   bool            // there is one
-	target    *frame.Incoming // whose frame is under way
-	into      []byte          // where the rest of it goes
+	target    *frame.Incoming // request of the frame being read
+	into      []byte          // memory for the rest of the frame
 	filling   bool            // there is one
-	readEnded bool            // nothing more comes
+	readEnded bool            // nothing more is read
 }
 
-// shares is how many connections have a part of a frame.
+// shares returns the number of connections that carry a share of a frame.
 func (w *wire) shares(frame int) int {
 	if frame < w.shareFrom {
 		return 1
@@ -72,18 +72,19 @@ func (w *wire) shares(frame int) int {
 	return 1 + len(w.more)
 }
 
-// share is the part of a frame that a connection has; the first is number 0.
+// share returns the share of a frame that a connection carries; the first connection has the number
+// 0.
 func (w *wire) share(frame []byte, i int) []byte {
 	return cutShare(frame, i, w.shares(len(frame)))
 }
 
-// cutShare is the share of a frame that connection i of so many has.
+// cutShare returns the share of a frame that connection i of all connections carries.
 func cutShare(frame []byte, i, all int) []byte {
 	n := len(frame)
 	return frame[n*i/all : n*(i+1)/all]
 }
 
-// sending reports whether the kernel has yet to take something.
+// sending reports whether there is data that the kernel has not taken yet.
 func (w *wire) sending() bool {
 	waits := w.queue.Len() > 0
 	for i := range w.more {
@@ -92,9 +93,9 @@ func (w *wire) sending() bool {
 	return waits
 }
 
-// takeOver hands the data channels to the operations, once the group is complete: no connection can
-// fail to come any more, so nothing but notices has to be read while no operation is under way, and
-// those come over the control channels.
+// takeOver makes operations drive the data channels, once the group is complete: no connection is
+// missing any more, so only notices must be read between operations, and these are sent over the
+// control channels.
 func (p *Path) takeOver() {
 	here := 1
 	for _, l := range p.links {
@@ -103,7 +104,7 @@ func (p *Path) takeOver() {
 		}
 		if l.data.undriven() {
 			l.unfold()
-			continue // all are
+			continue // all links are undriven
 		}
 		l.stopListening()
 		if sameHost(l.data) {
@@ -151,7 +152,7 @@ func (l *link) stopListening() {
 	<-l.listenEnded
 }
 
-// drive has operations drive a link, which no goroutine reads any more. The caller holds p.mu.
+// drive makes operations drive a link, which no goroutine reads any more. The caller holds p.mu.
 func (l *link) drive() (err error) {
 	w := &l.wire
 	w.more = make([]extraConn, len(l.more))
@@ -169,19 +170,20 @@ func (l *link) drive() (err error) {
 	return nil
 }
 
-// drive takes a connection from the runtime's poller. What it returns is −1 after an error.
+// drive removes a connection from the runtime's poller and returns its descriptor, or −1 after an
+// error.
 func (c *conn) drive() (fd int, err error) {
 	if fd, err = c.duplicate(); err != nil {
 		return -1, err
 	}
 	if sameHost(c) {
-		unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, sameHostPacing) // as well as can be
+		unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, sameHostPacing) // a failure has no effect
 	}
 	c.raw.Close()
 	return fd, nil
 }
 
-// fds are the descriptors of the wires. The caller holds p.mu.
+// fds calls each for every descriptor of the wires. The caller holds p.mu.
 func (p *Path) fds(each func(fd *int)) {
 	for _, l := range p.links {
 		if l == nil {
@@ -198,7 +200,7 @@ func (p *Path) fds(each func(fd *int)) {
 	}
 }
 
-// Start lets an operation drive; false where the group has ended.
+// Start begins an operation that drives the wires. It returns false if the group has ended.
 func (p *Path) Start() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -209,7 +211,7 @@ func (p *Path) Start() bool {
 	return true
 }
 
-// Finish is the end of an operation.
+// Finish ends the operation that Start began.
 func (p *Path) Finish() {
 	p.mu.Lock()
 	p.driving = false
@@ -219,8 +221,7 @@ func (p *Path) Finish() {
 	p.mu.Unlock()
 }
 
-// shutWires ends all movement on the wires, so that an operation that sleeps wakes up. The caller
-// holds p.mu.
+// shutWires shuts down the wires, so that a sleeping operation wakes up. The caller holds p.mu.
 func (p *Path) shutWires() {
 	p.fds(func(fd *int) { unix.Shutdown(*fd, unix.SHUT_RDWR) }) // an error means that it has ended already
 	p.alert()
@@ -229,8 +230,8 @@ func (p *Path) shutWires() {
 	}
 }
 
-// closeWires closes the wires of a group that has ended. The caller holds p.mu; no operation is
-// under way.
+// closeWires closes the wires of a group that has ended. The caller holds p.mu; no operation is in
+// progress.
 func (p *Path) closeWires() {
 	p.fds(func(fd *int) {
 		unix.Close(*fd)
@@ -242,7 +243,7 @@ func (p *Path) closeWires() {
 	}
 }
 
-// Poke wakes an operation that sleeps.
+// Poke wakes a sleeping operation.
 func (p *Path) Poke() {
 	if p.sleeping.Load() {
 		p.mu.Lock()
@@ -255,16 +256,16 @@ func (p *Path) Poke() {
 func (p *Path) alert() {
 	if p.alarm >= 0 {
 		one := [8]byte{1}
-		unix.Write(p.alarm, one[:]) // fails only where the alarm is raised already
+		unix.Write(p.alarm, one[:]) // fails only if the alarm is raised already
 	}
 }
 
-// Driven reports whether operations move the frames, by Pause and Advance. It is for them.
+// Driven reports whether operations move the frames, by Pause and Advance. It is for operations.
 func (p *Path) Driven() bool { return p.driven }
 
-// Pause moves frames until there is something for the operation to look at. It polls for a moment,
-// since what it waits for is mostly on its way, and then sleeps between polls. It returns ErrEnded
-// where the group has failed, and the error of a context that has ended.
+// Pause moves frames until something has changed for the operation. It polls for a moment, since
+// the awaited data is mostly in flight already, and then sleeps between polls. It returns ErrEnded
+// if the group has failed, and the error of ctx if ctx has ended.
 func (p *Path) Pause(ctx context.Context, late Late) error {
 	var until time.Time
 	slept := false
@@ -291,7 +292,7 @@ func (p *Path) Pause(ctx context.Context, late Late) error {
 			slept = true
 			continue
 		}
-		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // the rank that is waited for may share this core
+		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // the rank for which this one waits may share this core
 	}
 }
 
@@ -302,13 +303,13 @@ func (p *Path) patience() time.Duration {
 	return spinBound
 }
 
-// judgeSilence judges a peer whose control channel has ended without a notice. The peer may have
-// sent the reason on the data channel, which nothing reads between operations; ranks that wait in
-// another group of the generation must be told too.
+// judgeSilence handles a peer whose control channel has ended without a notice. The peer may have
+// sent the reason on the data channel, which nothing reads between operations. Ranks that wait in
+// another group of the generation must be notified too.
 func (l *link) judgeSilence(err error) {
 	p := l.path
 	p.mu.Lock()
-	if p.released || !p.driven || p.driving || l.wire.fd < 0 { // then the data channel is read
+	if p.released || !p.driven || p.driving || l.wire.fd < 0 { // the data channel is being read
 		p.mu.Unlock()
 		return
 	}
@@ -331,7 +332,8 @@ func (l *link) judgeSilence(err error) {
 	l.lost(err)
 }
 
-// Advance moves what can be moved on the links where the operation needs it, or on all of them.
+// Advance moves data, without blocking, on the links that the operation needs or, if all is true,
+// on all links. It reports whether anything was moved.
 func (p *Path) Advance(all bool) bool {
 	moved := p.hasFresh.Load() && p.takeFresh()
 	for _, l := range p.links {
@@ -353,7 +355,8 @@ func (p *Path) Advance(all bool) bool {
 	return moved
 }
 
-// sleep waits for the kernel, for an alarm, or for a bound; within is another one, if it is not 0.
+// sleep waits for an event on the wires or for an alarm, for a bounded time; within, if not 0, is a
+// further bound.
 func (p *Path) sleep(ctx context.Context, within time.Duration) {
 	p.polls = append(p.polls[:0], unix.PollFd{Fd: int32(p.alarm), Events: unix.POLLIN})
 	for _, l := range p.links {
@@ -402,19 +405,20 @@ func (p *Path) sleep(ctx context.Context, within time.Duration) {
 	}
 }
 
-// watch adds to what the kernel is asked for.
+// watch adds events of a descriptor to the poll.
 func (p *Path) watch(fd int, events int16) {
 	if events != 0 {
 		p.polls = append(p.polls, unix.PollFd{Fd: int32(fd), Events: events})
 	}
 }
 
-// carry takes a frame of the operation under way and writes at once what the kernel takes of it.
+// carry queues a frame of the operation in progress, and immediately writes as much of it as the
+// kernel takes.
 func (l *link) carry(o *frame.Outgoing) {
 	w := &l.wire
 	switch {
 	case w.writeEnded || w.fd < 0 && l.near:
-		o.Done.Store(true) // the end of the group is told otherwise
+		o.Done.Store(true) // the end of the group is reported elsewhere
 		return
 	case w.fd < 0:
 		w.unsent.Push(o)
@@ -432,7 +436,7 @@ func (l *link) carry(o *frame.Outgoing) {
 	}
 }
 
-// push writes what the kernel takes and reports whether that was anything.
+// push writes as much as the kernel takes, and reports whether that was anything.
 func (l *link) push() bool {
 	w := &l.wire
 	moved := l.pushOn(&w.dataConn, 0)
@@ -488,7 +492,7 @@ func (w *wire) dropFrames() {
 	}
 }
 
-// write writes some of a connection's share of a frame.
+// write writes a part of a connection's share of a frame, and returns the number of bytes.
 func (w *wire) write(s *dataConn, number int, o *frame.Outgoing) (int, error) {
 	data := w.share(o.Data, number)
 	if number > 0 {
@@ -507,7 +511,7 @@ func (w *wire) write(s *dataConn, number int, o *frame.Outgoing) (int, error) {
 	return n, err
 }
 
-// pull reads at most one frame and reports whether anything has come.
+// pull reads at most one frame, and reports whether anything has arrived.
 func (l *link) pull() bool {
 	w, moved := &l.wire, false
 	for {
@@ -542,12 +546,12 @@ func (l *link) pull() bool {
 			if !ok {
 				return moved
 			}
-			moved = true // it may have come with the last read
+			moved = true // it may have arrived with the last read
 		}
 	}
 }
 
-// expect asks for a frame to be read to where an operation wants it.
+// expect makes the wire read a frame into the buffer of a request.
 func (w *wire) expect(r *frame.Incoming) {
 	r.Shares = w.shares(len(r.Buf))
 	w.target, w.into, w.filling = r, w.share(r.Buf, 0), true
@@ -556,14 +560,14 @@ func (w *wire) expect(r *frame.Incoming) {
 	}
 }
 
-// arrived notes that one more share of a frame is there.
+// arrived records that one more share of a frame is complete.
 func arrived(r *frame.Incoming) {
 	if r.Shares--; r.Shares == 0 {
 		r.Done.Store(true)
 	}
 }
 
-// pullMore reads what an extra connection has of frames whose headers have come, and reports
+// pullMore reads, from an extra connection, shares of frames whose headers have arrived. It reports
 // whether that was anything.
 func (l *link) pullMore(i int) (moved bool) {
 	f := &l.wire.more[i]
@@ -588,8 +592,8 @@ func (l *link) pullMore(i int) (moved bool) {
 	return moved
 }
 
-// broken handles the end of the incoming stream; it ignores errors that only mean that nothing is
-// there.
+// broken handles the end of the incoming stream. It ignores errors that only mean that nothing has
+// arrived.
 func (l *link) broken(err error) bool {
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
 		return false
@@ -605,7 +609,7 @@ func (l *link) broken(err error) bool {
 	return true
 }
 
-// fill reads some of the payload of the frame under way.
+// fill reads a part of the payload of the current frame.
 func (w *wire) fill() (int, error) {
 	if n := w.in.Take(w.into); n > 0 {
 		return n, nil
@@ -617,8 +621,8 @@ func (w *wire) fill() (int, error) {
 	return max(n, 0), err
 }
 
-// head reads the header of the next frame; ok where it is complete, and the frame is handled or
-// under way.
+// head reads the header of the next frame. ok reports whether the header is complete, and the frame
+// handled or begun.
 func (l *link) head() (n int, ok bool, err error) {
 	f := l.wire.in
 	if need := f.Missing(); need > 0 {
@@ -646,7 +650,7 @@ func (l *link) head() (n int, ok bool, err error) {
 func (l *link) arrived(f *frame.Reader, h *frame.Header) error {
 	w := &l.wire
 	switch {
-	case h.Kind.IsNotice(): // where the peer's group had ended before this connection
+	case h.Kind.IsNotice(): // the peer's group had ended before this connection
 		return l.notice(f, h)
 	case h.Kind != frame.Data:
 		return frame.Err

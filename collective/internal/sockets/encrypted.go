@@ -9,18 +9,19 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
-// strand is one of the further connections of an encrypted data channel: each has its share of all
-// large frames, without a header, in their order, as those have that operations drive.
+// strand is one of the further connections of an encrypted data channel. It carries its share of
+// all large frames, without a header, in the order of the frames, like the extra connections that
+// operations drive.
 type strand struct {
 	out     sender
-	due     chan []byte // where the next share goes
-	got     chan error  // how reading it has ended
+	due     chan []byte // memory for the next share
+	got     chan error  // the result of reading it
 	started bool        // guarded by Path.mu
 }
 
-// serve starts the goroutines of an encrypted data channel, whose number of connections is known
-// now. The caller holds p.mu. Those of a far link wait for the control channel, so that no
-// operation can be finished before this rank can say goodbye.
+// serve starts the goroutines of an encrypted data channel whose number of connections is known.
+// The goroutines of a far link wait for the control channel, so that no operation can finish before
+// this rank can send a goodbye. The caller holds p.mu.
 func (l *link) serve() {
 	l.strands = make([]*strand, len(l.more))
 	for i := range l.strands {
@@ -35,8 +36,8 @@ func (l *link) serve() {
 	}
 }
 
-// serveStrand starts the goroutines of a further connection, once it and the first one are there.
-// The caller holds p.mu.
+// serveStrand starts the goroutines of a further connection, once it and the first one exist. The
+// caller holds p.mu.
 func (l *link) serveStrand(i int) {
 	if !l.served || l.more[i] == nil || l.strands[i].started {
 		return
@@ -61,8 +62,8 @@ func (l *link) serveStrand(i int) {
 	})
 }
 
-// unfold cuts what was queued before the link was complete, and what comes from now on, among all
-// connections.
+// unfold divides the frames that were queued before the link was complete, and all later ones,
+// among all connections.
 func (l *link) unfold() {
 	l.out.mu.Lock()
 	defer l.out.mu.Unlock()
@@ -98,7 +99,7 @@ func (l *link) share(o *frame.Outgoing) {
 	}
 }
 
-// sharing is how many connections have a part of a frame of so many bytes.
+// sharing returns the number of connections that carry a share of a frame of the given size.
 func (l *link) sharing(frame int) int {
 	if frame < l.wire.shareFrom {
 		return 1
@@ -106,8 +107,8 @@ func (l *link) sharing(frame int) int {
 	return 1 + len(l.strands)
 }
 
-// readData delivers the frames of operations of an encrypted channel. When they end it does not
-// decide why: the control channel tells.
+// readData delivers the frames of an encrypted channel. When the channel ends, the control channel,
+// not readData, determines the reason.
 func (l *link) readData() {
 	f := frame.NewReader(l.data)
 	err := l.deliverAll(f)
@@ -147,7 +148,7 @@ func (l *link) deliverAll(f *frame.Reader) error {
 	}
 }
 
-// payload reads a frame from all connections that have a share of it.
+// payload reads the payload of a frame from all connections that carry a share of it.
 func (l *link) payload(f *frame.Reader, buf []byte) error {
 	all := l.sharing(len(buf))
 	for i := 1; i < all; i++ {
@@ -169,14 +170,14 @@ func (l *link) payload(f *frame.Reader, buf []byte) error {
 type sender struct {
 	link   *link
 	conn   *conn
-	number int // 0: the first one, which has the headers
+	number int // 0: the first connection, which carries the headers
 	kick   chan struct{}
 
 	mu     sync.Mutex
 	queue  frame.FIFO[*frame.Outgoing]
 	broken bool // frames are dropped: the group ends, or the peer needs them no more
 
-	record []byte // of the goroutine
+	record []byte // owned by the goroutine
 }
 
 func (s *sender) poke() {
@@ -195,7 +196,7 @@ func (s *sender) send(o *frame.Outgoing) {
 	}
 }
 
-// run writes what is queued until the group ends.
+// run writes the queued frames until the group ends.
 func (s *sender) run() {
 	for {
 		s.mu.Lock()
@@ -221,7 +222,7 @@ func (s *sender) run() {
 	}
 }
 
-// write writes this connection's share of a frame, and returns its bytes.
+// write writes this connection's share of a frame, and returns its size in bytes.
 func (s *sender) write(o *frame.Outgoing) (size int, err error) {
 	data := cutShare(o.Data, s.number, s.link.sharing(len(o.Data)))
 	if s.number > 0 {
@@ -237,7 +238,7 @@ func (s *sender) write(o *frame.Outgoing) (size int, err error) {
 	return frame.HeaderSize + len(data), err
 }
 
-// sealed notes that a connection is done with its share of a frame.
+// sealed records that a connection has written its share of a frame.
 func sealed(o *frame.Outgoing) {
 	if o.Left.Add(-1) == 0 {
 		o.Finish()

@@ -18,55 +18,55 @@ import (
 )
 
 const (
-	proofEach     = 50 * time.Millisecond  // by which a proof may take longer for each rank of the world: they may share the processors
+	proofEach     = 50 * time.Millisecond  // additional time for a proof for each rank of the world: the ranks may share the processors
 	waitBound     = 30 * time.Second       // longest a connection of a newer generation waits for this rank
-	fewWaiting    = 1024                   // such connections, whatever the world's size
-	mostPast      = 4                      // generations before the current one whose dialers are told that it is over
-	maxVisits     = 16                     // at a time
-	connectBound  = 30 * time.Second       // of Connect without any new connection, where its context has no deadline
-	connectEach   = 100 * time.Millisecond // by which ranks of one host may come to a group later, for each rank
-	lateBound     = 10                     // times connectIdle: longest that ranks which are connected wait for those that are not
-	dialBound     = 10 * time.Second       // of one attempt at one address
-	routeAttempts = 6                      // where there is no route to a peer
-	maxDialing    = 64                     // attempts at a time for one group: with more, the processes of one host starve each other
-	localStagger  = time.Second            // between two addresses of a peer of this host: all lead there
-	dialAttempts  = 24                     // where a connection breaks while it is being proven
-	heldFor       = time.Second            // after which a connection that breaks was held by a peer that is behind
+	fewWaiting    = 1024                   // number of such connections, whatever the world's size
+	mostPast      = 4                      // number of past generations whose dialers are told that they are over
+	maxVisits     = 16                     // number of visits at a time
+	connectBound  = 30 * time.Second       // longest time that Connect waits without any new connection, if its context has no deadline
+	connectEach   = 100 * time.Millisecond // additional time for each rank: ranks of one host may reach a group later
+	lateBound     = 10                     // factor of connectIdle: longest time that connected ranks wait for the others
+	dialBound     = 10 * time.Second       // longest time of one attempt at one address
+	routeAttempts = 6                      // number of attempts if there is no route to a peer
+	maxDialing    = 64                     // number of attempts at a time for one group: with more, the processes of one host starve each other
+	localStagger  = time.Second            // between two addresses of a peer on this host, which all work
+	dialAttempts  = 24                     // number of attempts if a connection breaks while it is being proven
+	heldFor       = time.Second            // a connection that breaks after this time was held by a peer that is behind
 )
 
 // dialBackoff is the pause before another attempt at a peer.
 var dialBackoff = retry.Backoff{First: 5 * time.Millisecond, Most: 250 * time.Millisecond}
 
-// keepAlive notices in about 5 seconds that a peer's host is gone, on the control channel, where
-// nothing waits to be acknowledged. TCP_USER_TIMEOUT would do so on the data channel, but it also
-// ends the connection to a peer that is well and does not read for so long: one that computes, and
-// whose receive window is full.
+// keepAlive detects within about 5 seconds that a peer's host is gone, on the control channel,
+// which has no unacknowledged data. TCP_USER_TIMEOUT would do so on the data channel, but it would
+// also end the connection to a healthy peer that does not read for that time, because it computes
+// and its receive window is full.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 
-// MaxConnections is the most connections between two ranks that share frames.
+// MaxConnections is the largest number of connections between two ranks that share frames.
 const MaxConnections = 16
 
 // Config configures an [Endpoint].
 type Config struct {
-	Credentials *identity.Credentials // of this worker; needed
-	ListenAddr  string                // host:port; empty: the addresses of the interfaces, a free port
-	Interfaces  []string              // listened on where ListenAddr names no address, and by Widen; empty: all
+	Credentials *identity.Credentials // of this worker; required
+	ListenAddr  string                // host:port; empty: a free port on the addresses of the interfaces
+	Interfaces  []string              // interfaces to listen on if ListenAddr has no address, and for Widen; empty: all
 	Encrypt     bool                  // TLS on every connection; every rank must agree
-	Connections int                   // that share the large frames between two ranks of different hosts
-	ShareFrom   int                   // bytes from which a frame is large
-	Log         logrus.FieldLogger    // needed
-	Visited     func(net.Conn)        // see Visit; nil: visitors are refused
-	Network     identity.Network      // where the other ranks are
+	Connections int                   // number of connections that share the large frames between two ranks of different hosts
+	ShareFrom   int                   // size in bytes from which a frame is large
+	Log         logrus.FieldLogger    // required
+	Visited     func(net.Conn)        // see Visit; nil: visits are refused
+	Network     identity.Network      // network of the ranks
 }
 
-// Endpoint is where the other workers of the job reach this one. It lives as long as the worker,
-// over all generations.
+// Endpoint is the endpoint at which the other workers of the job reach this one. It lives as long
+// as the worker, over all generations.
 type Endpoint struct {
 	cfg      Config // with the defaults of Log and Connections
 	listener *identity.Listener
 	closed   chan struct{}
 	made     atomic.Uint64  // see Connections
-	running  sync.WaitGroup // the accept loop and what it has accepted and not handed over
+	running  sync.WaitGroup // the accept loop, and the connections that it has accepted and not passed on
 
 	mu    sync.Mutex
 	addrs []string
@@ -78,37 +78,37 @@ type Endpoint struct {
 	testHooks
 }
 
-// generations are those that Connect was called for.
+// generations are the generations for which Connect was called.
 type generations struct {
-	current *Generation     // of the newest
-	keys    []generationKey // of current and of those before, for as many as mostPast, newest first
-	turned  chan struct{}   // closed and replaced when current is
-	largest int             // ranks of the largest
+	current *Generation     // the newest generation
+	keys    []generationKey // keys of current and of up to mostPast earlier generations, newest first
+	turned  chan struct{}   // closed and replaced when current is replaced
+	largest int             // number of ranks of the largest generation
 }
 
-// generationKey is what the dialers of a generation are known by.
+// generationKey is the key that dialers of a generation prove.
 type generationKey struct {
 	number uint64
 	key    identity.DataKey
 }
 
-// arrivals are connections that were accepted and not handed over.
+// arrivals are connections that were accepted and not passed on.
 type arrivals struct {
 	inbound map[net.Conn]struct{}
-	visits  int                        // those that are visits
-	waiting int                        // those that wait for a group
-	awaited map[groupKey]*awaitedGroup // where connections wait for groups that this rank has not come to yet
+	visits  int                        // number of visits
+	waiting int                        // number of connections that wait for a group
+	awaited map[groupKey]*awaitedGroup // groups that this rank has not reached yet and for which connections wait
 }
 
-// testHooks is what tests set; the zero value changes nothing.
+// testHooks are settings of tests. The zero value has no effect.
 type testHooks struct {
 	dialOnce    func() error                  // instead of a dial
-	forcedBound int                           // what bound returns
-	mesh        func(distance, size int) bool // as that of Generation
-	forcedRails int                           // how many routes there are to a peer that has one address
+	forcedBound int                           // result of bound; 0: unused
+	mesh        func(distance, size int) bool // as in Generation
+	forcedRails int                           // number of routes to a peer that has one address
 }
 
-// Listen opens an endpoint and starts to accept connections; Close ends it.
+// Listen opens an endpoint and starts to accept connections until Close.
 func Listen(cfg Config) (*Endpoint, error) {
 	ln, addrs, err := listen(cfg)
 	if err != nil {
@@ -141,8 +141,8 @@ func listen(cfg Config) (*identity.Listener, []string, error) {
 	return ln, addrs, nil
 }
 
-// open listens on an address, or where it names none on those of the interfaces, and returns the
-// addresses to offer.
+// open listens on an address or, if it is unspecified, on the addresses of the interfaces. It
+// returns the addresses to offer.
 func open(ln *identity.Listener, at *net.TCPAddr, interfaces []string) ([]string, error) {
 	all := []string{at.String()}
 	if at.IP.IsUnspecified() || at.IP == nil {
@@ -168,8 +168,8 @@ func open(ln *identity.Listener, at *net.TCPAddr, interfaces []string) ([]string
 	return all, nil
 }
 
-// Widen listens on the addresses of the interfaces, or on all, besides that of Config.ListenAddr,
-// and returns the addresses to give to the other ranks from now on.
+// Widen makes the endpoint listen on the addresses of the interfaces, or on all addresses, in
+// addition to Config.ListenAddr. It returns the addresses to give to the other ranks from now on.
 func (e *Endpoint) Widen() ([]string, error) {
 	addrs, err := open(e.listener, &net.TCPAddr{}, e.cfg.Interfaces)
 	if err != nil {
@@ -181,9 +181,9 @@ func (e *Endpoint) Widen() ([]string, error) {
 	return slices.Clone(addrs), nil
 }
 
-// candidates are the addresses under which a listener may be reached: its own, or where it listens
-// on all of them those of the interfaces; loopback ones only where there is nothing else or an
-// interface was named.
+// candidates returns the addresses at which a listener can be reached: its own or, if it listens on
+// all addresses, those of the interfaces. Loopback addresses are included only if there is no other
+// address or their interface was named.
 func candidates(at *net.TCPAddr, interfaces []string) ([]string, error) {
 	if at.IP != nil && !at.IP.IsUnspecified() {
 		return []string{at.String()}, nil
@@ -223,20 +223,20 @@ func candidates(at *net.TCPAddr, interfaces []string) ([]string, error) {
 	return found, nil
 }
 
-// Addrs are the addresses to give to the other ranks, each host:port; they try all of them. A new
-// slice.
+// Addrs returns the addresses to give to the other ranks, each host:port, in a new slice. The other
+// ranks try all of them.
 func (e *Endpoint) Addrs() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return slices.Clone(e.addrs)
 }
 
-// Connections is the number of connections to other ranks so far, of all generations: while Connect
-// is under way, a sign of its progress. Any goroutine may call it.
+// Connections returns the number of connections to other ranks so far, in all generations. During
+// Connect it shows the progress. Any goroutine may call it.
 func (e *Endpoint) Connections() uint64 { return e.made.Load() }
 
-// Close ends the endpoint and waits for its goroutines. Groups that are connected stay so; a
-// Connect under way fails.
+// Close ends the endpoint and waits for its goroutines. Connected groups stay connected; a Connect
+// in progress fails.
 func (e *Endpoint) Close() error {
 	e.mu.Lock()
 	err := e.closeListener()
@@ -248,7 +248,8 @@ func (e *Endpoint) Close() error {
 	return nil
 }
 
-// closeListener accepts nothing more and closes what is being accepted. The caller holds mu.
+// closeListener closes the listener and the connections that are being accepted. The caller holds
+// mu.
 func (e *Endpoint) closeListener() error {
 	select {
 	case <-e.closed:
@@ -265,17 +266,16 @@ func (e *Endpoint) closeListener() error {
 }
 
 // Kill ends the endpoint and its groups as the death of this process would: connections end without
-// a notice. An operation of these groups, under way or later, does not return, but ends its
-// goroutine as runtime.Goexit does. It is for workers that are goroutines (package
-// elastic/elastictest), which share no memory. It may be called from any goroutine, and does not
-// wait for any; Close does.
+// a notice. Operations of these groups, in progress or later, do not return but end their goroutine
+// as runtime.Goexit does. Kill is for workers that are goroutines (package elastic/elastictest),
+// which share no memory. It may be called from any goroutine and waits for none; Close does.
 func (e *Endpoint) Kill() {
 	e.mu.Lock()
 	f := e.current
 	if f != nil {
 		f.Killed.Store(true) // before a peer sees that the listener is closed, and reports it
 	}
-	_ = e.closeListener() // the error of a listener that is closed does not matter
+	_ = e.closeListener() // the listener may be closed already
 	e.mu.Unlock()
 	if f != nil {
 		f.groups.FailAll(frame.Gone(errKilled))
@@ -284,8 +284,8 @@ func (e *Endpoint) Kill() {
 
 var errKilled = errors.New("collective: this worker has been killed")
 
-// Connect connects a new path, whose group it enrolls, and calls enrolled before it dials. It
-// blocks until every near link is complete or the group has failed, and returns an error where the
+// Connect connects a new path. It enrolls the path's group, and calls enrolled before it dials. It
+// blocks until every near link is complete or the group has failed. It returns an error if the
 // group is refused.
 func (e *Endpoint) Connect(ctx context.Context, path *Path, enrolled func()) error {
 	if err := e.admitGroup(path); err != nil {
@@ -294,7 +294,7 @@ func (e *Endpoint) Connect(ctx context.Context, path *Path, enrolled func()) err
 	enrolled()
 	dialCtx, stop := context.WithCancel(ctx)
 	var dialing sync.WaitGroup
-	for d := 1; d < path.Size; d++ { // each rank another one first
+	for d := 1; d < path.Size; d++ { // each rank begins with a different peer
 		if peer := (path.Rank + d) % path.Size; path.links[peer].near {
 			path.dial(dialCtx, peer, dialing.Go)
 		}
@@ -307,15 +307,16 @@ func (e *Endpoint) Connect(ctx context.Context, path *Path, enrolled func()) err
 	return nil
 }
 
-// LateBound is how long ranks of a new group that are connected wait for those that are not, where
-// nothing else bounds that.
+// LateBound returns how long connected ranks of a new group wait for those that are not connected,
+// if nothing else bounds the wait.
 func LateBound(size int) time.Duration { return lateBound * connectIdle(size) }
 
-// connectIdle is the longest that Connect goes without any new connection among so many ranks.
+// connectIdle returns the longest time that Connect waits without any new connection, for the given
+// number of ranks.
 func connectIdle(size int) time.Duration { return connectBound + time.Duration(size)*connectEach }
 
-// awaitPeers blocks until there is a connection to every near rank, or fails the group: when ctx
-// ends, or, where that has no deadline, when there has been no new connection for connectIdle.
+// awaitPeers blocks until there is a connection to every near rank. It fails the group when ctx
+// ends or, if ctx has no deadline, when there has been no new connection for connectIdle.
 func (e *Endpoint) awaitPeers(ctx context.Context, path *Path) {
 	var idle <-chan time.Time
 	if _, bounded := ctx.Deadline(); !bounded {
@@ -342,8 +343,8 @@ func (e *Endpoint) awaitPeers(ctx context.Context, path *Path) {
 	}
 }
 
-// admitGroup accepts connections of a path from now on, those included that wait for it. The group
-// of all ranks makes its generation the current one.
+// admitGroup makes the endpoint accept connections of a path from now on, including those that
+// already wait for it. If the group is that of all ranks, its generation becomes the current one.
 func (e *Endpoint) admitGroup(path *Path) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -9,29 +9,29 @@ import (
 	"github.com/hvdrun/hvdrun/internal/netif"
 )
 
-// Peers are the ranks of a generation, and how to reach them.
+// Peers are the ranks of a generation, with their addresses.
 type Peers struct {
 	Number uint64           // of the generation
 	Size   int              // how many ranks it has
 	Self   int              // this rank
-	Key    identity.DataKey // every member has it, and nobody else
-	Addrs  [][]string       // by rank: what Addrs of their endpoints returned; the own entry is not used
-	Hosts  []string         // by rank; nil, or empty names: not known
+	Key    identity.DataKey // only members have the key
+	Addrs  [][]string       // by rank: the result of Addrs of each rank's endpoint; this rank's entry is not used
+	Hosts  []string         // by rank; nil or empty names: unknown
 }
 
-// Generation is the connections of a generation. [Endpoint.Generation] makes one that has any; the
-// others are those of the ranks of one process.
+// Generation is the connections of a generation. [Endpoint.Generation] makes one; others are for
+// ranks in one process, which have no connections.
 type Generation struct {
 	Peers
 	groups   Groups
-	conns    int                              // connections of the data channel of ranks of different hosts
-	hurried  bool                             // a route has just broken: those that do not answer are not waited for
+	conns    int                              // number of connections of the data channel between ranks of different hosts
+	hurried  bool                             // a route has just broken: routes that do not answer are not waited for
 	undriven bool                             // operations do not drive the connections
-	mesh     func(distance, size int) bool    // replaces near's rule in tests; nil: the rule holds
+	mesh     func(distance, size int) bool    // replaces the rule of near in tests; nil: unused
 	own      func() map[netip.Addr]netif.Card // addresses of this host
 
-	Sent   atomic.Uint64 // bytes that the kernel has taken on data channels
-	Killed atomic.Bool   // the worker, a goroutine, has been killed: it sends nothing any more
+	Sent   atomic.Uint64 // number of bytes that the kernel has taken on data channels
+	Killed atomic.Bool   // the worker, which is a goroutine, has been killed and sends nothing any more
 
 	mu   sync.Mutex
 	lost []lostConn
@@ -45,8 +45,8 @@ func (e *Endpoint) Generation(p Peers, groups Groups) *Generation {
 	}
 }
 
-// connsBetween is how many connections the data channel of two ranks has: one where nothing but
-// this host's memory lies between them.
+// connsBetween returns the number of connections of the data channel between two ranks: one if both
+// are on one host.
 func (f *Generation) connsBetween(a, b int) int {
 	if f.sameHost(a, b) {
 		return 1
@@ -59,14 +59,14 @@ func (f *Generation) sameHost(a, b int) bool {
 	return a < len(f.Hosts) && b < len(f.Hosts) && f.Hosts[a] != "" && f.Hosts[a] == f.Hosts[b]
 }
 
-// Lane is who is in a group of a generation.
+// Lane describes which ranks are in a group of a generation.
 type Lane struct {
-	ID         uint64 // tells the group from the others; 0 for that of all ranks
+	ID         uint64 // identifies the group within the generation; 0: the group of all ranks
 	Rank, Size int
-	Members    []int // by rank: the ranks of the generation; nil where these are the same
+	Members    []int // by rank: the ranks in the generation; nil: they are the same
 }
 
-// Original is a rank of the lane in the numbering of the generation.
+// Original returns the number of a rank of the lane in the generation.
 func (l *Lane) Original(rank int) int {
 	if l.Members == nil {
 		return rank

@@ -1,6 +1,6 @@
 // Package sockets connects the ranks of a generation over TCP. An [Endpoint] accepts and dials
 // connections, chooses their routes and watches them; a [Path] moves the frames of one group over
-// them. What the frames mean is the group's affair: this file has what a path needs of it.
+// them. The meaning of the frames is up to the group: this file defines what a path needs of it.
 package sockets
 
 import (
@@ -14,44 +14,48 @@ import (
 type Group interface {
 	frame.Group
 
-	// Enroll adds the group to those of its generation; false where its lane is taken.
+	// Enroll adds the group to its generation. It returns false if its lane is taken.
 	Enroll() bool
-	// FailAll is Fail with a notice that names ranks as the generation numbers them.
+	// FailAll is Fail with a notice that names ranks as numbered in the generation.
 	FailAll(n frame.Notice)
-	// Failure is why the group has failed, as the generation numbers ranks.
+	// Failure returns the reason why the group has failed, with ranks as numbered in the
+	// generation.
 	Failure() (n frame.Notice, failed bool)
-	// Failed is closed once the group has failed and every rank has been told.
+	// Failed returns a channel that is closed once the group has failed and every rank has been
+	// notified.
 	Failed() <-chan struct{}
-	// Wake has one token: something has changed for the operation under way.
+	// Wake returns a channel with room for one token: something has changed for the operation in
+	// progress.
 	Wake() chan struct{}
-	// Finished is how many operations went well.
+	// Finished returns the number of successful operations.
 	Finished() uint64
 	// Closing reports whether this rank leaves the group.
 	Closing() bool
-	// Left says that a rank sends no more operations.
+	// Left is called when a rank calls no more operations.
 	Left(rank int)
-	// Nudged says that another rank's engine begins a cycle.
+	// Nudged is called when another rank's engine begins a cycle.
 	Nudged(cycle uint64)
 }
 
 // Groups are the groups of one generation in this process. They fail together.
 type Groups interface {
-	// Path returns the path of the group of a lane; nil where it has none, or is not there.
+	// Path returns the path of the group of a lane, nil if the group has none, and whether the
+	// group exists.
 	Path(lane uint64) (path *Path, there bool)
-	// Paths are those of all groups.
+	// Paths returns the paths of all groups.
 	Paths() []*Path
-	// Demand is called where another rank wants to connect a lane that is not there: it may be one
-	// that is yet to be made. An error tells that rank why it is not.
+	// Demand is called when another rank wants to connect a lane that does not exist on this rank;
+	// the lane may be made later. An error is the reason, for that rank, why it will not be made.
 	Demand(lane uint64) error
-	// Failure is the first one; nil before that.
+	// Failure returns the first failure; nil before that.
 	Failure() *frame.Notice
 	// FailAll ends all groups.
 	FailAll(n frame.Notice)
 }
 
-// ErrEnded says that the group has failed.
+// ErrEnded reports that the group has failed.
 var ErrEnded = errors.New("collective: the group has ended")
 
-// Late tells other ranks what they may not know yet, if it is time for that at now; otherwise it
-// returns how long that takes yet. 0: there is nothing to tell.
+// Late notifies other ranks of something that they may not know yet, if it is time to do so at now;
+// otherwise it returns the time until then. 0: there is nothing to do.
 type Late func(now time.Time) time.Duration

@@ -20,31 +20,31 @@ import (
 	"github.com/hvdrun/hvdrun/internal/netif"
 )
 
-// A route may break while both ranks live. Where there is another one to the same host, the group
-// ends as soon as that is known, and the next world goes another way:
+// A route may break while both ranks live. If there is another route to the same host, the group
+// ends as soon as the break is detected, and the next world uses another route:
 //
 //   - The kernel reports that an interface of this host is down, or has lost the address.
 //   - What was sent over a route is not acknowledged, not even a new connection on it is, and on
 //     another route the same host answers.
 //
-// Where there is no other route, nothing is gained by a reset: TCP goes on once the route is back.
+// If there is no other route, a reset would not help: TCP continues once the route has recovered.
 
 const (
-	watchEach  = 15 * time.Millisecond  // between two looks at what is not acknowledged
-	quietFor   = 30 * time.Millisecond  // without an acknowledgement that is due: suspicious
+	watchEach  = 15 * time.Millisecond  // between two checks for unacknowledged data
+	quietFor   = 30 * time.Millisecond  // time without an acknowledgement that is due after which a connection is suspected
 	doubtEach  = 100 * time.Millisecond // between two trials of one route
-	trialBound = 30 * time.Millisecond  // in which a route that works answers, and four round trips
-	trialLate  = 10 * time.Millisecond  // more, once the bound has passed: this host may be slow
-	trialSpare = 200 * time.Millisecond // in which another route answers, or the host is gone
+	trialBound = 30 * time.Millisecond  // a working route answers within this time plus four round trips
+	trialLate  = 10 * time.Millisecond  // additional time after the bound: this host may be slow
+	trialSpare = 200 * time.Millisecond // another route answers within this time, or the host is gone
 )
 
-// errCut is why a group ends whose ranks all live.
+// errCut is the reason why a group ends although all its ranks live.
 var (
 	errCut   = errors.New("collective: the route is cut, and its host answers on another")
 	errEnded = errors.New("collective: a connection has ended, and both ranks live")
 )
 
-// lostConn is a connection that ended without a reason from the peer.
+// lostConn is a connection that ended without a notice from the peer.
 type lostConn struct {
 	rank int
 	addr netip.Addr // of the peer's host
@@ -70,24 +70,24 @@ func (f *Generation) noteLost(rank int, c *conn) {
 	f.lost = append(f.lost, lostConn{rank, remoteOf(c)})
 }
 
-// tcpState is what the kernel knows of a connection.
+// tcpState is the kernel's state of a connection.
 type tcpState struct {
 	ended   bool          // by an error: the peer has not closed it
-	closed  bool          // by the peer, or by what is between
-	unacked bool          // something that was sent is not acknowledged
-	heard   time.Duration // since the last acknowledgement
+	closed  bool          // by the peer, or by a device in between
+	unacked bool          // there is unacknowledged data
+	heard   time.Duration // time since the last acknowledgement
 	sent    Sent
 }
 
-// Sent is what a connection has sent: how many bytes the peer has acknowledged, and for how long
-// there were some to send that the peer had room for.
+// Sent is what a connection has sent: the number of bytes that the peer has acknowledged, and the
+// time during which there was data to send for which the peer had room.
 type Sent struct {
 	Bytes uint64
 	Busy  time.Duration
 }
 
-// Sent returns what each connection of the data channel to a peer has sent, as the kernel counts
-// it: none where there is no connection, or the kernel does not say.
+// Sent returns what each connection of the data channel to a peer has sent, as counted by the
+// kernel. It returns nil if there is no connection, or if the kernel does not report it.
 func (p *Path) Sent(peer int) (all []Sent) {
 	p.links[peer].sockets(func(index int, _ *conn, state func() (tcpState, bool)) {
 		if index < 0 {
@@ -112,8 +112,9 @@ func stateOf(fd int) (tcpState, bool) {
 	}, true
 }
 
-// sockets calls each for every connection of a link: those of the data channel from 0, the control
-// channel as −1. state asks the kernel, and must not be called later.
+// sockets calls each for every connection of a link: those of the data channel with indices from 0,
+// the control channel with −1. state queries the kernel, and must not be called after each has
+// returned.
 func (l *link) sockets(each func(index int, c *conn, state func() (tcpState, bool))) {
 	p := l.path
 	p.mu.Lock()
@@ -146,9 +147,9 @@ func (l *link) sockets(each func(index int, c *conn, state func() (tcpState, boo
 	one(-1, l.control, -1)
 }
 
-// noteEnded notes which connections of a link have ended by an error, and returns those of the data
-// channel: if the peer lives, their routes have broken. It also returns those that have been
-// closed.
+// noteEnded records which connections of a link have ended by an error, and returns those of the
+// data channel: if the peer lives, their routes have broken. It also returns the connections that
+// have been closed.
 func (l *link) noteEnded() (data, closed []int) {
 	l.sockets(func(index int, c *conn, state func() (tcpState, bool)) {
 		s, ok := state()
@@ -166,9 +167,9 @@ func (l *link) noteEnded() (data, closed []int) {
 	return data, closed
 }
 
-// tellCut tells the peer over the control channel which connections of the data channel have ended.
-// One that is dead does not hear it, and one whose group has ended has said so. Any other ends the
-// group at once.
+// tellCut reports to the peer, over the control channel, which connections of the data channel have
+// ended. A dead peer does not receive it, and a peer whose group has ended has said so. Any other
+// peer ends the group at once.
 func (l *link) tellCut() {
 	cut, closed := l.noteEnded()
 	for _, index := range cut {
@@ -179,8 +180,9 @@ func (l *link) tellCut() {
 	}
 }
 
-// wasCut is called when the peer, which lives, says that a connection of the data channel has
-// ended. It may have been this rank that closed it: the group has ended then, and stays as it is.
+// wasCut is called when the peer, which lives, reports that a connection of the data channel has
+// ended. This rank may itself have closed it because the group has ended; then wasCut has no
+// effect.
 func (l *link) wasCut(h *frame.Header) {
 	ours := h.Step == frame.AsIfClosed && (l.path.hasFailed() || l.path.group.Closing())
 	l.sockets(func(i int, c *conn, _ func() (tcpState, bool)) {
@@ -193,9 +195,9 @@ func (l *link) wasCut(h *frame.Header) {
 	}
 }
 
-// survived reports whether ranks that the last group of all ranks has lost are in the new world
-// nevertheless, by the addresses of its ranks: then routes have broken, those of the connections
-// that ended, and others may have.
+// survived reports whether ranks that the last group of all ranks has lost are in the new world,
+// whose ranks have these addresses. If so, the routes of the connections that ended have broken,
+// and other routes may have broken too.
 func (e *Endpoint) survived(ranks [][]string) (some bool) {
 	e.mu.Lock()
 	f := e.current
@@ -220,7 +222,7 @@ func (e *Endpoint) survived(ranks [][]string) (some bool) {
 	return some || failure != nil && slices.ContainsFunc(failure.Dead, lives)
 }
 
-// brokeRoute notes that the route of a connection has broken.
+// brokeRoute records that the route of a connection has broken.
 func (e *Endpoint) brokeRoute(f *Generation, rank int, c *conn) { e.breakRoute(f, rank, remoteOf(c)) }
 
 func (e *Endpoint) breakRoute(f *Generation, rank int, addr netip.Addr) {
@@ -229,7 +231,7 @@ func (e *Endpoint) breakRoute(f *Generation, rank int, addr netip.Addr) {
 	}
 }
 
-// spare returns another route to a rank's host than that of a connection.
+// spare returns a route to a rank's host other than that of a connection.
 func (e *Endpoint) spare(f *Generation, rank int, c *conn) (routes.Route, bool) {
 	if len(f.Addrs[rank]) < 2 || f.sameHost(f.Self, rank) {
 		return routes.Route{}, false
@@ -237,7 +239,8 @@ func (e *Endpoint) spare(f *Generation, rank int, c *conn) (routes.Route, bool) 
 	return e.routes.Spare(f.hostKey(rank), remoteOf(c))
 }
 
-// cut ends a group because the route of a connection to a peer is cut, and tells the peer which.
+// cut ends a group because the route of a connection to a peer is cut, and reports the route to the
+// peer.
 func (e *Endpoint) cut(path *Path, l *link, index int, c *conn, spare routes.Route, why string) {
 	f, rank := path.gen, path.Original(l.rank)
 	e.brokeRoute(f, rank, c)
@@ -251,7 +254,7 @@ func (e *Endpoint) cut(path *Path, l *link, index int, c *conn, spare routes.Rou
 	path.group.Fail(frame.Gone(fmt.Errorf("%w: %s", errCut, why), l.rank))
 }
 
-// leads reports whether the control channel leads to an address.
+// leads reports whether the control channel is connected to an address.
 func (l *link) leads(addr netip.Addr) (leads bool) {
 	l.sockets(func(index int, c *conn, _ func() (tcpState, bool)) {
 		leads = leads || index < 0 && remoteOf(c) == addr
@@ -259,9 +262,9 @@ func (l *link) leads(addr netip.Addr) (leads bool) {
 	return leads
 }
 
-// tellElsewhere tells a peer that the route of a connection is cut, over another route: the control
-// channel is cut with it. The peer ends the group. Where that takes too long, its own observations
-// do.
+// tellElsewhere reports to a peer over another route that the route of a connection is cut, since
+// the control channel is cut too. The peer then ends the group. If that takes too long, the peer
+// detects the cut itself.
 func (e *Endpoint) tellElsewhere(f *Generation, rank int, spare routes.Route, c *conn) {
 	ctx, cancel := context.WithTimeout(e.life, trialSpare)
 	defer cancel()
@@ -284,11 +287,11 @@ func (e *Endpoint) tellElsewhere(f *Generation, rank int, spare routes.Route, c 
 	}
 	request := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, cutRequest), uint32(own))
 	if _, err := other.Write(request); err == nil {
-		_, _ = io.ReadFull(other, request) // an error: the peer's group has ended, or it is dead
+		_, _ = io.ReadFull(other, request) // an error means that the peer's group has ended, or that it is dead
 	}
 }
 
-// toldCut is called when a rank says that the route to one of its addresses is cut.
+// toldCut is called when a rank reports that the route to one of its addresses is cut.
 func (e *Endpoint) toldCut(f *Generation, from, index int) {
 	if at, err := netip.ParseAddrPort(f.Addrs[from][index]); err == nil {
 		e.breakRoute(f, from, at.Addr().Unmap())
@@ -300,7 +303,8 @@ func (e *Endpoint) toldCut(f *Generation, from, index int) {
 	}
 }
 
-// addrIndex finds an address among those that a rank offers; −1: it is not there.
+// addrIndex returns the index of an address among those that a rank offers; −1: it is not among
+// them.
 func addrIndex(texts []string, addr netip.Addr) int {
 	return slices.IndexFunc(texts, func(text string) bool {
 		at, err := netip.ParseAddrPort(text)
@@ -308,7 +312,7 @@ func addrIndex(texts []string, addr netip.Addr) int {
 	})
 }
 
-// Guard watches the connections of a group for which there are other routes, until it ends.
+// Guard watches the connections of a group for which there are other routes, until the group ends.
 func (e *Endpoint) Guard(path *Path) {
 	if path.Size < 2 || !slices.ContainsFunc(path.links, func(l *link) bool { return l != nil && e.spared(path, l) }) {
 		return
@@ -338,7 +342,7 @@ func (e *Endpoint) spared(path *Path, l *link) (some bool) {
 	return some
 }
 
-// watchCards looks at the interfaces of the connections whenever the kernel reports a change.
+// watchCards checks the interfaces of the connections whenever the kernel reports a change.
 func (e *Endpoint) watchCards() {
 	err := netif.Watch(e.life, func() {
 		e.mu.Lock()
@@ -346,7 +350,7 @@ func (e *Endpoint) watchCards() {
 		e.mu.Unlock()
 		own := netif.Own()
 		if len(own) == 0 {
-			return // the kernel does not tell
+			return // the kernel does not report changes
 		}
 		for _, path := range f.groups.Paths() {
 			e.checkCards(path, own)
@@ -389,13 +393,13 @@ func (e *Endpoint) checkCards(path *Path, own map[netip.Addr]netif.Card) {
 	}
 }
 
-// doubt is what has been observed of a connection that is not acknowledged.
+// doubt is what has been observed about a connection with unacknowledged data.
 type doubt struct {
-	since time.Time // nothing has been acknowledged since
+	since time.Time // when nothing was acknowledged any more
 	tried time.Time
 }
 
-// watchAcks looks for connections on which nothing is acknowledged, and tries their routes.
+// watchAcks looks for connections on which nothing is acknowledged, and tests their routes.
 func (e *Endpoint) watchAcks(path *Path) {
 	ctx, cancel := context.WithCancel(e.life)
 	defer cancel()
@@ -444,8 +448,8 @@ func suspect(l *link, doubts map[*conn]doubt, now time.Time) (at int, suspected 
 	return at, suspected
 }
 
-// tryRoute ends the group if a new connection on the route of c is not answered, and one on another
-// route to the host is. The kernel of the peer answers, however busy its process is.
+// tryRoute ends the group if a new connection on the route of c is not answered but one on another
+// route to the host is. The peer's kernel answers, however busy the peer's process is.
 func (e *Endpoint) tryRoute(ctx context.Context, path *Path, l *link, index int, c *conn) bool {
 	f, rank := path.gen, path.Original(l.rank)
 	spare, is := e.spare(f, rank, c)
@@ -461,12 +465,12 @@ func (e *Endpoint) tryRoute(ctx context.Context, path *Path, l *link, index int,
 	return true
 }
 
-// unanswered reports whether attempts to connect to one address are not answered within a time in
-// which an attempt at another address is. A refusal is an answer.
+// unanswered reports whether attempts to connect to the suspected address are not answered within a
+// time in which an attempt at the other address is answered. A refusal is an answer.
 func unanswered(ctx context.Context, suspected, other string, bound time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, trialSpare+bound)
 	defer cancel()
-	answers := make(chan bool, 3) // of the suspected address: true
+	answers := make(chan bool, 3) // true: from the suspected address
 	attempts := 0
 	try := func(addr string, isSuspected bool) {
 		attempts++
@@ -518,11 +522,11 @@ func unanswered(ctx context.Context, suspected, other string, bound time.Duratio
 	}
 }
 
-// mostSaid is how many hosts the log names when their routes are chosen.
+// mostSaid is the largest number of hosts whose chosen routes are logged.
 const mostSaid = 8
 
-// Settle logs which routes a generation that is connected uses, on one rank of each host, and has
-// those that do not work tried again later.
+// Settle logs which routes a connected generation uses, on one rank of each host, and makes the
+// endpoint test broken routes again later.
 func (e *Endpoint) Settle(f *Generation) {
 	hosts := map[string][]netip.AddrPort{}
 	for rank, texts := range f.Addrs {
@@ -550,7 +554,7 @@ func (e *Endpoint) Settle(f *Generation) {
 	e.mu.Unlock()
 }
 
-// say logs the routes to a host where they are not those that the log has named last.
+// say logs the routes to a host, unless they were the last to be logged for it.
 func (e *Endpoint) say(host string, choice routes.Choice, said *int) {
 	rails := choice.Routes[:choice.Rails]
 	key, text := "", ""
@@ -581,7 +585,7 @@ func (e *Endpoint) say(host string, choice routes.Choice, said *int) {
 	e.cfg.Log.Infof("collective: data to host %s goes over %s", host, text)
 }
 
-// mend measures routes that do not work now and then, until the endpoint is closed: a later world
+// mend measures routes that do not work at intervals, until the endpoint is closed: a later world
 // may use them.
 func (e *Endpoint) mend() {
 	ticker := time.NewTicker(mendEach)

@@ -9,11 +9,11 @@ import (
 
 // This file is for tests of whole groups: they observe connections, and disturb them.
 
-// Unproven is the number of connections that wait for newer generations, or prove themselves.
+// Unproven returns the number of connections that wait for newer generations, or are being proven.
 func (e *Endpoint) Unproven() int { return e.listener.Unproven() }
 
-// Narrow limits e to so many connections that have yet to prove themselves, or that wait for a
-// group.
+// Narrow limits the number of unproven connections of e, and the number of connections that wait
+// for a group.
 func (e *Endpoint) Narrow(most int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -21,16 +21,17 @@ func (e *Endpoint) Narrow(most int) {
 	e.grow()
 }
 
-// Sparse has the groups that e connects from now on have the least of near links: the ring.
+// Sparse makes the groups that e connects from now on have the fewest near links: a ring.
 func (e *Endpoint) Sparse() {
 	e.mesh = func(distance, size int) bool { return distance == 1 || distance == size-1 }
 }
 
-// Railed has e connect to peers on other hosts as over so many routes of equal speed.
+// Railed makes e connect to peers on other hosts as if there were the given number of routes of
+// equal speed.
 func (e *Endpoint) Railed(rails int) { e.forcedRails = rails }
 
-// Occupy takes the place of a channel from a rank in the newest group of all ranks, as soon as that
-// is there, until free is called.
+// Occupy claims a channel from a rank in the newest group of all ranks, as soon as that exists,
+// until free is called.
 func (e *Endpoint) Occupy(from, channel int) (free func()) {
 	for {
 		e.mu.Lock()
@@ -48,7 +49,7 @@ func (e *Endpoint) Occupy(from, channel int) (free func()) {
 	}
 }
 
-// ShareFrom has the connections of data channels share frames from so many bytes on.
+// ShareFrom makes the connections of data channels share frames from least bytes on.
 func (p *Path) ShareFrom(least int) {
 	for _, l := range p.links {
 		if l != nil {
@@ -57,8 +58,8 @@ func (p *Path) ShareFrom(least int) {
 	}
 }
 
-// Sockets calls each with the descriptor of every connection of the data channel to a peer, as far
-// as they are there, the first of them 0.
+// Sockets calls each with the descriptor of every existing connection of the data channel to a
+// peer; the first has index 0.
 func (p *Path) Sockets(peer int, each func(index, fd int) error) (err error) {
 	l := p.links[peer]
 	if l.data == nil {
@@ -75,7 +76,7 @@ func (p *Path) Sockets(peer int, each func(index, fd int) error) (err error) {
 	return err
 }
 
-// Rails is the number of connections of the data channel to a peer, as far as they have come.
+// Rails returns the number of existing connections of the data channel to a peer.
 func (p *Path) Rails(peer int) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,5 +89,5 @@ func (p *Path) Rails(peer int) (n int) {
 	return n
 }
 
-// Connected is the number of ranks that this one is connected to.
+// Connected returns the number of ranks to which this one is connected.
 func (p *Path) Connected() int { return len(p.connected()) }

@@ -7,14 +7,13 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
-// Of more than fullMesh ranks only some pairs are connected before the group is handed out: those
-// whose distance on the ring of all ranks is a power of two, in either direction. These are the
-// near links. A rank of 300 has 18 of them instead of 299. They are the pairs of dissemination, of
-// binomial trees and, where the number of ranks is a power of two, of doubling and halving. The
-// other pairs, the far ones, are connected when an operation sends to the other rank or waits for
-// it.
+// With more than fullMesh ranks, only some pairs are connected before Connect returns: those whose
+// distance on the ring of all ranks is a power of two, in either direction. These are the near
+// links. A rank of 300 has 18 of them instead of 299. They are the pairs of dissemination, of
+// binomial trees and, if the number of ranks is a power of two, of doubling and halving. The other
+// links, the far ones, are connected when an operation sends to the other rank or waits for it.
 //
-// A far link is like any other when it is complete. What does not go over it before then:
+// A far link is like any other when it is complete. Before that, it does not carry:
 //
 //   - A notice. A rank that learns of the end of the group tells all those that it is connected to,
 //     so all learn of it after log2(n) such steps at most. A rank that fails without a notice is
@@ -24,8 +23,8 @@ import (
 //     is complete.
 const fullMesh = 32
 
-// near reports whether two ranks at this distance on the ring of so many are connected before the
-// group is handed out.
+// near reports whether two ranks at the given distance on the ring of size ranks are connected
+// before Connect returns.
 func (f *Generation) near(distance, size int) bool {
 	if f.mesh != nil {
 		return f.mesh(distance, size)
@@ -38,7 +37,7 @@ func (f *Generation) near(distance, size int) bool {
 type dials struct {
 	ctx         context.Context // ends with the group
 	stop        context.CancelFunc
-	slots       chan struct{} // attempts at a time
+	slots       chan struct{} // bounds the attempts at a time
 	dialChannel func(ctx context.Context, peer, channel int)
 }
 
@@ -72,8 +71,8 @@ func (p *Path) Want(peer int) {
 	p.dial(p.dials.ctx, peer, p.running.Go)
 }
 
-// takeFresh has operations drive the far links that have become complete, and reports whether there
-// were any. It belongs to the operation under way.
+// takeFresh makes operations drive the far links that have become complete, and reports whether
+// there were any. Only the operation in progress calls it.
 func (p *Path) takeFresh() bool {
 	p.mu.Lock()
 	fresh := p.fresh
@@ -98,7 +97,7 @@ func (p *Path) takeFresh() bool {
 	return len(fresh) > 0
 }
 
-// connected are the links over which something may have been sent or received.
+// connected returns the links over which something may have been sent or received.
 func (p *Path) connected() []*link {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -111,7 +110,7 @@ func (p *Path) connected() []*link {
 	return links
 }
 
-// wakeOperation has the operation under way look at its links. The caller holds p.mu.
+// wakeOperation makes the operation in progress check its links. The caller holds p.mu.
 func (p *Path) wakeOperation() {
 	select {
 	case p.wake <- struct{}{}:

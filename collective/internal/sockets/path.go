@@ -16,27 +16,28 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
-// Two connections join a pair of ranks: all pairs of few ranks, of many those that
-// mesh.go names, and any other pair once an operation needs it. The data channel
-// carries operations, the control channel notices, goodbyes and acknowledgements: it is always
-// being read and never full, so a notice reaches a rank whatever the data channel is doing, and the
-// end of a peer is noticed while nothing else is read from it.
+// A pair of ranks is connected by two channels: every pair if there are few ranks; otherwise the
+// pairs that mesh.go names, and any other pair once an operation needs it. The data channel carries
+// operations, and the control channel carries notices, goodbyes and acknowledgements. The control
+// channel is always being read and never full, so a notice reaches a rank whatever the data channel
+// is doing, and the end of a peer is noticed while nothing else is read from it.
 const (
 	dataChannel       = 0 // dialled by the higher rank
-	controlChannel    = 1 // dialled by the lower rank, so that both of a pair notice when the other one is missing
-	visitChannel      = 2 // of no group
-	firstExtraChannel = 3 // and on: further connections of the data channel, dialled like it
-	// of no group: measures the routes between two hosts
+	controlChannel    = 1 // dialled by the lower rank, so that both ranks notice if the other one is missing
+	visitChannel      = 2 // belongs to no group
+	firstExtraChannel = 3 // and above: further connections of the data channel, dialled like the first
+	// belongs to no group: measures the routes between two hosts
 	probeChannel = firstExtraChannel + MaxConnections
-	// and on: the first connection of a data channel that has so many, more than configured
+	// and above: the first connection of a data channel with more connections than configured; the
+	// number is added
 	countedChannel = probeChannel
 )
 
 const (
-	tlsRecord    = 16 << 10    // bytes of a frame that go into one TLS record with its header
-	noticeBound  = time.Second // longest until the kernel has taken a notice, on a rank that is starved
-	verdictBound = time.Second // longest until the control channel comes, or tells why the data channel has ended
-	LeaveBound   = time.Second // longest a leaving rank waits for the others to read what it has sent
+	tlsRecord    = 16 << 10    // bytes of a frame that are sent in one TLS record with its header
+	noticeBound  = time.Second // longest time until the kernel has taken a notice, on a starved rank
+	verdictBound = time.Second // longest time until the control channel exists, or reports why the data channel has ended
+	LeaveBound   = time.Second // longest time that a leaving rank waits until the others have read what it has sent
 )
 
 // Path is the transport of a group whose ranks are processes. Encrypted data channels have a
@@ -45,26 +46,26 @@ const (
 type Path struct {
 	Lane
 	owner
-	links []*link // by rank; nil for the own one
+	links []*link // by rank; nil at this rank
 
-	stop     chan struct{} // closed by leave and release: readers do not wait for requests any more
+	stop     chan struct{} // closed by Leave and Release: readers do not wait for requests any more
 	stopOnce sync.Once
-	complete chan struct{}           // closed when every channel of every near link is there
-	broke    func(peer int, c *conn) // told that the route of a connection has broken; it does not block
+	complete chan struct{}           // closed when every channel of every near link exists
+	broke    func(peer int, c *conn) // called when the route of a connection has broken; it does not block
 	dials    dials                   // of far links
 
 	mu       sync.Mutex // guards what follows, and the conns of the links
-	missing  int        // connections of near links
-	fresh    []*link    // far ones that are complete, and that no operation drives yet
-	ended    bool       // the group has ended: later connections are told so
+	missing  int        // number of missing connections of near links
+	fresh    []*link    // complete far links that no operation drives yet
+	ended    bool       // the group has ended: the reason is sent on later connections
 	released bool
 	running  sync.WaitGroup // all goroutines of the links
 	driver
 
-	left atomic.Int32 // peers that have said goodbye
+	left atomic.Int32 // number of peers that have sent a goodbye
 }
 
-// owner is the group of a path, and what the path needs of it often.
+// owner is the group of a path, with the parts that the path needs often.
 type owner struct {
 	gen    *Generation
 	group  Group
@@ -73,26 +74,26 @@ type owner struct {
 	failed <-chan struct{}
 }
 
-// driver is how operations drive the data channels.
+// driver is the state of operations that drive the data channels.
 type driver struct {
-	driven  bool // they do; guarded by Path.mu, as the next two
-	driving bool // one does at the moment
-	alarm   int  // eventfd that wakes it; −1: none
+	driven  bool // operations drive; guarded by Path.mu, like the next two
+	driving bool // an operation is driving
+	alarm   int  // eventfd that wakes the operation; −1: none
 
 	sleeping       atomic.Bool
 	hasFresh       atomic.Bool   // there are fresh links
-	oversubscribed bool          // more ranks than cores are on this host
-	polls          []unix.PollFd // of the operation under way
+	oversubscribed bool          // this host has more ranks than cores
+	polls          []unix.PollFd // of the operation in progress
 }
 
 // conn is a proven connection.
 type conn struct {
-	net.Conn          // with TLS where it is encrypted
+	net.Conn          // with TLS if it is encrypted
 	raw      net.Conn // the socket
 }
 
-// undriven reports whether goroutines read and write the connection, not operations: it is
-// encrypted, or no socket of the kernel.
+// undriven reports whether goroutines, not operations, read and write the connection, because it is
+// encrypted or not a socket of the kernel.
 func (c *conn) undriven() bool {
 	_, socket := c.raw.(syscall.Conn)
 	return !socket || c.Conn != c.raw
@@ -113,7 +114,7 @@ func (c *conn) duplicate() (fd int, err error) {
 	return fd, errors.Join(err, dupErr)
 }
 
-// sameHost reports whether both ends of a connection have one address.
+// sameHost reports whether both ends of a connection have the same address.
 func sameHost(c *conn) bool {
 	local, ok1 := c.raw.LocalAddr().(*net.TCPAddr)
 	remote, ok2 := c.raw.RemoteAddr().(*net.TCPAddr)
@@ -128,10 +129,10 @@ type link struct {
 	data    *conn
 	more    []*conn // of the data channel, by channel from firstExtraChannel
 	control *conn
-	sealing      // where it is encrypted
-	wire    wire // where it is not
+	sealing      // used if it is encrypted
+	wire    wire // used if it is not
 
-	listenEnded   chan struct{} // closed when no goroutine reads the data channel any more
+	listenEnded   chan struct{} // closed when no goroutine reads the data channel
 	controlWrites sync.Mutex
 
 	mu sync.Mutex // guards what follows
@@ -143,38 +144,38 @@ type link struct {
 type sealing struct {
 	out      sender
 	strands  []*strand // of the connections in more
-	served   bool      // strands are known; guarded by Path.mu
-	unfolded bool      // frames are cut among them; guarded by out.mu
+	served   bool      // strands are set; guarded by Path.mu
+	unfolded bool      // frames are divided among them; guarded by out.mu
 }
 
-// connecting is how far a link's connections have come.
+// connecting is the state of a link's connections while they are being made.
 type connecting struct {
-	near       bool         // it is complete before the group is handed out; the others are far
-	wanted     atomic.Bool  // a far one that is needed: it is being connected or complete
-	lacking    int          // its connections that have yet to come
-	configured int          // connections of the data channel, at least
-	dataConns  int          // the same, with those for further routes
+	near       bool         // it is complete before Connect returns; other links are far
+	wanted     atomic.Bool  // a far link is needed: it is being connected, or complete
+	lacking    int          // number of its missing connections
+	configured int          // least number of connections of the data channel
+	dataConns  int          // the same, including those for further routes
 	claimed    map[int]bool // by channel; nil: none
 }
 
-// ends are how a link's channels have ended.
+// ends records how a link's channels have ended.
 type ends struct {
-	began   bool  // operations have come, so the peer's side of the link was complete
-	ending  error // how reading from the data channel has ended; nil while it has not
-	suspect error // how writing to it has failed
-	silent  error // how the control channel has ended, without a notice
+	began   bool  // frames of operations have arrived, so the peer's side of the link was complete
+	ending  error // the error that ended reading from the data channel; nil: it has not ended
+	suspect error // the error of writing to it
+	silent  error // the error that ended the control channel, without a notice
 	verdict *time.Timer
 }
 
-// leaving is how far the peer's leave has come.
+// leaving is the state of the peer's leave.
 type leaving struct {
 	goodbye bool // the peer leaves
-	owed    bool // its goodbye is not acknowledged yet
+	owed    bool // this rank has not acknowledged the goodbye yet
 	acked   chan struct{}
 	ackOnce sync.Once
 }
 
-// NewPath returns the path of a group that is yet to be connected; boxes are the group's inboxes.
+// NewPath returns the path of a group that is not connected yet; boxes are the group's inboxes.
 func (e *Endpoint) NewPath(of *Generation, lane Lane, group Group, boxes []frame.Inbox) *Path {
 	p := newPath(of, lane, group, boxes, e.cfg.ShareFrom)
 	p.dials.dialChannel = func(ctx context.Context, peer, channel int) { e.dialChannel(ctx, p, peer, channel) }
@@ -208,7 +209,7 @@ func newPath(gen *Generation, lane Lane, group Group, boxes []frame.Inbox, share
 	return p
 }
 
-// dialled are the channels to a peer that this rank dials.
+// dialled returns the channels to a peer that this rank dials.
 func (p *Path) dialled(peer int) []int {
 	if peer > p.Rank {
 		return []int{controlChannel}
@@ -220,7 +221,7 @@ func (p *Path) dialled(peer int) []int {
 	return all
 }
 
-// due reports whether a peer dials a channel.
+// due reports whether the peer dials the channel.
 func (p *Path) due(peer, channel int) bool {
 	if peer < p.Rank {
 		return channel == controlChannel
@@ -234,8 +235,8 @@ func (p *Path) due(peer, channel int) bool {
 	return channel == dataChannel || channel >= firstExtraChannel && channel < firstExtraChannel+len(l.more)
 }
 
-// counted returns the channel that a peer names, and of how many connections its name says that
-// there are; 0: it does not.
+// counted returns the channel that a name stands for, and the number of connections that the name
+// announces; 0: it announces none.
 func (l *link) counted(name int) (channel, all int) {
 	if name > countedChannel {
 		return dataChannel, name - countedChannel
@@ -248,8 +249,8 @@ func (l *link) widens() bool {
 	return !l.path.gen.sameHost(l.path.Original(l.rank), l.path.gen.Self)
 }
 
-// widen gives the data channel to a peer so many connections, if it may have them and that is more
-// than configured, and returns how many were configured and how many there are.
+// widen sets the number of connections of the data channel to a peer to most, if the channel may
+// have more than configured and that is more. It returns the configured and the resulting number.
 func (p *Path) widen(peer, most int) (configured, all int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -260,7 +261,7 @@ func (p *Path) widen(peer, most int) (configured, all int) {
 	return l.configured, l.dataConns
 }
 
-// resize sets how many connections the data channel has, before the first of them is there. The
+// resize sets the number of connections of the data channel, before the first of them exists. The
 // caller holds p.mu.
 func (l *link) resize(conns int) {
 	more := conns - l.dataConns
@@ -298,8 +299,8 @@ func (p *Path) unclaim(from, name int) {
 	p.links[from].claimed[channel] = false
 }
 
-// install gives a link its connection and starts its goroutines. If the group has ended meanwhile,
-// the peer is told why instead.
+// install adds a connection to a link and starts its goroutines. If the group has ended meanwhile,
+// it sends the reason to the peer instead.
 func (p *Path) install(peer, name int, c *conn) {
 	channel, _ := p.links[peer].counted(name)
 	p.mu.Lock()
@@ -342,8 +343,8 @@ func (p *Path) install(peer, name int, c *conn) {
 	}
 }
 
-// arrived notes that one connection more of a link is there, and reports whether it is the last one
-// that the group needs. The caller holds p.mu.
+// arrived records that a link has one more connection, and reports whether it is the last one that
+// the group needs. The caller holds p.mu.
 func (p *Path) arrived(l *link) bool {
 	l.lacking--
 	if l.near {
@@ -363,12 +364,12 @@ func (p *Path) arrived(l *link) bool {
 	return false
 }
 
-// tellFailure tells the other end of a connection that came too late why the group has ended, and
-// closes it.
+// tellFailure sends the reason why the group has ended over a connection that was made too late,
+// and closes it.
 func (p *Path) tellFailure(c *conn) {
 	if n, failed := p.group.Failure(); failed && !p.gen.Killed.Load() {
 		c.SetWriteDeadline(time.Now().Add(noticeBound))
-		c.Write(n.Frame(p.gen.Number)) // if this fails, the end of the connection tells it
+		c.Write(n.Frame(p.gen.Number)) // if it fails, the peer notices the end of the connection
 	}
 	c.raw.Close()
 }
@@ -379,14 +380,14 @@ func (p *Path) hasFailed() bool {
 	return failed
 }
 
-// lacking is how many connections are still to come.
+// lacking returns the number of missing connections.
 func (p *Path) lacking() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.missing
 }
 
-// absent lists the ranks to which a channel is missing that the group needs.
+// absent returns the ranks to which a channel that the group needs is missing.
 func (p *Path) absent() []int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -409,8 +410,8 @@ func (p *Path) Send(to int, o *frame.Outgoing) {
 	}
 }
 
-// Flood tells every rank to which there is a connection why the group has ended. It blocks for
-// noticeBound at most for each.
+// Flood sends the reason why the group has ended to every connected rank. It blocks for at most
+// noticeBound for each.
 func (p *Path) Flood(n *frame.Notice) {
 	p.mu.Lock()
 	p.ended = true
@@ -423,14 +424,15 @@ func (p *Path) Flood(n *frame.Notice) {
 	}
 }
 
-// Nudge tells a rank that the group's engine begins a cycle. An error does no harm.
+// Nudge notifies a rank that the group's engine begins a cycle. Errors are ignored.
 func (p *Path) Nudge(to int, cycle uint64) {
 	h := frame.Header{Kind: frame.Nudge, Generation: p.gen.Number, Seq: cycle}
 	p.links[to].tell(h.Append(make([]byte, 0, frame.HeaderSize)))
 }
 
-// tell writes a frame to the control channel. Its reader notices errors too. While there is no
-// control channel yet, no operation can have begun, and the data channel is used.
+// tell writes a frame to the control channel. It ignores errors, since the channel's reader notices
+// them. If there is no control channel yet, no operation can have begun, and tell uses the data
+// channel.
 func (l *link) tell(frame []byte) {
 	l.path.mu.Lock()
 	c := l.control
@@ -447,7 +449,7 @@ func (l *link) tell(frame []byte) {
 	c.Write(frame)
 }
 
-// Release ends all movement at once. It may be called more than once.
+// Release stops all transfers at once. It may be called more than once.
 func (p *Path) Release() {
 	p.stopOnce.Do(func() { close(p.stop) })
 	p.dials.stop()
@@ -463,7 +465,7 @@ func (p *Path) Release() {
 	p.mu.Unlock()
 	for _, c := range conns {
 		if c != nil {
-			c.raw.Close() // closing twice does no harm
+			c.raw.Close() // may be closed already
 		}
 	}
 	for _, l := range p.links {
@@ -482,11 +484,11 @@ func (p *Path) Release() {
 	}
 }
 
-// Quiesce blocks, after Release, until no goroutine touches a buffer of a request any more.
+// Quiesce blocks, after Release, until no goroutine accesses a buffer of a request any more.
 func (p *Path) Quiesce() { p.running.Wait() }
 
-// Leave tells every rank that this one sends no more operations, and blocks until all that it has
-// sent is read, for LeaveBound at most.
+// Leave notifies every rank that this one calls no more operations, and blocks until the others
+// have read everything that it has sent, for at most LeaveBound.
 func (p *Path) Leave() {
 	goodbye := (&frame.Header{Kind: frame.Goodbye, Generation: p.gen.Number, Seq: p.group.Finished()}).Append(nil)
 	connected := p.connected()
@@ -506,8 +508,8 @@ func (p *Path) Leave() {
 	}
 }
 
-// Concluded is the end of an operation that went well: what peers have sent before they left may be
-// read now.
+// Concluded is called after a successful operation: everything that a leaving peer has sent may now
+// be read.
 func (p *Path) Concluded() {
 	if p.left.Load() == 0 {
 		return
@@ -519,8 +521,8 @@ func (p *Path) Concluded() {
 	}
 }
 
-// acknowledge tells a peer that has left that this rank has finished all operations of which the
-// peer was part, and so has read all that it sent.
+// acknowledge notifies a peer that has left that this rank has finished all operations in which the
+// peer took part, and so has read everything that it sent.
 func (l *link) acknowledge() {
 	l.mu.Lock()
 	owed := l.owed && l.path.boxes[l.rank].Done(l.path.group.Finished())
@@ -531,7 +533,7 @@ func (l *link) acknowledge() {
 	}
 }
 
-// lost ends the group because the peer is gone, as far as this rank knows.
+// lost ends the group because the peer seems to be gone.
 func (l *link) lost(err error) {
 	l.noteEnded()
 	l.path.group.Fail(frame.Gone(err, l.rank))
@@ -539,9 +541,9 @@ func (l *link) lost(err error) {
 
 func (l *link) acknowledged() { l.ackOnce.Do(func() { close(l.acked) }) }
 
-// listen reads the data channel while the group is not complete: a peer whose Connect fails may say
-// so there. It ends at the latest when operations take the channel over, and keeps for them what it
-// has read.
+// listen reads the data channel while the group is not complete, since a peer whose Connect fails
+// may report that there. It ends at the latest when operations take over the channel, and keeps the
+// bytes that it has read for them.
 func (l *link) listen() {
 	defer close(l.listenEnded)
 	f := l.wire.in
@@ -583,8 +585,8 @@ func (p *Path) over() bool {
 	return p.released
 }
 
-// begin notes that the peer's side of the link is complete. If its control channel had ended
-// already, the peer is gone.
+// begin records that the peer's side of the link is complete. If the peer's control channel had
+// already ended, the peer is gone.
 func (l *link) begin() bool {
 	l.mu.Lock()
 	l.began = true
@@ -610,9 +612,9 @@ func (l *link) notice(f *frame.Reader, h *frame.Header) error {
 	return frame.ErrShut
 }
 
-// ended is called when nothing more comes over the data channel. That is expected after a goodbye.
-// Otherwise the peer is gone, or has ended the group because of another rank and says so on the
-// control channel, which is therefore asked first.
+// ended is called when the data channel has ended. That is expected after a goodbye. Otherwise the
+// peer is gone, or has ended the group because of another rank and reports that on the control
+// channel, for which ended therefore waits.
 func (l *link) ended(err error) {
 	l.mu.Lock()
 	l.ending = err
@@ -623,8 +625,8 @@ func (l *link) ended(err error) {
 	}
 }
 
-// unwritable is called when a write has failed. A peer that has said goodbye needs no more frames;
-// if the operation needs the peer, it fails as it receives.
+// unwritable is called when a write has failed. A peer that has sent a goodbye needs no more
+// frames; if the operation needs the peer, it fails when it receives.
 func (l *link) unwritable(err error) {
 	l.mu.Lock()
 	if l.suspect = err; l.goodbye {
@@ -636,7 +638,8 @@ func (l *link) unwritable(err error) {
 	}
 }
 
-// awaitVerdict waits for the control channel to say why the data channel does not work.
+// awaitVerdict waits until the control channel reports why the data channel does not work, for at
+// most verdictBound. It does not block.
 func (l *link) awaitVerdict(err error) {
 	l.path.mu.Lock()
 	c, over := l.control, l.path.released
@@ -644,7 +647,7 @@ func (l *link) awaitVerdict(err error) {
 	l.mu.Lock()
 	silent := l.silent != nil
 	if !over && !silent && c == nil && l.rank < l.path.Rank && l.verdict == nil {
-		l.verdict = time.AfterFunc(verdictBound, func() { l.lost(err) }) // longer than a starved peer needs to dial
+		l.verdict = time.AfterFunc(verdictBound, func() { l.lost(err) }) // a starved peer needs less time to dial
 	}
 	l.mu.Unlock()
 	switch {
@@ -659,7 +662,7 @@ func (l *link) awaitVerdict(err error) {
 	// connection.
 }
 
-// readControl reads what the peer says about the group, until the channel ends.
+// readControl handles the peer's frames on the control channel until the channel ends.
 func (l *link) readControl() {
 	f := frame.NewReader(l.control)
 	for {
@@ -668,7 +671,7 @@ func (l *link) readControl() {
 			err = l.heard(f, &h)
 		}
 		if err != nil {
-			l.acknowledged() // no acknowledgement will come
+			l.acknowledged() // no acknowledgement can arrive any more
 			l.judge(err)
 			return
 		}
@@ -703,8 +706,9 @@ func (l *link) heard(f *frame.Reader, h *frame.Header) error {
 }
 
 // judge decides what the end of the control channel means. A lower rank whose Connect fails may
-// break off its dial of this channel without a notice, but then says why on the data channel, on
-// which nothing else has come. A host that does not answer ends the channel in other ways.
+// abandon its dial of this channel without a notice, but then reports the reason on the data
+// channel, on which nothing else has arrived. A host that does not answer ends the channel in other
+// ways.
 func (l *link) judge(err error) {
 	l.mu.Lock()
 	goodbye, data := l.goodbye, l.ending

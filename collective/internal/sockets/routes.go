@@ -20,52 +20,52 @@ import (
 	"github.com/hvdrun/hvdrun/internal/netif"
 )
 
-// A peer on another host may be reached at several addresses, one for each of its interfaces. The
-// first time that they are needed, the lowest rank of this host measures them, all at the same
-// time, by connections on which nothing but that happens, after the proof; the other ranks of the
-// host ask it. What it finds is remembered for the host, over all generations, so later worlds wait
-// for nothing. Peers with one address, and peers on this host, are not measured.
+// A peer on another host may be reached at several addresses, one for each of its interfaces. When
+// the addresses are first needed, the lowest rank of this host measures all of them at the same
+// time, over separate proven connections; the other ranks of the host request the results from it.
+// The results are kept for the host, over all generations, so later worlds do not wait. Peers with
+// one address, and peers on this host, are not measured.
 
 const (
-	probeDial     = 500 * time.Millisecond // longest until an address answers that is to be measured
-	probeOthers   = 20 * time.Millisecond  // longest that addresses which do not answer are waited for, once one is proven
-	probeProofs   = 500 * time.Millisecond // the same for those that answer
-	probeBound    = 10 * time.Second       // of a measurement that waits for the peer to come to the generation
-	probeServe    = 10 * time.Second       // of one request
-	probeMost     = 64                     // requests of one connection
-	fewProbes     = 64                     // served at a time, whatever the world's size
-	probePings    = 5                      // round trips
+	probeDial     = 500 * time.Millisecond // longest time until an address to be measured answers
+	probeOthers   = 20 * time.Millisecond  // longest wait for addresses that do not answer, once one is proven
+	probeProofs   = 500 * time.Millisecond // the same for addresses that answer
+	probeBound    = 10 * time.Second       // longest measurement, which may wait until the peer reaches the generation
+	probeServe    = 10 * time.Second       // longest time for one request
+	probeMost     = 64                     // largest number of requests on one connection
+	fewProbes     = 64                     // number of probes served at a time, whatever the world's size
+	probePings    = 5                      // number of round trips measured
 	firstBurst    = 64 << 10               // bytes
 	lastBurst     = 1 << 20
-	burstEnough   = time.Millisecond // a burst that takes so long is exact enough
-	burstRounds   = 4                // bursts on each route
-	burstSurely   = 2                // after which routes that are slower by burstHopeless have no more
+	burstEnough   = time.Millisecond // a burst that takes this long is exact enough
+	burstRounds   = 4                // number of bursts on each route
+	burstSurely   = 2                // number of bursts after which routes slower by burstHopeless get no more
 	burstHopeless = 4
-	burstsAtOnce  = 4        // hosts that this one measures at a time
-	probeAnswer   = 64 << 10 // bytes of an answer, at most
+	burstsAtOnce  = 4        // number of hosts that this one measures at a time
+	probeAnswer   = 64 << 10 // largest answer, in bytes
 
-	fallBack = 500 * time.Millisecond // after which the next address is dialled too, where one that is known does not answer
-	fallSoon = 50 * time.Millisecond  // the same where a route has just broken
+	fallBack = 500 * time.Millisecond // time after which the next address is dialled too, if a known one does not answer
+	fallSoon = 50 * time.Millisecond  // the same if a route has just broken
 	mendEach = time.Minute            // between two measurements of routes that do not work
 )
 
 // The requests on a probe's connection: a kind and a number, 4 bytes each.
 const (
-	burstRequest = 1 // so many bytes follow; the answer is as long as a request
-	askRequest   = 2 // what this host knows of the routes to the host of a rank
+	burstRequest = 1 // the number of bytes follows; the answer has the length of a request
+	askRequest   = 2 // requests what this host knows about the routes to the host of a rank
 	cutRequest   = 3 // the route to the asking rank's address of this index is cut
 	probeRequest = 8
 )
 
-// routing is what an endpoint knows of the routes to other hosts.
+// routing is what an endpoint knows about the routes to other hosts.
 type routing struct {
 	routes    routes.Memory
-	bursts    chan struct{}            // one token for each measurement under way
-	measuring map[string]chan struct{} // by host: closed when its measurement has ended; guarded by Endpoint.mu, as all below
-	said      map[string]string        // by host: the route that the log has named last
-	probes    int                      // that are served
-	watching  bool                     // the kernel's reports about interfaces are followed
-	mending   bool                     // routes that do not work are measured anew now and then
+	bursts    chan struct{}            // one token for each measurement in progress
+	measuring map[string]chan struct{} // by host: closed when its measurement has ended; guarded by Endpoint.mu, like all fields below
+	said      map[string]string        // by host: the route that was last logged
+	probes    int                      // number of probes being served
+	watching  bool                     // the kernel's reports about interfaces are watched
+	mending   bool                     // routes that do not work are measured again at intervals
 }
 
 func newRouting() routing {
@@ -73,18 +73,18 @@ func newRouting() routing {
 		said: map[string]string{}}
 }
 
-// way is how to dial a peer.
+// way describes how to dial a peer.
 type way struct {
-	host  string   // whose routes these are; empty: not measured
+	host  string   // host of the routes; empty: not measured
 	addrs []string // the best first
-	// stagger is after how long the next address is tried too; 0: all at once.
+	// stagger is the time after which the next address is tried too; 0: all are tried at once.
 	stagger time.Duration
-	// ordered: the next address is not tried while the connection to one before is there and being
+	// ordered: the next address is not tried while the connection to an earlier one is being
 	// proven.
 	ordered bool
 	local   bool // the peer is on this host
-	rails   int  // how many addresses from the first share what is sent
-	beside  int  // the address for the control channel
+	rails   int  // number of first addresses that share the data sent
+	beside  int  // index of the address for the control channel
 }
 
 // from returns the way with the address at index first.
@@ -97,7 +97,7 @@ func (w way) from(index int) way {
 	return w
 }
 
-// hostKey names the host of a rank: by its name, or its addresses where that is not known.
+// hostKey returns a key for the host of a rank: its name or, if that is unknown, its addresses.
 func (f *Generation) hostKey(rank int) string {
 	if rank < len(f.Hosts) && f.Hosts[rank] != "" {
 		return f.Hosts[rank]
@@ -105,7 +105,7 @@ func (f *Generation) hostKey(rank int) string {
 	return strings.Join(f.Addrs[rank], " ")
 }
 
-// leader is the lowest rank on the host of a rank.
+// leader returns the lowest rank on the host of a rank.
 func (f *Generation) leader(rank int) int {
 	for r := range f.Hosts {
 		if f.sameHost(r, rank) {
@@ -115,8 +115,8 @@ func (f *Generation) leader(rank int) int {
 	return rank
 }
 
-// foreign are those of a peer's addresses that are not this host's own, such as that of a bridge
-// which every host has; nil where none is left, or an address is a name.
+// foreign returns a peer's addresses without those that this host also has, such as that of a
+// bridge that every host has. It returns nil if no address is left, or if an address is a name.
 func (f *Generation) foreign(addrs []string) []netip.AddrPort {
 	own := f.own()
 	var all []netip.AddrPort
@@ -141,8 +141,8 @@ func hostsOf(all []netip.AddrPort) []netip.Addr {
 	return addrs
 }
 
-// way finds out how to dial a rank of the generation, and measures its addresses where nothing is
-// known of them.
+// way returns how to dial a rank of the generation. It measures the rank's addresses if nothing is
+// known about them.
 func (e *Endpoint) way(ctx context.Context, f *Generation, rank int) way {
 	w := way{addrs: f.Addrs[rank]}
 	if f.sameHost(f.Self, rank) {
@@ -177,7 +177,7 @@ func (e *Endpoint) way(ctx context.Context, f *Generation, rank int) way {
 			w.beside = i
 		}
 	}
-	for _, at := range addrs { // those that could not be measured
+	for _, at := range addrs { // the addresses that could not be measured
 		if text := at.String(); !slices.Contains(w.addrs, text) {
 			w.addrs = append(w.addrs, text)
 		}
@@ -185,8 +185,8 @@ func (e *Endpoint) way(ctx context.Context, f *Generation, rank int) way {
 	return w
 }
 
-// measure measures the addresses of a rank's host, asks the rank of this host that does, or waits
-// until another goroutine has done so. Where that fails nothing is learnt.
+// measure measures the addresses of a rank's host, or requests the results from the rank of this
+// host that measures, or waits until another goroutine has done so. On failure nothing is recorded.
 func (e *Endpoint) measure(ctx context.Context, f *Generation, rank int, host string, addrs []netip.AddrPort) {
 	e.mu.Lock()
 	if under := e.measuring[host]; under != nil {
@@ -226,10 +226,10 @@ func (e *Endpoint) measure(ctx context.Context, f *Generation, rank int, host st
 type probe struct {
 	conn  *conn
 	route routes.Route
-	size  int // of the next burst
+	size  int // size of the next burst, in bytes
 }
 
-// measureAll measures addresses of a rank, those that answer in time.
+// measureAll measures the addresses of a rank that answer in time.
 func (e *Endpoint) measureAll(ctx context.Context, f *Generation, rank int, addrs []netip.AddrPort) (found []routes.Route) {
 	select {
 	case e.bursts <- struct{}{}:
@@ -244,8 +244,8 @@ func (e *Endpoint) measureAll(ctx context.Context, f *Generation, rank int, addr
 	return found
 }
 
-// burstAll measures how fast bytes go on each route, and returns the probes that work. They have
-// their bursts in turn. The fastest of each counts: this host or the other one may be busy.
+// burstAll measures the throughput of each route, and returns the working probes. The probes send
+// bursts in turn. The fastest burst of each counts, since either host may be busy.
 func burstAll(probes []*probe) []*probe {
 	for round := range burstRounds {
 		best := 0.0
@@ -266,8 +266,8 @@ func burstAll(probes []*probe) []*probe {
 	return probes
 }
 
-// openProbes connects to all addresses at the same time. Once one is proven, the others are waited
-// for briefly: longer where the peer's kernel has answered already.
+// openProbes connects to all addresses at the same time. Once one is proven, it waits only briefly
+// for the others; longer for those at which the peer's kernel has answered.
 func (e *Endpoint) openProbes(ctx context.Context, f *Generation, rank int, addrs []netip.AddrPort) (open []*probe) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -282,7 +282,7 @@ func (e *Endpoint) openProbes(ctx context.Context, f *Generation, rank int, addr
 			results <- result{p, err}
 		}()
 	}
-	limit := time.NewTimer(probeDial) // until the first answers; then until the others do
+	limit := time.NewTimer(probeDial) // until the first answers, then until the others do
 	defer limit.Stop()
 	answered, ended, proofs := 0, 0, false
 	for ended < len(addrs) { // every goroutine is waited for
@@ -299,7 +299,7 @@ func (e *Endpoint) openProbes(ctx context.Context, f *Generation, rank int, addr
 			}
 		case <-limit.C:
 			switch {
-			case len(open) == 0 && answered > 0: // the peer has yet to come to the generation
+			case len(open) == 0 && answered > 0: // the peer has not reached the generation yet
 			case len(open) > 0 && answered > len(open) && !proofs:
 				proofs = true
 				limit.Reset(probeProofs)
@@ -342,14 +342,14 @@ func (e *Endpoint) openProbe(ctx context.Context, f *Generation, rank int, at ne
 	return p, nil
 }
 
-// burst sends so many bytes that the next time it takes long enough to be exact.
+// burst sends a burst, and adapts its size so that the next one takes long enough to be exact.
 func (p *probe) burst() error {
 	p.size = max(p.size, firstBurst)
 	took, err := p.send(p.size)
 	if err != nil {
 		return err
 	}
-	if fd, err := p.conn.duplicate(); err == nil { // the kernel measures the round trip without the delays of processes
+	if fd, err := p.conn.duplicate(); err == nil { // the kernel's round trip excludes delays of processes
 		if info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil && info.Min_rtt > 0 {
 			p.route.Trip = min(p.route.Trip, time.Duration(info.Min_rtt)*time.Microsecond)
 		}
@@ -363,7 +363,8 @@ func (p *probe) burst() error {
 	return nil
 }
 
-// Send sends so many bytes and returns when the peer has them.
+// send sends size bytes, and blocks until the peer has received them. It returns how long that
+// took.
 func (p *probe) send(size int) (time.Duration, error) {
 	message := make([]byte, probeRequest+size)
 	binary.BigEndian.PutUint32(message, burstRequest)
@@ -376,7 +377,7 @@ func (p *probe) send(size int) (time.Duration, error) {
 	return time.Since(begun), err
 }
 
-// ask asks a rank of this host for the routes to the host of another one.
+// ask requests, from a rank of this host, the routes to the host of another rank.
 func (e *Endpoint) ask(ctx context.Context, f *Generation, leader, rank int) ([]routes.Route, error) {
 	h := identity.Hello{Generation: f.Number, From: f.Self, To: leader, Channel: probeChannel}
 	c, err := e.dialAll(ctx, way{addrs: f.Addrs[leader], stagger: localStagger}, f.Key, h)
@@ -417,13 +418,14 @@ func readAnswer(r io.Reader, into any) error {
 func writeAnswer(w io.Writer, answer any) error {
 	text, err := json.Marshal(answer)
 	if err != nil || len(text) > probeAnswer {
-		text = []byte("null") // the asker finds nothing in it
+		text = []byte("null") // an empty answer
 	}
 	_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...))
 	return err
 }
 
-// admitProbe decides on a probe whose dialer is proven. If it is admitted, endProbe follows.
+// admitProbe admits or refuses a probe whose dialer is proven. After an admission the caller calls
+// endProbe.
 func (e *Endpoint) admitProbe(h identity.Hello) (*Generation, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -446,7 +448,7 @@ func (e *Endpoint) endProbe() {
 	e.probes--
 }
 
-// serveProbe answers the requests on a proven connection, until it ends.
+// serveProbe answers the requests on a proven connection, until the connection ends.
 func (e *Endpoint) serveProbe(f *Generation, from int, c *conn) error {
 	var card netif.Card
 	if local, ok := c.raw.LocalAddr().(*net.TCPAddr); ok {
@@ -484,7 +486,7 @@ func (e *Endpoint) serveProbe(f *Generation, from int, c *conn) error {
 	return frame.Err
 }
 
-// tellRoutes answers a rank of this host that asks for the routes to the host of a rank.
+// tellRoutes sends the routes to the host of a rank to a rank of this host that requested them.
 func (e *Endpoint) tellRoutes(f *Generation, rank int, c *conn) error {
 	ctx, cancel := context.WithTimeout(e.life, probeBound)
 	defer cancel()

@@ -9,16 +9,16 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// visit is what the dialer of a visit to a member of a generation claims. No group has it: no rank
-// connects to itself.
+// visit returns the claim of a dialer that visits a member of a generation. It differs from the
+// claims for groups, since no rank connects to itself.
 func visit(generation uint64) identity.Hello {
 	return identity.Hello{Generation: generation, Channel: visitChannel}
 }
 
 var errVisited = errors.New("collective: a visit has ended")
 
-// Visit connects to a member of a generation, with the key of visits to it, as visits of package
-// collective do.
+// Visit connects to a member of a generation, with the generation's key for visits; see
+// Endpoint.Visit of package collective.
 func (e *Endpoint) Visit(ctx context.Context, generation uint64, key identity.DataKey, addrs []string) (net.Conn, error) {
 	c, err := e.dial(ctx, way{addrs: addrs}, key, visit(generation), func() int { return 0 })
 	if err != nil {
@@ -27,7 +27,8 @@ func (e *Endpoint) Visit(ctx context.Context, generation uint64, key identity.Da
 	return c.Conn, nil
 }
 
-// admitVisit decides on a visit whose dialer is proven. If it is admitted, endVisit follows.
+// admitVisit admits or refuses a visit whose dialer is proven. After an admission the caller calls
+// endVisit.
 func (e *Endpoint) admitVisit(generation uint64) (bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -131,7 +131,7 @@ func runAgent(ctx context.Context, p *cli.Program, s *settings.Settings) error {
 	return nil
 }
 
-// joinCluster gives the agent what makes it one of the cluster.
+// joinCluster sets in cfg what the agent needs to join the cluster.
 func joinCluster(ctx context.Context, s *settings.Settings, cfg *agent.Config) error {
 	c := s.Cluster
 	if cfg.Name == "" {
@@ -170,7 +170,8 @@ func joinCluster(ctx context.Context, s *settings.Settings, cfg *agent.Config) e
 	return nil
 }
 
-// runAs returns the policy that says as whom workers run; nil: they run as this process's user.
+// runAs returns the policy that selects the user as whom workers run; nil: they run as this
+// process's user.
 func runAs(s *settings.Settings, log logrus.FieldLogger) (agent.RunAs, error) {
 	file, root := s.Cluster.RunAs, os.Geteuid() == 0
 	switch {
@@ -192,8 +193,9 @@ func runAs(s *settings.Settings, log logrus.FieldLogger) (agent.RunAs, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.Origin("run-as"), err)
 	}
-	// Workers do not inherit the descriptors that this process was started with. Linux before 5.11
-	// cannot; under systemd or in a container this process has no such descriptors.
+	// Workers must not inherit the descriptors with which this process was started. Linux before
+	// 5.11 does not support this, but under systemd or in a container there are no such
+	// descriptors.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	return policy, nil
 }

@@ -25,13 +25,13 @@ import (
 )
 
 const (
-	// firstTokenLife is how long the token of a new cluster is good for.
+	// firstTokenLife is how long the token of a new cluster is valid.
 	firstTokenLife = time.Hour
-	// defaultEnrollAddr is where agents are served.
+	// defaultEnrollAddr is the address on which agents are enrolled.
 	defaultEnrollAddr = ":7945"
-	// rotateLook is the pause between two looks whether all hosts have the keys.
+	// rotateLook is the pause between two checks whether all hosts have the keys.
 	rotateLook = 100 * time.Millisecond
-	// rotateTell is the pause between two lines about who is waited for.
+	// rotateTell is the pause between two lines that name the hosts waited for.
 	rotateTell = 10 * time.Second
 )
 
@@ -54,7 +54,7 @@ them, and the gossip key.`,
 	return cmd
 }
 
-// durationFlag is a duration in the words of hvdrun's other flags.
+// durationFlag is a flag with a duration in the syntax of hvdrun's other flags.
 type durationFlag struct{ d *time.Duration }
 
 func (f durationFlag) Set(text string) (err error) {
@@ -139,7 +139,7 @@ cannot start jobs. The cluster keeps only its public key.`,
 	return cmd
 }
 
-// grantText describes what a token is good for.
+// grantText describes what a token permits.
 func grantText(g cluster.Grant) string {
 	text := "for one host"
 	if g.Reusable {
@@ -227,7 +227,7 @@ expires, or hvdrun cluster remove.`,
 	return cmd
 }
 
-// rotate goes on with a rotation, or begins one, and blocks until it is done.
+// rotate continues a rotation of the keys, or starts one, and blocks until it is done.
 func rotate(ctx context.Context, p *cli.Program, dir *cluster.Dir, hold time.Duration) error {
 	err := dir.Update(func(s *cluster.State) error {
 		if !s.BeginRotation(time.Now()) {
@@ -269,14 +269,14 @@ func rotate(ctx context.Context, p *cli.Program, dir *cluster.Dir, hold time.Dur
 	return err
 }
 
-// stepText names a phase of a rotation, and how many there are.
+// stepText returns the name of a phase of a rotation, with its number and the number of phases.
 func stepText(phase cluster.Phase) string {
 	n := 1 + slices.Index([]cluster.Phase{cluster.Adding, cluster.Switching, cluster.Removing}, phase)
 	return fmt.Sprintf("step %d of 3, %s", n, phase)
 }
 
-// rotationStep looks whether the rotation can go on, and continues it if it can. Nothing is written
-// where it cannot.
+// rotationStep continues the rotation if it can continue, and otherwise writes nothing. It sets
+// *advanced, *phase, and the hosts waited for.
 func rotationStep(dir *cluster.Dir, hold time.Duration, advanced *bool, phase *cluster.Phase, waiting *[]string) error {
 	step := func(s *cluster.State) {
 		*advanced, *waiting = s.AdvanceRotation(time.Now(), hold)
@@ -296,7 +296,7 @@ func rotationStep(dir *cluster.Dir, hold time.Duration, advanced *bool, phase *c
 	})
 }
 
-// someOf lists names, of many the first.
+// someOf lists names, or the first few if there are many.
 func someOf(names []string) string {
 	const most = 8
 	if len(names) > most {

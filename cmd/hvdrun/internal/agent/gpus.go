@@ -14,14 +14,15 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// slotDevices are the devices of this machine's slots, by index, and what is known against them. A
-// nil *slotDevices has none, and no slot is bad.
+// slotDevices are the devices of this machine's slots, by index, and the failures reported for
+// them. A nil *slotDevices has no devices and no bad slot.
 type slotDevices struct {
 	devices []gpu.Device
 	health  gpu.Health
 }
 
-// bind shows the worker the device of its slot alone, and refuses one whose device has failed.
+// bind makes only the device of its slot visible to the worker. It returns an error if the device
+// has failed.
 func (d *slotDevices) bind(s *launch.Spec) error {
 	if d == nil {
 		return nil
@@ -33,7 +34,7 @@ func (d *slotDevices) bind(s *launch.Spec) error {
 	return nil
 }
 
-// bad returns whether the slot's device has failed.
+// bad reports whether the slot's device has failed.
 func (d *slotDevices) bad(slot int) bool {
 	if d == nil {
 		return false
@@ -42,14 +43,15 @@ func (d *slotDevices) bad(slot int) bool {
 	return bad
 }
 
-// index is that of the slot's device: slots beyond the devices share them.
+// index returns the index of the slot's device: if there are more slots than devices, slots share
+// them.
 func (d *slotDevices) index(slot int) int { return slot % len(d.devices) }
 
-// watch calls failed when a device of some slot has, until ctx ends.
+// watch calls failed when a device of a slot fails, until ctx ends.
 func (d *slotDevices) watch(ctx context.Context, log logrus.FieldLogger, failed func(device int),
 	events func(context.Context, func(gpu.Event)) error) error {
 	return events(ctx, func(e gpu.Event) {
-		// A person may have hidden some devices, so that they are numbered otherwise here.
+		// The user may have hidden some devices, so the numbers here may differ.
 		i := slices.IndexFunc(d.devices, func(o gpu.Device) bool {
 			return o.GPU == e.Device.GPU && (o.UUID == e.Device.UUID || o.UUID == "" || e.Device.UUID == "")
 		})
@@ -72,7 +74,7 @@ type boundLauncher struct {
 	gpus *slotDevices
 }
 
-// Run runs the worker.
+// Run implements launch.Launcher.
 func (l boundLauncher) Run(ctx context.Context, s *launch.Spec, started func(pid int)) error {
 	if err := l.gpus.bind(s); err != nil {
 		return err
@@ -80,8 +82,10 @@ func (l boundLauncher) Run(ctx context.Context, s *launch.Spec, started func(pid
 	return l.Launcher.Run(ctx, s, started)
 }
 
-// agentDevices returns how an agent starts workers, and how it learns of slots whose devices have
-// failed: where they are bound to devices, or there is a slot for each.
+// agentDevices returns the launcher of an agent's workers, and a function that reports slots whose
+// devices have failed until its context ends. The function is nil if slots do not correspond to
+// devices, that is if workers are not bound to devices and the number of slots was set, or if the
+// devices are unknown.
 func agentDevices(s *settings.Settings, log logrus.FieldLogger, slots int) (launch.Launcher,
 	func(context.Context, func([]int)) error, error) {
 	devices, err := hostsource.LocalDevices()
@@ -104,7 +108,7 @@ func agentDevices(s *settings.Settings, log logrus.FieldLogger, slots int) (laun
 	return boundLauncher{launch.Local{}, d}, health, nil
 }
 
-// badSlots returns those of so many slots whose devices have failed.
+// badSlots returns the slots below slots whose devices have failed.
 func (d *slotDevices) badSlots(slots int) (bad []int) {
 	for slot := range slots {
 		if d.bad(slot) {

@@ -17,8 +17,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// runJobAgent is `hvdrun agent --job`: the agent of one job, which a driver has started. What it
-// reports before there is a session goes to stdout, in one line; later, into the driver's log.
+// runJobAgent implements `hvdrun agent --job`: the agent of one job, which a driver starts. Before
+// it has a session with the driver, it reports in one line on stdout; afterwards it writes to the
+// driver's log.
 func runJobAgent(ctx context.Context, p *cli.Program) error {
 	answered := false
 	err := serveJob(ctx, p, &answered)
@@ -26,7 +27,7 @@ func runJobAgent(ctx context.Context, p *cli.Program) error {
 		return nil
 	}
 	if !answered {
-		_ = client.Ready{Error: err.Error()}.Write(p.Stdout) // stderr and the status are the same
+		_ = client.Ready{Error: err.Error()}.Write(p.Stdout) // stderr and the exit status report the same
 	}
 	return cli.Failed(err)
 }
@@ -40,7 +41,7 @@ func serveJob(ctx context.Context, p *cli.Program, answered *bool) error {
 		hello.Detach = false
 		ready, err := client.Exec{}.Start(ctx, hello.Host, hello)
 		if err != nil {
-			return errors.Unwrap(err) // the driver knows which host this is
+			return errors.Unwrap(err) // the driver adds the name of the host
 		}
 		*answered = true
 		return ready.Write(p.Stdout)
@@ -70,8 +71,8 @@ func serveJob(ctx context.Context, p *cli.Program, answered *bool) error {
 	return agent.RunJob(ctx, cfg)
 }
 
-// closeStreams lets go of the streams that this process was given: their other ends may be those of
-// a driver that dies, or of an ssh that waits for them to close.
+// closeStreams replaces the standard streams by /dev/null: their other ends may belong to a driver
+// that dies, or to an ssh that waits until they are closed.
 func closeStreams() error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {

@@ -24,32 +24,30 @@ import (
 // bench.Spec in JSON.
 const benchRank = "__bench-rank"
 
-// algorithmVariable tells workers which algorithm to use.
+// algorithmVariable is the environment variable that sets the algorithm of the workers.
 const algorithmVariable = plan.EnvAlgorithm
 
 const defaultSizes = "4,1KiB,64KiB,1MiB,16MiB,64MiB"
 
-// benchUsages are what some settings mean for a measurement, where that is not what they mean for a
-// job.
+// benchUsages describes the settings whose meaning in a measurement differs from that in a job.
 var benchUsages = map[string]string{
 	"np":    "ranks (default: the slots of the hosts, else 2)",
 	"hosts": "hosts and their slots; names of this machine alone, 127.0.0.1:2,127.0.0.2:2, are ranks as on several hosts",
 }
 
-// benchShares are the settings of a job that a measurement has too, besides those that say which
-// hosts there are.
+// benchShares are the settings of a job that a measurement also has, besides the settings of hosts.
 var benchShares = []string{"network-interfaces", "listen", "encrypt-data", "connections", "start-timeout", "agent-timeout"}
 
-// benchIgnores are settings of sources that are asked again and again.
+// benchIgnores are settings of the polling of sources; a measurement calls a source once.
 var benchIgnores = []string{"discovery-interval", "discovery-removal-after"}
 
-// benchFlags is what was asked for, as text.
+// benchFlags are the values of the flags, as text.
 type benchFlags struct {
 	op, sizes, seconds, rounds, against, algorithm, bucket, tsv, plot string
 	alloc, async, into, memory                                        bool
 }
 
-// Commands returns hvdrun bench, and the command that is a rank of the measurement.
+// Commands returns hvdrun bench, and the hidden command that runs a rank of the measurement.
 func Commands(p *cli.Program) []*cobra.Command {
 	return []*cobra.Command{benchCommand(p), rankCommand(p)}
 }
@@ -130,18 +128,18 @@ func (b *benchFlags) addFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// measurement is what the flags ask for.
+// measurement is the measurement that the flags describe.
 type measurement struct {
 	spec      bench.Spec
 	np        int         // 0: all slots
-	hosts     []plan.Host // nil: sources are asked
+	hosts     []plan.Host // nil: the sources list the hosts
 	rounds    int
 	peers     []bench.Peer
 	algorithm string
 	tsv, plot string
 }
 
-// measurement reads the flags. Its errors name them.
+// measurement parses the flags. Its errors name the flag.
 func (b *benchFlags) measurement(s *settings.Settings) (m measurement, err error) {
 	m.algorithm, m.tsv, m.plot = b.algorithm, b.tsv, b.plot
 	m.spec.Alloc, m.spec.Into, m.spec.Async, m.spec.Memory = b.alloc, b.into, b.async, b.memory
@@ -158,7 +156,7 @@ func (b *benchFlags) measurement(s *settings.Settings) (m measurement, err error
 		return m, fmt.Errorf("--async: --op %s has no such form", m.spec.Op)
 	}
 	if m.spec.Async && m.spec.Op.HasInto() {
-		m.spec.Into = true // the only such form
+		m.spec.Into = true // the asynchronous operations exist only in this form
 	}
 	if m.spec.Into && !m.spec.Op.HasInto() {
 		return m, fmt.Errorf("--into: --op %s has no such form", m.spec.Op)
@@ -195,7 +193,7 @@ func (b *benchFlags) measurement(s *settings.Settings) (m measurement, err error
 	return m, m.place(s)
 }
 
-// place reads what says where the ranks run.
+// place sets the hosts and the number of ranks from the settings.
 func (m *measurement) place(s *settings.Settings) (err error) {
 	if m.hosts, err = hostsource.Fixed(s); err != nil {
 		return err
@@ -213,8 +211,8 @@ func (m *measurement) place(s *settings.Settings) (err error) {
 	return err
 }
 
-// checkParts refuses tensors that are not the same number of elements for each rank, which an
-// operation with --into needs.
+// checkParts returns an error for tensors that cannot be split into equal parts for the ranks, as
+// an operation with --into needs.
 func (m *measurement) checkParts(ranks int) error {
 	for _, size := range m.spec.Sizes {
 		if m.spec.Into && m.spec.Op != bench.ReduceScatter && size%(4*ranks) != 0 {
@@ -224,12 +222,13 @@ func (m *measurement) checkParts(ranks int) error {
 	return nil
 }
 
-// checkMemory refuses tensors for which the machine has no room: each rank has its own, a library
-// keeps up to one of that size besides, and results of some operations are another.
+// checkMemory returns an error for tensors that do not fit into the machine's memory: each rank has
+// its own tensor, a library keeps up to one more of that size, and some operations have a result of
+// that size too.
 func (m *measurement) checkMemory(ranks int) error {
 	info, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
-		return nil // a machine that does not tell
+		return nil // the size of the memory is unknown
 	}
 	_, after, _ := strings.Cut(string(info), "MemAvailable:")
 	var kib int

@@ -36,8 +36,8 @@ const benchGrace = 5 * time.Second
 // errNoRows reports that the ranks ended well but without a row for each size.
 var errNoRows = errors.New("the ranks have not reported all sizes")
 
-// runBench measures and prints. Ranks and peers take turns, and who begins changes from round to
-// round.
+// runBench measures and prints the results. hvdrun's ranks and the peers are measured in turn, and
+// each round begins with another of them.
 func runBench(ctx context.Context, p *cli.Program, s *settings.Settings, m measurement) (err error) {
 	files, err := m.openFiles()
 	if err != nil {
@@ -73,7 +73,7 @@ func runBench(ctx context.Context, p *cli.Program, s *settings.Settings, m measu
 			fmt.Fprintf(p.Stderr, "round %d of %d: %s\n", round+1, m.rounds, name)
 			rows, err := r.measure(ctx, name)
 			if err != nil {
-				if ctx.Err() != nil && len(report.Results) > 0 { // a person has seen enough
+				if ctx.Err() != nil && len(report.Results) > 0 { // the user stopped the measurement early
 					err = joinRunError(err, tell(p, report, files))
 				}
 				return err
@@ -86,7 +86,7 @@ func runBench(ctx context.Context, p *cli.Program, s *settings.Settings, m measu
 	return joinRunError(nil, tell(p, report, files))
 }
 
-// tell writes the results wherever they are wanted.
+// tell writes the results to stdout and to the requested files.
 func tell(p *cli.Program, report *bench.Report, files benchFiles) error {
 	return errors.Join(report.WriteTable(p.Stdout), files.write(report))
 }
@@ -98,21 +98,21 @@ func joinRunError(err, more error) error {
 	return cli.Failed(errors.Join(err, more))
 }
 
-// benchRun is what one measurement needs.
+// benchRun is one measurement in progress.
 type benchRun struct {
 	*cli.Program
 	m        measurement
 	settings *settings.Settings
 	log      *logrus.Logger
 	folder   string // for the peers' programs
-	id       string // of the peers' processes, by which nothing of them is left behind
+	id       string // identifies the peers' processes, so that all of them are killed
 	launcher *benchLauncher
-	hosts    []plan.Host // those that have ranks, with their ranks
+	hosts    []plan.Host // the hosts used, with their number of ranks as slots
 	at       bench.Place
-	failed   []string // peers that are not asked again
+	failed   []string // peers that failed and are not measured again
 }
 
-// findHosts finds where the ranks run: sources are asked once.
+// findHosts sets the hosts of the ranks. It calls each source once.
 func (r *benchRun) findHosts(ctx context.Context) error {
 	hosts := r.m.hosts
 	if hosts == nil {
@@ -145,8 +145,8 @@ func (r *benchRun) findHosts(ctx context.Context) error {
 	return nil
 }
 
-// benchHosts returns the hosts of the first np slots, with as many slots as are used, and how many
-// these are. 0 stands for all slots. Hosts that are about to leave are not used.
+// benchHosts returns the hosts of the first np slots, each with the number of slots used, and the
+// total. An np of 0 means all slots. Draining hosts are not used.
 func benchHosts(hosts []plan.Host, np int) (used []plan.Host, ranks int) {
 	for _, h := range hosts {
 		if np > 0 {
@@ -159,14 +159,14 @@ func benchHosts(hosts []plan.Host, np int) (used []plan.Host, ranks int) {
 	return used, ranks
 }
 
-// benchLauncher starts the peers' processes on this machine, and knows their groups, for a person
-// who does not want to wait for their end.
+// benchLauncher starts the peers' processes on this machine. It records their process groups, so
+// that kill can end them at once.
 type benchLauncher struct {
 	mu     sync.Mutex
 	groups map[int]bool
 }
 
-// Run is that of launch.Local.
+// Run is launch.Local's Run. It also records the process group.
 func (l *benchLauncher) Run(ctx context.Context, s *launch.Spec, started func(pid int)) error {
 	group := 0
 	defer func() {
@@ -183,17 +183,17 @@ func (l *benchLauncher) Run(ctx context.Context, s *launch.Spec, started func(pi
 	})
 }
 
-// kill ends all processes at once; launch.Local sees to what they leave behind.
+// kill kills all process groups; launch.Local kills what they leave behind.
 func (l *benchLauncher) kill() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for group := range l.groups {
-		_ = syscall.Kill(-group, syscall.SIGKILL) // fails where it has just ended
+		_ = syscall.Kill(-group, syscall.SIGKILL) // fails if the group has just ended
 	}
 }
 
-// build makes the peers' programs and returns the names of all that can be measured. Those that
-// cannot are told.
+// build builds the peers' programs and returns the names of all libraries that can be measured. It
+// reports those that cannot.
 func (r *benchRun) build(ctx context.Context) []string {
 	names := []string{bench.Ours}
 	for _, peer := range r.m.peers {
@@ -210,9 +210,9 @@ func (r *benchRun) build(ctx context.Context) []string {
 	return names
 }
 
-// about returns a line about each of the peers with these names.
+// about returns one line about each of the named peers.
 func (r *benchRun) about(ctx context.Context, names []string) (lines []string) {
-	versions := make(map[string]string) // by their commands: a library may have several names
+	versions := make(map[string]string) // by command: several names may share one library
 	for _, peer := range r.m.peers {
 		if !slices.Contains(names, peer.Name) {
 			continue
@@ -258,7 +258,8 @@ func (r *benchRun) compile(ctx context.Context, peer bench.Peer) error {
 	return nil
 }
 
-// run runs a command of which nothing is left when it returns.
+// run runs a command and returns its output. When it returns, all processes that the command
+// started have ended.
 func (r *benchRun) run(ctx context.Context, command []string) (stdout *bytes.Buffer, stderr string, err error) {
 	defer jobrun.WatchStop(ctx, r.Program, r.log, r.launcher.kill, benchGrace)()
 	incarnation := driver.NewRunID()
@@ -274,7 +275,7 @@ func (r *benchRun) run(ctx context.Context, command []string) (stdout *bytes.Buf
 	return &out, errs.String(), err
 }
 
-// measure takes one round of our ranks, or of a peer.
+// measure measures one round of hvdrun's ranks or of a peer.
 func (r *benchRun) measure(ctx context.Context, name string) ([]bench.Row, error) {
 	if name == bench.Ours {
 		rows, err := r.ours(ctx)
@@ -308,11 +309,11 @@ func (r *benchRun) ours(ctx context.Context) ([]bench.Row, error) {
 	return rows.complete(r.m.spec)
 }
 
-// job runs a job on the hosts, as hvdrun does with any, and writes its output, a line a time.
+// job runs a job on the hosts, as hvdrun runs any job, and writes its output line by line.
 func (r *benchRun) job(ctx context.Context, command []string, stdout, stderr io.Writer) error {
 	s, p := *r.settings, *r.Program
 	p.Stdout, p.Stderr = stdout, stderr
-	s.RunID, s.Dir, s.Env = driver.NewRunID(), "/", nil // the folder of this process may not be on the hosts
+	s.RunID, s.Dir, s.Env = driver.NewRunID(), "/", nil // this process's folder may not exist on the hosts
 	s.Timeouts.Drain = benchGrace
 	if r.m.algorithm != "" {
 		s.Env = []string{algorithmVariable + "=" + r.m.algorithm}
@@ -321,7 +322,7 @@ func (r *benchRun) job(ctx context.Context, command []string, stdout, stderr io.
 	if err != nil {
 		return err
 	}
-	if s.Given("gossip-join") { // for the agents: which hosts there are is known
+	if s.Given("gossip-join") { // the settings are for the agents; the hosts are known
 		source, closeSource, err := hostsource.OpenGossip(&s, r.log)
 		if err != nil {
 			return err
@@ -334,9 +335,9 @@ func (r *benchRun) job(ctx context.Context, command []string, stdout, stderr io.
 	return jobrun.Drive(ctx, &p, &s, jobrun.Spec{Command: command, Fixed: r.hosts, Size: job.Size{NP: r.at.Ranks}, Authority: authority})
 }
 
-// rowReader takes the output of our ranks, a line a time.
+// rowReader is a writer of the output of hvdrun's ranks, line by line.
 type rowReader struct {
-	stray io.Writer // for lines that are no rows
+	stray io.Writer // receives lines that are not rows
 	mu    sync.Mutex
 	rows  []bench.Row
 }
@@ -354,7 +355,7 @@ func (r *rowReader) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// complete returns the rows, if there is one for each size.
+// complete returns the rows, or errNoRows unless there is one for each size.
 func (r *rowReader) complete(spec bench.Spec) ([]bench.Row, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -388,7 +389,7 @@ func (r *benchRun) peer(ctx context.Context, peer bench.Peer) ([]bench.Row, erro
 	return bench.ReadPeer(out, r.m.spec)
 }
 
-// output returns what a peer's program writes.
+// output runs a peer's program and returns its output.
 func (r *benchRun) output(ctx context.Context, peer bench.Peer) (stdout *bytes.Buffer, stderr string, err error) {
 	command, err := peer.Command(r.folder, r.at, r.m.spec)
 	if err != nil {
@@ -404,7 +405,7 @@ func (r *benchRun) output(ctx context.Context, peer bench.Peer) (stdout *bytes.B
 	return &out.text, "", nil
 }
 
-// unprefixed takes the output of a job, a line a time, without the ranks before the lines.
+// unprefixed is a writer of a job's output, line by line, that removes the prefixes with the ranks.
 type unprefixed struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -424,7 +425,7 @@ func (u *unprefixed) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// firstLine returns the first one that holds a letter: mpirun draws frames.
+// firstLine returns the first line that contains a letter: mpirun draws frames around messages.
 func firstLine(text string) string {
 	for line := range strings.Lines(text) {
 		if strings.ContainsAny(line, "abcdefghijklmnopqrstuvwxyz") {
@@ -434,7 +435,8 @@ func firstLine(text string) string {
 	return "it has said nothing"
 }
 
-// benchFiles are where results go besides stdout. They are opened before anything is measured.
+// benchFiles are the files to which results are written besides stdout. They are opened before the
+// measurement.
 type benchFiles struct{ tsv, plot *os.File }
 
 func (m *measurement) openFiles() (f benchFiles, err error) {
@@ -465,7 +467,7 @@ func (f benchFiles) write(r *bench.Report) error {
 	return nil
 }
 
-// close closes what is open, and sets err to a failure, unless err is set already.
+// close closes the open files. It sets *err to a failure unless *err is already set.
 func (f benchFiles) close(err *error) {
 	for _, file := range []*os.File{f.tsv, f.plot} {
 		if file == nil {

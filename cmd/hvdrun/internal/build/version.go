@@ -18,24 +18,25 @@ import (
 	"github.com/hvdrun/hvdrun/internal/licenses"
 )
 
-// build is what this program is, as hvdrun version --json prints it.
+// build describes this program, as hvdrun version --json prints it.
 type build struct {
 	Version string `json:"version"` // of the module; (devel) if it was built from a working tree
-	// Commit is the commit, Modified: with changes. Empty and false: the build does not know.
+	// Commit is the commit of the source, and Modified reports changes on top of it. Empty and
+	// false: the build does not record them.
 	Commit   string `json:"commit"`
 	Modified bool   `json:"modified"`
 	Go       string `json:"go"`
 	OS       string `json:"os"`
 	Arch     string `json:"arch"`
-	// The versions of what this program and others of hvdrun exchange.
+	// The versions of the formats that hvdrun's programs exchange.
 	Agent   int `json:"agent"`   // between drivers and agents
 	Gossip  int `json:"gossip"`  // in what agents announce
 	Journal int `json:"journal"` // of a job's journal
 	JobFile int `json:"job_file"`
 }
 
-// release and commit are the version and the commit that are built, where the build itself does not
-// know them: set by the linker.
+// release and commit are the version and the commit, set by the linker if the build itself does not
+// record them.
 var release, commit string
 
 func thisBuild() build {
@@ -67,7 +68,8 @@ func thisBuild() build {
 // Number is the version of the module; (devel) if it was built from a working tree.
 func Number() string { return thisBuild().Version }
 
-// Version names the build: that of the module, or the commit, and what it was built with and for.
+// Version describes the build: the version of the module or the commit, the version of Go, and the
+// platform.
 func Version() string {
 	b := thisBuild()
 	if b.Version == "(devel)" && b.Commit != "" {

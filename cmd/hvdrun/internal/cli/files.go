@@ -8,7 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// ReadBounded reads a file that is no longer than that.
+// ReadBounded returns the content of a file. It returns an error if the file has more than most
+// bytes.
 func ReadBounded(path string, most int64) (string, error) {
 	f, err := safefile.Read(path)
 	if err != nil {
@@ -18,7 +19,7 @@ func ReadBounded(path string, most int64) (string, error) {
 	return ReadAll(f, most)
 }
 
-// ReadAll reads a file that is no longer than that.
+// ReadAll returns the content of an open file. It returns an error if more than most bytes follow.
 func ReadAll(f *os.File, most int64) (string, error) {
 	b, err := io.ReadAll(io.LimitReader(f, most+1))
 	switch {

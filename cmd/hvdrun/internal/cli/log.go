@@ -14,14 +14,14 @@ import (
 	"github.com/hvdrun/hvdrun/internal/logline"
 )
 
-// TimeText and TimeJSON are how times are written to people and to programs.
+// TimeText and TimeJSON are the formats of times in text and in JSON.
 const (
 	TimeText = "15:04:05.000"
 	TimeJSON = "2006-01-02T15:04:05.000000000Z07:00"
 )
 
-// TextFormat is how the log is written as text to somebody; records of the audit are JSON, in which
-// nothing needs to be escaped.
+// TextFormat returns the text format of a log that is written to w. Records of the audit are JSON,
+// so they are not escaped.
 func TextFormat(env []string, w io.Writer) logline.Text {
 	return logline.Text{Journal: ReadByJournal(env, w), Colour: isColourful(env, w), Raw: func(value any) bool {
 		_, is := value.(audit.Record)
@@ -29,8 +29,7 @@ func TextFormat(env []string, w io.Writer) logline.Text {
 	}}
 }
 
-// isColourful returns whether lines written to w are seen in a terminal, by somebody who has not
-// refused colours (NO_COLOR).
+// isColourful reports whether w is a terminal and colours are not disabled (NO_COLOR).
 func isColourful(env []string, w io.Writer) bool {
 	if s, wrapped := w.(*Stream); wrapped {
 		w = s.W
@@ -41,8 +40,8 @@ func isColourful(env []string, w io.Writer) bool {
 	return is && refused == "" && kind != "dumb" && term.IsTerminal(int(f.Fd()))
 }
 
-// ReadByJournal returns whether systemd's journal reads what is written to w: JOURNAL_STREAM names
-// the device and the inode of what it gave to the service.
+// ReadByJournal reports whether systemd's journal reads what is written to w: JOURNAL_STREAM names
+// the device and the inode of the stream that systemd gave to the service.
 func ReadByJournal(env []string, w io.Writer) bool {
 	given, _ := Lookup(env, "JOURNAL_STREAM")
 	if s, wrapped := w.(*Stream); wrapped {
@@ -66,7 +65,7 @@ type JobField string
 // Levels returns all levels.
 func (JobField) Levels() []logrus.Level { return logrus.AllLevels }
 
-// Fire adds the field, unless there is one.
+// Fire adds the field, unless the entry already has one.
 func (j JobField) Fire(e *logrus.Entry) error {
 	if _, has := e.Data["job"]; !has {
 		e.Data["job"] = string(j)
@@ -74,14 +73,14 @@ func (j JobField) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// EscapeLines is escape for a text that begins on a line of its own.
+// EscapeLines is Escape for a text that begins on a line of its own.
 func EscapeLines(text string) string { return logline.EscapeLines(text) }
 
-// EscapeCell is escape for a part of a line or of a table: ends of lines and tabs are escaped too.
+// EscapeCell is Escape for a part of a line or of a table: it escapes ends of lines and tabs too.
 func EscapeCell(text string) string {
 	return strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(Escape(text))
 }
 
-// Escape escapes what could command a terminal. Texts of other machines and of workers are parts of
-// log lines, errors and tables.
+// Escape escapes characters that could control a terminal. It is for texts of other machines and of
+// workers, which appear in log lines, errors and tables.
 func Escape(text string) string { return logline.Escape(text) }

@@ -17,26 +17,26 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Exit statuses of the contract that are not the driver's.
+// Exit statuses of hvdrun besides those of job.ExitStatus.
 const (
 	StatusUsage = 2
-	statusShell = 128 // plus the signal
+	statusShell = 128 // plus the number of the signal
 )
 
-// Program is one run of hvdrun: its streams, and what signals ask of it.
+// Program is one run of hvdrun: its arguments, environment, streams and signals.
 type Program struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	Env            []string
-	Args           []string         // as settings.Normalize has them
-	Log            *Queue           // what is logged, on its way to stderr; nil: it goes there at once
-	Hurried        *atomic.Bool     // a person has asked again to stop
-	Hurry          <-chan struct{}  // receives when a person asks again to stop
-	Signals        <-chan os.Signal // receives SIGUSR1 and SIGUSR2, which are for the workers
-	Stop           func(now bool)   // does what a signal does, and where now is set what another does
+	Args           []string         // as returned by settings.Normalize
+	Log            *Queue           // queues the log for stderr; nil: the log is written to stderr directly
+	Hurried        *atomic.Bool     // the user has asked a second time to stop
+	Hurry          <-chan struct{}  // receives when the user asks again to stop
+	Signals        <-chan os.Signal // receives SIGUSR1 and SIGUSR2, which are passed on to the workers
+	Stop           func(now bool)   // acts as the first signal to stop or, if now is set, as the second
 }
 
-// RunError is an error of the work itself; all others are of the command line.
+// RunError is an error of the work itself; all other errors are about the command line.
 type RunError struct{ error }
 
 func (e RunError) Unwrap() error { return e.error }
@@ -44,19 +44,20 @@ func (e RunError) Unwrap() error { return e.error }
 // Failed returns an error of the work itself.
 func Failed(err error) error { return RunError{err} }
 
-// programExit is the failure of a program whose exit status becomes that of its worker.
+// programExit is the failure of a program whose exit status becomes the exit status of this
+// process.
 type programExit struct {
 	error
 	code int
 }
 
-// ExitWith returns the failure of a program, which becomes this one's exit status.
+// ExitWith returns an error for which Status returns code.
 func ExitWith(err error, code int) error { return programExit{err, code} }
 
-// StopSignal is why what runs was stopped.
+// StopSignal is the cause of a context that a signal ended.
 type StopSignal = job.StopSignal
 
-// FlushPatience is how long the end of the program waits for a writer that takes nothing.
+// FlushPatience returns how long the end of the program waits for a writer that accepts nothing.
 func (p *Program) FlushPatience() time.Duration {
 	if p.Hurried.Load() {
 		return HurriedFlush
@@ -82,8 +83,8 @@ func Status(err error) int {
 	return StatusUsage
 }
 
-// Again passes on, without delay, that a person is impatient. It returns false if nobody has
-// received the previous call.
+// Again sends to hurry without blocking that the user has asked again to stop. It returns false if
+// the previous value has not been received.
 func Again(hurry chan<- struct{}) bool {
 	select {
 	case hurry <- struct{}{}:
@@ -93,22 +94,22 @@ func Again(hurry chan<- struct{}) bool {
 	}
 }
 
-// OwnScript runs the hvdrun that is the agent of a host: there it may have another path than here,
-// and where there are agents of a cluster it is theirs.
+// OwnScript is a shell script that executes the hvdrun program of the host's agent with its
+// arguments. Its path may differ from the path on this machine.
 const OwnScript = `exec "${` + plan.EnvAgentProgram + `:?the agent of this host does not say where its program is: it is an older hvdrun}" "$@"`
 
 // Lookup returns the value of an environment variable.
 func Lookup(env []string, name string) (text string, ok bool) {
 	for _, e := range env {
 		if n, t, _ := strings.Cut(e, "="); n == name {
-			text, ok = t, true // the last counts, as in a process's environment made by os/exec
+			text, ok = t, true // the last entry counts, as in os/exec
 		}
 	}
 	return text, ok
 }
 
-// Impatience returns a context that ends with any signal but the first SIGTERM, which asks a worker
-// to leave its job in good order: package elastic handles it.
+// Impatience returns a context that ends at any signal to stop except a first SIGTERM: that asks a
+// worker to leave its job gracefully, and package elastic handles it.
 func (p *Program) Impatience(asked context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(asked))
 	var watching sync.WaitGroup

@@ -10,39 +10,38 @@ import (
 )
 
 const (
-	// MaxLog is how many bytes of the log may wait for a reader; lines beyond that are dropped and
-	// counted.
+	// MaxLog is the largest number of bytes of the log that may wait for a reader; further lines
+	// are dropped and counted.
 	MaxLog = 1 << 20
-	// MaxEvents is how many bytes of events may wait for their file.
+	// MaxEvents is the largest number of bytes of events that may wait for their file.
 	MaxEvents = 16 << 20
-	// FlushPatience is how long the end of the program waits for a writer that takes nothing,
-	// HurriedFlush where a person has asked twice to stop.
+	// FlushPatience is how long the end of the program waits for a writer that accepts nothing.
 	FlushPatience = 5 * time.Second
-	// HurriedFlush is much shorter.
+	// HurriedFlush replaces FlushPatience after the user has asked twice to stop.
 	HurriedFlush = 200 * time.Millisecond
-	// RetryPause is the pause between two writes of what cannot be written.
+	// RetryPause is the pause before a failed write is retried.
 	RetryPause = time.Second
 )
 
-// Queue keeps text for a writer that may block or fail for a while, so that those who write to the
-// queue never wait. Its methods may be called by many goroutines.
+// Queue keeps text for a writer that may block or fail for a while, so that a Write to the queue
+// never blocks. Many goroutines may call its methods.
 type Queue struct {
 	To   io.Writer
 	Most int
-	// dropped returns the text that stands for so many lines that found no room. Nil: nothing
-	// stands for them.
+	// dropped returns the text that replaces the given number of dropped lines. Nil: nothing
+	// replaces them.
 	dropped func(lines int) []byte
-	// failed, if not nil, is told of each error of the writer, and what could not be written is
-	// tried again after a pause. Nil: it is lost.
+	// Failed, if not nil, is called with each error of the writer, and the write is retried after
+	// RetryPause. Nil: text that cannot be written is lost.
 	Failed func(error)
 
 	mu     sync.Mutex
 	text   []byte
-	now    []byte // what the writer has been given, some of which it may have taken
+	now    []byte // the text being written; a part of it may be written already
 	lost   int
 	passed uint64        // calls of Write that have returned
-	idle   chan struct{} // closed when all is written; nil: it is
-	ending chan struct{} // closed by flush: failures are final
+	idle   chan struct{} // closed when everything is written; nil: everything is written
+	ending chan struct{} // closed by Flush: failures are final
 }
 
 // Write takes whole lines. It keeps nothing of b, never blocks and never fails.
@@ -59,26 +58,26 @@ func (q *Queue) Write(b []byte) (int, error) {
 	}
 	if q.idle == nil {
 		q.idle = make(chan struct{})
-		go q.run(q.idle) // flush waits for it
+		go q.run(q.idle) // Flush waits for it
 	}
 	return len(b), nil
 }
 
-// Waiting returns what may not have been written yet.
+// Waiting returns a copy of the text that may not have been written yet.
 func (q *Queue) Waiting() []byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return slices.Concat(q.now, q.text)
 }
 
-// OnDropped sets dropped.
+// OnDropped sets the function that returns the text in place of dropped lines.
 func (q *Queue) OnDropped(dropped func(lines int) []byte) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.dropped = dropped
 }
 
-// run writes until there is nothing to write.
+// run writes until the queue is empty.
 func (q *Queue) run(idle chan struct{}) {
 	for {
 		q.mu.Lock()
@@ -120,7 +119,7 @@ func (q *Queue) run(idle chan struct{}) {
 	}
 }
 
-// pause waits before the next try, which is the last where flush has been called.
+// pause waits before the next try, which is the last if Flush has been called.
 func (q *Queue) pause() {
 	timer := time.NewTimer(RetryPause)
 	defer timer.Stop()
@@ -139,11 +138,11 @@ func (q *Queue) isEnding() bool {
 	}
 }
 
-// errNotTaken reports that a writer has not taken what was left.
+// errNotTaken reports that the writer did not accept the rest.
 var errNotTaken = errors.New("it takes nothing")
 
-// Flush blocks until all is written, or the writer has taken nothing for the patience, or has
-// failed. It is the last call.
+// Flush blocks until everything is written, until the writer has accepted nothing for the patience,
+// or until it fails. It must be the last call.
 func (q *Queue) Flush(patience time.Duration) error {
 	q.mu.Lock()
 	if q.ending != nil {

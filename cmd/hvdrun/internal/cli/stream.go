@@ -13,22 +13,23 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// Stream is stdout or stderr: several goroutines may write, and when its reader has gone the job is
-// stopped as if by the signal that says so, and what is written later is lost.
+// Stream is stdout or stderr. Several goroutines may write to it. When its reader is gone, the job
+// is stopped as by SIGPIPE, and later writes are dropped.
 type Stream struct {
 	mu     sync.Mutex
 	W      io.Writer
 	Cancel context.CancelCauseFunc
 }
 
-// WhenClosed has f called when the reader has gone, in place of what stops the job.
+// WhenClosed sets the function that is called when the reader is gone, instead of the one that
+// stops the job.
 func (s *Stream) WhenClosed(f context.CancelCauseFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.Cancel = f
 }
 
-// Write passes b on at once. Its error is a RunError: the command line was right.
+// Write writes b without buffering. Its error is a RunError, since the command line was valid.
 func (s *Stream) Write(b []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,7 +44,7 @@ func (s *Stream) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Terminal returns the file that is written to, and whether that is a terminal.
+// Terminal returns the file of the stream and whether it is a terminal.
 func (s *Stream) Terminal() (*os.File, bool) {
 	f, ok := s.W.(*os.File)
 	return f, ok && term.IsTerminal(int(f.Fd()))

@@ -57,26 +57,26 @@ authentication, directory, copy or command. The exit status is 1 then, and 6 if 
 	return cmd
 }
 
-// checked is what is known of a host.
+// checked is the result of the check of one host.
 type checked struct {
 	Host  string `json:"host"`
 	Slots int    `json:"slots"`
 	Local bool   `json:"local"`
-	// Took is how long it was until the agent had answered, in seconds.
+	// Took is the time until the agent answered, in seconds.
 	Took float64 `json:"took"`
-	// Offset is how far its clock is ahead, in seconds.
+	// Offset is how far the host's clock is ahead of this machine's, in seconds.
 	Offset  float64 `json:"offset"`
 	Version string  `json:"version"`
 	GPUs    int     `json:"gpus"`
-	// Used is the number of its slots that have workers, by run.
+	// Used is the number of the host's slots that have workers, by run.
 	Used map[string]uint32 `json:"used,omitempty"`
-	// Reaches counts the other hosts whose agents it has reached.
+	// Reaches is the number of other hosts whose agents the host has reached.
 	Reaches  int      `json:"reaches"`
 	Problems []string `json:"problems"`
-	// Routes are its ways to other hosts to which there are several.
+	// Routes are the routes to other hosts, for hosts to which there are several.
 	Routes []route `json:"routes,omitempty"`
 
-	ok bool // it has an agent
+	ok bool // the host has an agent
 	in client.Inspection
 }
 
@@ -141,7 +141,7 @@ func check(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON boo
 	return nil
 }
 
-// inspectHosts asks all hosts at the same time, and then each for its way to the others.
+// inspectHosts queries all hosts at the same time, and then makes each host connect to the others.
 func inspectHosts(ctx context.Context, agents *client.Agents, hosts []plan.Host, local []bool) []*checked {
 	all := make([]*checked, len(hosts))
 	var asking sync.WaitGroup
@@ -185,7 +185,7 @@ func (c *checked) inspect(ctx context.Context, agents *client.Agents) {
 	}
 }
 
-// reach asks host i of all for its way to the others that have an agent.
+// reach makes host i of all connect to the other hosts that have an agent, and records the result.
 func (c *checked) reach(ctx context.Context, agents *client.Agents, all []*checked, i int) {
 	var others []client.Inspection
 	for j, o := range all {

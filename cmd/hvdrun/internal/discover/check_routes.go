@@ -10,27 +10,28 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 )
 
-// mostRoutes is the number of other hosts to which check prints the routes of a host; JSON has all.
+// mostRoutes is the largest number of other hosts to which check prints the routes of a host. The
+// JSON output has all.
 const mostRoutes = 8
 
-// route is a way from a host to another one.
+// route is a network route from one host to another.
 type route struct {
 	To      string `json:"to"`
 	Address string `json:"address"`
 	Local   string `json:"local"`
-	// Interface is the first host's, and PeerInterface the other's.
+	// Interface is the interface of the first host, and PeerInterface that of the other.
 	Interface     string `json:"interface"`
 	PeerInterface string `json:"peer_interface,omitempty"`
-	// Bits is the speed of the slower of both links in bits a second; 0: unknown.
+	// Bits is the speed of the slower of both links in bits per second; 0: unknown.
 	Bits int64 `json:"bits,omitempty"`
-	// RoundTrip is in seconds.
+	// RoundTrip is the round-trip time in seconds.
 	RoundTrip float64 `json:"round_trip"`
 
 	text string
 }
 
-// routesTo describes the routes to a host, the fastest links first, then the shortest ways; none
-// where there is no choice.
+// routesTo returns the routes to a host, ordered by speed, fastest first, and then by round-trip
+// time. It returns nil if there are fewer than two.
 func routesTo(host string, all []client.Route) (routes []route) {
 	if len(all) < 2 {
 		return nil
@@ -50,7 +51,7 @@ func routesTo(host string, all []client.Route) (routes []route) {
 	return routes
 }
 
-// routeLines are what check prints of a host's routes.
+// routeLines returns the lines that check prints about a host's routes.
 func (c *checked) routeLines() (lines []string) {
 	var order []string
 	texts := map[string][]string{}

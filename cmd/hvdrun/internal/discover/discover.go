@@ -1,5 +1,5 @@
-// Package discover implements the commands that show which hosts the sources find, test a source,
-// and check whether hosts can be used.
+// Package discover implements the commands that list the hosts that the sources find, test a
+// source, and check whether hosts can be used.
 package discover
 
 import (
@@ -79,17 +79,18 @@ type understoodHost struct {
 	Host  string `json:"host"`
 	Slots int    `json:"slots"`
 	Local bool   `json:"local"`
-	// Agent: workers there are started by the host's agent, be it local or not. It is left out
-	// where it is false.
+	// Agent: the host's agent starts the workers there, also if the host is this machine. Omitted
+	// if false.
 	Agent bool `json:"agent,omitempty"`
-	// Draining is left out where it is false.
+	// Draining is omitted if false.
 	Draining bool `json:"draining,omitempty"`
-	// Used is the number of its slots that have workers, by run, as its agent says; nil: unknown.
+	// Used is the number of the host's slots that have workers, by run, as reported by its agent;
+	// nil: unknown.
 	Used map[string]uint32 `json:"used,omitempty"`
 }
 
-// understand returns what is known of the hosts. It resolves their names; where ctx ends meanwhile
-// it returns its cause.
+// understand returns what is known about the hosts. It resolves their names. If ctx ends meanwhile,
+// it returns the cause of ctx.
 func understand(ctx context.Context, s *settings.Settings, hosts []plan.Host) (understood, error) {
 	local, err := client.LocalHosts(ctx, hostsource.HostNames(hosts))
 	if err != nil {
@@ -107,10 +108,11 @@ func understand(ctx context.Context, s *settings.Settings, hosts []plan.Host) (u
 	return found, nil
 }
 
-// usedPatience bounds how long the agents are waited for to say which of their slots are used.
+// usedPatience bounds the wait for the agents to report which of their slots are used.
 const usedPatience = 3 * time.Second
 
-// askUsed asks the agents of the hosts, all at the same time, which of their slots are used.
+// askUsed queries the agents of all hosts at the same time and sets Used in hosts. It blocks for at
+// most usedPatience.
 func askUsed(ctx context.Context, s *settings.Settings, hosts []understoodHost, log logrus.FieldLogger) {
 	ctx, cancel := context.WithTimeout(ctx, usedPatience)
 	defer cancel()
@@ -143,7 +145,7 @@ func discover(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON 
 	if err != nil {
 		return err
 	}
-	s.RunID = driver.NewRunID() // as which the agents are asked
+	s.RunID = driver.NewRunID() // the run id for the queries to the agents
 	log := settings.Logger(p, s)
 	source, closeSource, err := hostsource.Open(s, fixed, log)
 	if err != nil {
@@ -175,7 +177,7 @@ func printHosts(p *cli.Program, found understood, asJSON bool) error {
 	agents := slices.ContainsFunc(found.Hosts, func(h understoodHost) bool { return h.Agent })
 	w := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
 	header := "HOST\tSLOTS\tLOCAL"
-	if agents { // others do not say
+	if agents { // other sources do not report the use of slots
 		header += "\tUSED\tRUN"
 	}
 	fmt.Fprintln(w, header)

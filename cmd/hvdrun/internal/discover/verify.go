@@ -21,7 +21,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// discoverVerify tests each source that is given.
+// discoverVerify tests each source in the settings.
 func discoverVerify(ctx context.Context, p *cli.Program, s *settings.Settings) error {
 	fixed, err := hostsource.Fixed(s)
 	if err != nil {
@@ -54,7 +54,8 @@ func discoverVerify(ctx context.Context, p *cli.Program, s *settings.Settings) e
 	return nil
 }
 
-// verifySource tests the source of a setting, which open makes.
+// verifySource tests the source of the setting name, which open makes. It returns the number of
+// broken promises.
 func verifySource(p *cli.Program,
 	ctx context.Context, s *settings.Settings, name string, open func(string, logrus.FieldLogger) (discovery.Discoverer, func(), error),
 ) (broken int, err error) {
@@ -68,7 +69,7 @@ func verifySource(p *cli.Program,
 		closeSource = func() {}
 	}
 	closeSource = sync.OnceFunc(closeSource)
-	defer closeSource() // where its own check is left out
+	defer closeSource() // if the check that closes it is skipped
 	v := &verifier{ctx: ctx, out: p.Stdout, source: source}
 	v.first()
 	for _, promised := range conformance.All() {
@@ -93,11 +94,11 @@ type verifier struct {
 	out    io.Writer
 	source discovery.Discoverer
 	want   []plan.Host
-	mute   bool // the first discovery has failed: all others would fail the same way
+	mute   bool // the first discovery failed: all other checks would fail in the same way
 	broken int
 }
 
-// first finds the list that the others are judged by.
+// first finds the list of hosts that later checks expect.
 func (v *verifier) first() {
 	began := time.Now()
 	var err error
@@ -112,7 +113,8 @@ func (v *verifier) first() {
 	}
 }
 
-// check prints the verdict on a promise. When ctx ends it returns at once, and leaves f to itself.
+// check runs f and prints whether the source keeps the named promise. When ctx ends, check returns
+// at once and does not wait for f.
 func (v *verifier) check(name string, f func() error) {
 	if v.mute || v.ctx.Err() != nil {
 		return
@@ -122,7 +124,7 @@ func (v *verifier) check(name string, f func() error) {
 	select {
 	case err := <-verdict:
 		if v.ctx.Err() != nil {
-			return // the failure may be the end's
+			return // the end of ctx may have caused the failure
 		}
 		if err != nil {
 			v.broken++
@@ -134,8 +136,8 @@ func (v *verifier) check(name string, f func() error) {
 	}
 }
 
-// steady runs a check, and again if the hosts have really changed meanwhile: then the new list
-// stands still for two questions.
+// steady runs check, and repeats it if check failed because the hosts changed meanwhile. The hosts
+// count as changed if two further discoveries return the same new list.
 func (v *verifier) steady(check func(discovery.Discoverer, []plan.Host) error) error {
 	for {
 		err := check(v.source, v.want)
@@ -151,8 +153,8 @@ func (v *verifier) steady(check func(discovery.Discoverer, []plan.Host) error) e
 	}
 }
 
-// plainlyOther tells that the lists do not only differ in their order, or in that one is a part of
-// the other: those could be the fault that is looked for.
+// plainlyOther reports whether now contains a host that before lacks. A list in another order, or
+// with hosts missing, may be the fault that the check looks for.
 func plainlyOther(now, before []plan.Host) bool {
 	isPart := func(a, b []plan.Host) bool {
 		return !slices.ContainsFunc(a, func(h plan.Host) bool { return !slices.Contains(b, h) })
@@ -160,7 +162,7 @@ func plainlyOther(now, before []plan.Host) bool {
 	return !isPart(now, before)
 }
 
-// killed kills the plugin's process and asks again.
+// killed kills the plugin's process and checks that the plugin then returns the same hosts.
 func killed(p *plugin.Plugin, want []plan.Host) error {
 	pid := p.PID()
 	if pid == 0 {
@@ -170,7 +172,7 @@ func killed(p *plugin.Plugin, want []plan.Host) error {
 		return fmt.Errorf("killing it: %w", err)
 	}
 	var err error
-	for range 5 { // the first question may still meet the dead, and the restart has pauses of its own
+	for range 5 { // the first call may still reach the killed process, and the restart has a backoff
 		var got []plan.Host
 		if got, err = p.Discover(context.Background()); err == nil {
 			if !slices.Equal(got, want) {
@@ -182,9 +184,10 @@ func killed(p *plugin.Plugin, want []plan.Host) error {
 	return err
 }
 
-// closed ends the source and sees whether it had to be killed, and whether its processes are gone.
+// closed closes the source and returns an error if it had to be killed, or if its processes still
+// exist.
 func closed(source discovery.Discoverer, closeSource func()) error {
-	const patience = 1400 * time.Millisecond // a little less than Plugin.Close has
+	const patience = 1400 * time.Millisecond // a little less than Plugin.Close waits
 	pid := 0
 	if p, ok := source.(*plugin.Plugin); ok {
 		pid = p.PID()
@@ -200,7 +203,8 @@ func closed(source discovery.Discoverer, closeSource func()) error {
 	return nil
 }
 
-// strayLines are what a plugin has printed to its stdout and should not have.
+// strayLines are lines that a plugin printed to its stdout although only the handshake is allowed
+// there.
 type strayLines struct {
 	mu    sync.Mutex
 	first string

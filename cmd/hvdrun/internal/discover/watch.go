@@ -20,10 +20,11 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// lastLookup is how long the lookup of a list's names goes on when the watch is being stopped.
+// lastLookup is how long the lookup of a list's names may continue after the watch is stopped.
 const lastLookup = 2 * time.Second
 
-// discoverWatch prints what a job would learn of its hosts, until ctx ends.
+// discoverWatch prints the changes and failures that a job would learn about its hosts, until ctx
+// ends.
 func discoverWatch(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON bool) error {
 	fixed, err := hostsource.Fixed(s)
 	if err != nil {
@@ -34,11 +35,11 @@ func discoverWatch(ctx context.Context, p *cli.Program, s *settings.Settings, as
 		return err
 	}
 	defer closeSource()
-	silent := logrus.New() // the output has all of it
+	silent := logrus.New() // the output has everything
 	silent.SetOutput(io.Discard)
-	news := make(chan func(), 1) // printed in turn: lists and failures come from several goroutines
+	news := make(chan func(), 1) // lists and failures come from several goroutines and are printed one after another
 	watcher := &watchPrinter{out: p.Stdout, asJSON: asJSON, now: time.Now, understand: func(hosts []plan.Host) (understood, error) {
-		// What came before the end is printed.
+		// A list that was found before ctx ended is still printed.
 		lookup, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		defer cancel()
 		defer context.AfterFunc(ctx, func() { time.AfterFunc(lastLookup, cancel) })()
@@ -61,7 +62,7 @@ func discoverWatch(ctx context.Context, p *cli.Program, s *settings.Settings, as
 	return cli.Failed(err)
 }
 
-// watchPrinter prints what discovery says, in words or as JSON, a line each.
+// watchPrinter prints the results of discovery, in words or as JSON, one line each.
 type watchPrinter struct {
 	out    io.Writer
 	asJSON bool
@@ -71,11 +72,11 @@ type watchPrinter struct {
 	last       []plan.Host
 }
 
-// change is what is different about a host, or about all of them.
+// change describes a change of one host, or of all hosts.
 type change struct{ what, how string }
 
-// changes returns how a list differs from the one before, in the order of the lists; nothing where
-// it does not.
+// changes returns the differences between two lists, in the order of the lists; nil if the lists
+// are equal.
 func changes(before, after []plan.Host) (all []change) {
 	for _, h := range after {
 		i := slices.IndexFunc(before, func(b plan.Host) bool { return b.Name == h.Name })
@@ -107,7 +108,7 @@ func changes(before, after []plan.Host) (all []change) {
 	return all
 }
 
-// common returns the names of those hosts of a list that are in the other too.
+// common returns the names of the hosts that are in both lists, in the order of hosts.
 func common(hosts, other []plan.Host) (names []string) {
 	for _, h := range hosts {
 		if slices.ContainsFunc(other, func(o plan.Host) bool { return o.Name == h.Name }) {
@@ -123,7 +124,7 @@ func (w *watchPrinter) found(hosts []plan.Host) {
 	if w.asJSON {
 		list, err := w.understand(hosts)
 		if err != nil {
-			return // it is being stopped
+			return // the watch is being stopped
 		}
 		kinds := map[string][]string{}
 		for _, c := range all {
@@ -161,5 +162,5 @@ func (w *watchPrinter) line(what, how string) {
 }
 
 func (w *watchPrinter) object(o any) {
-	_ = json.NewEncoder(w.out).Encode(o) // stdout's errors end the program by themselves
+	_ = json.NewEncoder(w.out).Encode(o) // a failure to write to stdout ends the program elsewhere
 }

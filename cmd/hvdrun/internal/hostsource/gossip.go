@@ -20,15 +20,16 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// SingleKeyWarning is logged where one key is all that protects a cluster.
+// SingleKeyWarning is logged if a single shared key protects a cluster.
 const SingleKeyWarning = "one shared key is for trying out: whoever reads it can run commands on every host; " +
 	"`hvdrun cluster init` makes a cluster whose hosts and workers cannot"
 
-// seedPatience is how long a job waits for the first agent to answer, which may have been started
-// together with it.
+// seedPatience is how long a job waits for an answer of the first agent, which may be started at
+// the same time as the job.
 const seedPatience = 10 * time.Second
 
-// OpenGossip returns the hosts of the cluster's agents.
+// OpenGossip returns a source that lists the hosts of the cluster's agents. The function that it
+// returns closes the source.
 func OpenGossip(s *settings.Settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	cfg := gossip.Config{
 		BindAddr: s.Cluster.Bind, AdvertiseAddr: s.Cluster.Advertise, Join: slices.Concat(s.Cluster.Join, s.Cluster.Members),
@@ -62,8 +63,8 @@ func OpenGossip(s *settings.Settings, log logrus.FieldLogger) (discovery.Discove
 	}, nil
 }
 
-// openCluster takes the keys from the folder of the cluster, and returns what keeps them up to date
-// until the context ends.
+// openCluster reads the keys in the folder of the cluster into cfg. It returns a function that
+// keeps them up to date until its context ends.
 func openCluster(s *settings.Settings, cfg *gossip.Config, log logrus.FieldLogger) (func(context.Context), error) {
 	dir, err := cluster.Open(s.Cluster.Dir)
 	var state *cluster.State
@@ -78,7 +79,7 @@ func openCluster(s *settings.Settings, cfg *gossip.Config, log logrus.FieldLogge
 		return nil, fmt.Errorf("%s: %w", s.Origin("cluster"), err)
 	}
 	if s.Cluster.Credentials != nil {
-		if err := dir.RecordDriver(s.Cluster.Credentials); err != nil { // it may be mounted to be read alone
+		if err := dir.RecordDriver(s.Cluster.Credentials); err != nil { // the folder may be mounted read-only
 			log.Warnf("%s: that a certificate was issued is not recorded there: %v", s.Origin("cluster"), err)
 		}
 	}
@@ -88,7 +89,7 @@ func openCluster(s *settings.Settings, cfg *gossip.Config, log logrus.FieldLogge
 	}, nil
 }
 
-// useSingleKey takes everything from the key that agents and drivers share.
+// useSingleKey derives all credentials from the key that agents and drivers share.
 func useSingleKey(s *settings.Settings, cfg *gossip.Config, log logrus.FieldLogger) (err error) {
 	if cfg.Key, err = identity.ReadClusterKey(s.Cluster.KeyFile); err != nil {
 		return fmt.Errorf("%s: %w", s.Origin("gossip-key-file"), err)
@@ -96,7 +97,7 @@ func useSingleKey(s *settings.Settings, cfg *gossip.Config, log logrus.FieldLogg
 	if s.RunID == "" {
 		return nil
 	}
-	if !s.Slurm.On { // whose key is the job's own
+	if !s.Slurm.On { // with --slurm the key is the job's own
 		log.Warnf("%s: %s", s.Origin("gossip-key-file"), SingleKeyWarning)
 	}
 	authority, err := identity.ForCluster(cfg.Key, s.Cluster.Label)
@@ -108,7 +109,7 @@ func useSingleKey(s *settings.Settings, cfg *gossip.Config, log logrus.FieldLogg
 	return err
 }
 
-// driverUser returns who runs this process.
+// driverUser returns the user of this process.
 func driverUser() (name, uid string) {
 	uid = strconv.Itoa(os.Getuid())
 	if u, err := runas.UserByID(uid); err == nil {
@@ -117,7 +118,7 @@ func driverUser() (name, uid string) {
 	return "", uid
 }
 
-// FindAgent returns where the agent of a host takes drivers, in the cluster that is open.
+// FindAgent returns the address at which the agent of a host accepts drivers, in the open cluster.
 func FindAgent(s *settings.Settings, host string) (addr string, ok bool) {
 	m, ok := s.Cluster.Source.Agent(host)
 	return m.LaunchAddr, ok && m.LaunchAddr != ""

@@ -13,8 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/gpu"
 )
 
-// LocalDevices returns the devices of this machine that a person has left visible, as they were
-// when it was first asked.
+// LocalDevices returns the visible devices of this machine, as of its first call.
 var LocalDevices = sync.OnceValues(func() ([]gpu.Device, error) {
 	devices, err := gpu.Inventory()
 	value, narrowed := os.LookupEnv("CUDA_VISIBLE_DEVICES")
@@ -27,8 +26,8 @@ var LocalDevices = sync.OnceValues(func() ([]gpu.Device, error) {
 	return devices, nil
 })
 
-// Gpus counts the GPUs of this machine: those that its driver has, or where that cannot be asked
-// the files that stand for them.
+// Gpus returns the number of GPUs of this machine: those that the GPU driver reports or, if it
+// cannot be queried, the device files.
 func Gpus() int {
 	devices, err := LocalDevices()
 	if err == nil {
@@ -38,7 +37,7 @@ func Gpus() int {
 		return 0
 	}
 	const prefix = "/dev/nvidia"
-	files, _ := filepath.Glob(prefix + "[0-9]*") // fails on a bad pattern only
+	files, _ := filepath.Glob(prefix + "[0-9]*") // fails only on a malformed pattern
 	n := 0
 	for _, f := range files {
 		if strings.Trim(strings.TrimPrefix(f, prefix), "0123456789") == "" {
@@ -48,7 +47,7 @@ func Gpus() int {
 	return n
 }
 
-// Facts are what an agent reports of its host.
+// Facts returns what an agent reports about its host.
 func Facts() agent.Facts {
 	return agent.Facts{Version: build.Version(), GPUs: func() (int, error) {
 		devices, err := LocalDevices()

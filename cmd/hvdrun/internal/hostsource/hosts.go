@@ -17,7 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Possible refuses what a job would refuse before it begins. Hosts are not asked for.
+// Possible returns the errors in the settings that a job would return before it begins. It does not
+// query sources of hosts.
 func Possible(s *settings.Settings) error {
 	fixed, err := Fixed(s)
 	if err == nil && (s.Given("np") || fixed != nil) {
@@ -26,7 +27,7 @@ func Possible(s *settings.Settings) error {
 	return err
 }
 
-// DefaultSlots is the room on a host whose line does not tell.
+// DefaultSlots returns the number of slots of a host whose line does not name one.
 func DefaultSlots(s *settings.Settings) int {
 	if s.SlotsPerHost > 0 {
 		return s.SlotsPerHost
@@ -34,8 +35,8 @@ func DefaultSlots(s *settings.Settings) int {
 	return max(1, Gpus())
 }
 
-// openers make a source of each kind, by the setting that asks for it. close ends the source, and
-// may be nil.
+// openers has, by setting, the function that makes the source of that setting. close closes the
+// source and may be nil.
 var openers = map[string]func(s *settings.Settings, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error){
 	"host-discovery-script": openScript,
 	"discovery-plugin":      openPlugin,
@@ -43,13 +44,14 @@ var openers = map[string]func(s *settings.Settings, log logrus.FieldLogger) (sou
 	"slurm":                 openSlurm,
 }
 
-// OpenKind makes the source of a setting of settings.dynamic. close ends it, and may be nil.
+// OpenKind makes the source of the setting name, one of settings.dynamic. close closes the source
+// and may be nil.
 func OpenKind(s *settings.Settings, name string, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error) {
 	return openers[name](s, log)
 }
 
-// openScript returns the script. What it starts for a job carries a mark, so that nothing of it
-// outlives the job.
+// openScript returns the source that runs the script. For a job, the script's processes carry a
+// mark, so that none of them outlives the job.
 func openScript(s *settings.Settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	s.Record(audit.Record{What: "discover", How: "a script is run again and again", Outcome: audit.Done})
 	script := &discovery.Script{
@@ -72,8 +74,8 @@ func openScript(s *settings.Settings, log logrus.FieldLogger) (discovery.Discove
 	}, nil
 }
 
-// Fixed returns the hosts that the settings name, by themselves or in a file; nil where
-// sources are asked.
+// Fixed returns the hosts that the settings list, directly or in a hostfile; nil if sources list
+// the hosts.
 func Fixed(s *settings.Settings) ([]plan.Host, error) {
 	var hosts []plan.Host
 	var err error
@@ -103,7 +105,7 @@ func Fixed(s *settings.Settings) ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// fixedOrigin names what has set the fixed hosts.
+// fixedOrigin names the setting of the fixed hosts.
 func fixedOrigin(s *settings.Settings) string {
 	if s.Hostfile != "" {
 		return s.Origin("hostfile")
@@ -111,7 +113,7 @@ func fixedOrigin(s *settings.Settings) string {
 	return s.Origin("hosts")
 }
 
-// Taken says what is taken for -np where it is not given; empty: it is.
+// Taken describes the value that is used for -np; empty if -np is given.
 func Taken(s *settings.Settings, np int) string {
 	switch {
 	case s.Given("np"):
@@ -128,8 +130,8 @@ func Taken(s *settings.Settings, np int) string {
 	return fmt.Sprintf("-np is not given: %d is taken, as this machine has no GPU", np)
 }
 
-// Open returns what fixed, or else the sources that are given, make one of. close ends it; it
-// is there without an error.
+// Open returns one source: the fixed hosts or, if fixed is nil, the merged sources in the settings.
+// close closes it and is not nil unless err is set.
 func Open(s *settings.Settings, fixed []plan.Host, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error) {
 	if fixed != nil {
 		return discovery.Fixed(fixed), func() {}, nil

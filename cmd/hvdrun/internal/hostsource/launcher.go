@@ -16,12 +16,12 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// AllLocal returns whether there are hosts and all are this machine.
+// AllLocal reports whether hosts is not empty and each host is this machine.
 func AllLocal(ctx context.Context, hosts []plan.Host) bool {
 	return client.AllLocal(ctx, HostNames(hosts))
 }
 
-// SlotsOf counts the slots of hosts.
+// SlotsOf returns the number of slots of all hosts.
 func SlotsOf(hosts []plan.Host) (n int) {
 	for _, h := range hosts {
 		n += h.Slots
@@ -38,9 +38,9 @@ func HostNames(hosts []plan.Host) []string {
 	return names
 }
 
-// Agents returns how the workers are started: by the agents of an open cluster, and agents of
-// this job alone on hosts where the cluster, if there is one, has none. fixed are all hosts that
-// there will ever be, if they are known.
+// Agents returns the configuration by which workers are started: by the agents of an open cluster
+// and, on hosts without such an agent, by agents of this job alone. fixed are all hosts that the
+// job can have, if they are known.
 func Agents(
 	ctx context.Context, s *settings.Settings, authority *identity.Authority, fixed []plan.Host, log *logrus.Logger,
 ) (cfg client.Config, err error) {
@@ -67,9 +67,9 @@ func Agents(
 	return cfg, nil
 }
 
-// Prepare starts the agents of hosts that will be there all the time before anything waits for a
-// worker: bringing a program there may take its time. It logs which hosts cannot be used;
-// unless others may do, that ends the job.
+// Prepare starts the agents of fixed hosts before the driver waits for a worker, since copying the
+// program to a host may take long. It logs the hosts that cannot be used, and returns an error if
+// the job cannot run without them.
 func Prepare(ctx context.Context, a *client.Agents, hosts []plan.Host, size job.Size, log logrus.FieldLogger) error {
 	names := HostNames(hosts)
 	failed := a.Prepare(ctx, names)
@@ -85,14 +85,14 @@ func Prepare(ctx context.Context, a *client.Agents, hosts []plan.Host, size job.
 	return nil
 }
 
-// starter returns how agents are started on hosts without one.
+// starter returns the Starter of agents on hosts without one.
 func starter(s *settings.Settings) client.Starter {
 	ssh := Shell(s.SSH)
 	ssh.Audit = s.Record
 	return client.Hosts{Remote: ssh}
 }
 
-// Shell returns what reaches hosts that are other machines.
+// Shell returns the ssh that reaches other machines.
 func Shell(s settings.SSHSettings) *client.SSH {
 	return &client.SSH{Command: strings.Fields(s.Command), Port: s.Port, IdentityFile: s.IdentityFile, Hvdrun: s.RemoteHvdrun}
 }

@@ -25,8 +25,8 @@ import (
 // OwnPlugins are the plugins that come with hvdrun.
 var OwnPlugins = []string{"dns", "file", "http", "kubernetes", "slurm"}
 
-// ownPlugin returns the path of a plugin that came with this program, or an empty path if none has
-// the name; and the places where it looked.
+// ownPlugin returns the path of a plugin that came with this program, or an empty path if no plugin
+// has the name, and the places that it searched.
 func ownPlugin(name string) (path string, places []string, err error) {
 	own, err := os.Executable()
 	if err == nil {
@@ -39,7 +39,7 @@ func ownPlugin(name string) (path string, places []string, err error) {
 	return path, places, nil
 }
 
-// pluginOf is ownPlugin of the program at a path.
+// pluginOf is ownPlugin for the program at the given path.
 func pluginOf(program, name string) (path string, places []string) {
 	places = []string{
 		filepath.Join(filepath.Dir(program), "plugins", name), // of make build
@@ -57,11 +57,11 @@ func pluginOf(program, name string) (path string, places []string) {
 	return "", places
 }
 
-// pluginPackages begins the import paths of the plugins.
+// pluginPackages is the prefix of the import paths of the plugins.
 const pluginPackages = "github.com/hvdrun/hvdrun/plugins/"
 
-// pluginPath finds the program of --discovery-plugin. A name without a slash is that of a plugin
-// that came with this program, or else of another program in PATH.
+// pluginPath finds the program of --discovery-plugin. A name without a slash names a plugin that
+// came with this program or, if there is no such plugin, a program in PATH.
 func pluginPath(s *settings.Settings) (string, error) {
 	bare := !strings.Contains(s.Plugin, "/")
 	if bare {
@@ -79,13 +79,14 @@ func pluginPath(s *settings.Settings) (string, error) {
 		if like := settings.NearestOf(s.Plugin, OwnPlugins); bare && like != "" {
 			return "", fmt.Errorf("there is no plugin %s; did you mean %s?", s.Plugin, like)
 		}
-		return "", fmt.Errorf("%s cannot be run: %w", s.Plugin, proc.ExplainStart(errors.Unwrap(err), s.Plugin)) // err itself repeats the path
+		return "", fmt.Errorf("%s cannot be run: %w", s.Plugin, proc.ExplainStart(errors.Unwrap(err), s.Plugin)) // err itself contains the path too
 	}
 	return path, nil
 }
 
-// openPlugin returns the plugin, which starts when it is asked first. A guard of its own, which
-// outlives it and not this process, ends what its process may have started.
+// openPlugin returns the plugin, whose process starts with the first call. The plugin has its own
+// guard process, which kills whatever the plugin started: it outlives the plugin but not this
+// process.
 func openPlugin(s *settings.Settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	path, err := pluginPath(s)
 	if err != nil {

@@ -26,7 +26,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// CheckSlurmTools refuses a job with --slurm where Slurm's programs are missing, or the plugin.
+// CheckSlurmTools returns an error for a job with --slurm if Slurm's programs or the plugin are
+// missing.
 func CheckSlurmTools(s *settings.Settings, env []string) error {
 	if !s.Slurm.On {
 		return nil
@@ -37,7 +38,7 @@ func CheckSlurmTools(s *settings.Settings, env []string) error {
 	}
 	dir := s.PluginSettings["bin"]
 	missing := slices.DeleteFunc(programs, func(name string) bool {
-		_, err := exec.LookPath(filepath.Join(dir, name)) // of $PATH where dir is empty
+		_, err := exec.LookPath(filepath.Join(dir, name)) // in PATH if dir is empty
 		return err == nil
 	})
 	if len(missing) > 0 {
@@ -51,8 +52,8 @@ func CheckSlurmTools(s *settings.Settings, env []string) error {
 	return err
 }
 
-// slurmPlugin returns the plugin slurm: the one that is named, or that which came with this
-// program.
+// slurmPlugin returns the path of the plugin slurm: the one in the settings, or the one that came
+// with this program.
 func slurmPlugin(s *settings.Settings) (string, error) {
 	if s.Plugin != "" {
 		return s.Plugin, nil
@@ -67,11 +68,11 @@ func slurmPlugin(s *settings.Settings) (string, error) {
 	return "", fmt.Errorf("%s: there is no plugin slurm, neither %s; --discovery-plugin names one", s.Origin("slurm"), strings.Join(places, " nor "))
 }
 
-// manyTasks is what SLURM_TASKS_PER_NODE says where all nodes have the same number.
+// manyTasks matches SLURM_TASKS_PER_NODE if all nodes have the same number of tasks.
 var manyTasks = regexp.MustCompile(`^(\d+)(\(x\d+\))?$`)
 
-// slurmSlots returns how many slots a node has: as many as were given, or as the job in which
-// hvdrun runs has GPUs or else tasks on a node. Outside of a job it is one.
+// slurmSlots returns the number of slots of a node: the given number if it is set; otherwise, in a
+// Slurm job, the job's GPUs per node, or its tasks per node; outside a Slurm job, 1.
 func slurmSlots(env []string, given int) (int, error) {
 	id, _ := cli.Lookup(env, "SLURM_JOB_ID")
 	if given > 0 || id == "" {
@@ -94,7 +95,7 @@ func slurmSlots(env []string, given int) (int, error) {
 		id, text)
 }
 
-// TakeSlurm makes the settings of --slurm those of a job. d may be nil.
+// TakeSlurm completes the settings of --slurm for a job with the folder d, which may be nil.
 func TakeSlurm(s *settings.Settings, env []string, d *jobdir.Dir) (err error) {
 	c := &s.Slurm
 	if !c.On {
@@ -111,8 +112,9 @@ func TakeSlurm(s *settings.Settings, env []string, d *jobdir.Dir) (err error) {
 	return err
 }
 
-// openSlurm returns the nodes that Slurm gives to the job: their agents, which are found by gossip
-// and have a key of the job's own, and the plugin, which brings them.
+// openSlurm returns the source of the nodes that Slurm gives to the job. It consists of gossip,
+// which finds the agents on the nodes and uses a key of the job's own, and of the plugin, which
+// requests nodes from Slurm.
 func openSlurm(s *settings.Settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	c := &s.Slurm
 	if c.Folder == "" {
@@ -157,8 +159,8 @@ func slurmDrain(s *settings.Settings) time.Duration {
 	return cmp.Or(s.Timeouts.Drain, settings.SlurmDrain)
 }
 
-// writeSlurm writes what agents need into the job's folder: the driver's address, which is another
-// one when another driver goes on with the job, and what Slurm is to run.
+// writeSlurm writes into the job's folder what the agents need: the driver's address, which changes
+// when another driver takes over, and the scripts that Slurm runs.
 func writeSlurm(s *settings.Settings) error {
 	c := &s.Slurm
 	if err := safefile.MakeDir(c.Folder, safefile.Private); err != nil {
@@ -188,8 +190,8 @@ func writeSlurm(s *settings.Settings) error {
 	return nil
 }
 
-// bindSlurm chooses where to listen to the agents, at the port of the driver before if that is
-// free, and returns what they are to join.
+// bindSlurm chooses the address on which to listen for the agents, with the port of the previous
+// driver if it is free. It returns the address that the agents join.
 func bindSlurm(s *settings.Settings) (join string, err error) {
 	host, port, err := net.SplitHostPort(cmp.Or(s.Cluster.Bind, net.JoinHostPort(cmp.Or(s.Tuning.Listen, "0.0.0.0"), "0")))
 	if err != nil {
@@ -210,7 +212,7 @@ func bindSlurm(s *settings.Settings) (join string, err error) {
 }
 
 func slurmPort(s *settings.Settings) (string, error) {
-	before, _ := safefile.OwnText(s.Slurm.JoinPath(), jobdir.MaxMembersText) // there may be none
+	before, _ := safefile.OwnText(s.Slurm.JoinPath(), jobdir.MaxMembersText) // the file may not exist
 	_, port, _ := net.SplitHostPort(strings.TrimSpace(string(before)))
 	if n, err := strconv.Atoi(port); err == nil && identity.IsFreePort(n) {
 		return port, nil
@@ -219,7 +221,7 @@ func slurmPort(s *settings.Settings) (string, error) {
 	return strconv.Itoa(n), err
 }
 
-// slurmAgent is what runs on a node.
+// slurmAgent returns the script that runs the agent on a node.
 func slurmAgent(s *settings.Settings, program string) string {
 	c := &s.Slurm
 	more := ""
@@ -232,8 +234,8 @@ exec %s agent --name "$SLURMD_NODENAME-$SLURM_JOB_ID" --slots %d --drain-timeout
 `, quoteShell(program), c.Slots, slurmDrain(s), quoteShell(c.KeyPath()), s.Cluster.Label, quoteShell(c.JoinPath()), more)
 }
 
-// batch is the script of a job of one node. Its agent is a step, for steps alone are told when the
-// grace of a preemption begins.
+// batch returns the script of a Slurm job of one node. The agent runs as a step, because Slurm
+// signals only steps when the grace time of a preemption begins.
 func batch(c *settings.SlurmSettings) string {
 	more := ""
 	if c.Args != "" {

@@ -20,8 +20,9 @@ import (
 // WhichJob is the help of the commands' first argument.
 const WhichJob = `JOB is the job's run id, the beginning of it, its name (--name), or the path of its folder, and may be left out where exactly one job runs.`
 
-// TheJob returns the job that a person means, which is the only one that runs where nothing is
-// said; where none runs, the only one whose driver is gone, if possible one that can be resumed.
+// TheJob returns the job with the given name (see Find). If name is empty, it returns the only
+// running job, or if no job runs, the only job whose driver is gone and that can be resumed, or
+// else the only other job whose driver is gone.
 func TheJob(env []string, name string) (*Dir, error) {
 	if name != "" {
 		return Find(env, name)
@@ -45,7 +46,7 @@ func TheJob(env []string, name string) (*Dir, error) {
 	switch {
 	case len(running) > 0:
 		left = running
-	case len(left) == 0 && len(dead) == 1: // what can be told of it is more than that no job runs
+	case len(left) == 0 && len(dead) == 1: // its status says more than an error that no job runs
 		left = dead
 	}
 	switch len(left) {
@@ -61,7 +62,7 @@ func TheJob(env []string, name string) (*Dir, error) {
 	return nil, fmt.Errorf("which of the jobs?%s", which.String())
 }
 
-// NoDriverError reports that a job is there, and no driver of it.
+// NoDriverError reports that a job exists but has no driver.
 type NoDriverError struct {
 	job   string
 	Ended bool
@@ -77,11 +78,12 @@ func (e *NoDriverError) Error() string {
 // NoDriver returns the error of a job that has no driver.
 func (d *Dir) NoDriver() error { return &NoDriverError{d.About.RunID, d.About.Ended != nil} }
 
-// Stopped returns an error where its driver is a process that is stopped, and so answers nobody.
+// Stopped returns an error if the job's driver is a stopped process (SIGSTOP), which answers no
+// calls.
 func (d *Dir) Stopped(ctx context.Context) error {
 	driver, err := wire.LocalServer(ctx, d.ControlPath())
 	if err != nil {
-		return nil // what is asked of it says more
+		return nil // the caller's own call reports a better error
 	}
 	if _, state, err := proc.Born(driver.PID); err != nil || state != 'T' && state != 't' {
 		return nil
@@ -90,7 +92,8 @@ func (d *Dir) Stopped(ctx context.Context) error {
 		d.About.RunID, driver.PID)
 }
 
-// Ask calls its driver. One that has just begun gets a moment until it answers.
+// Ask calls the job's driver. It retries for a moment while the driver is starting. It returns a
+// *NoDriverError if the job has no driver.
 func (d *Dir) Ask(ctx context.Context, call func(*control.Client) error) error {
 	const moment, pause = 3 * time.Second, 20 * time.Millisecond
 	client, err := control.Dial(d.ControlPath())
@@ -103,7 +106,7 @@ func (d *Dir) Ask(ctx context.Context, call func(*control.Client) error) error {
 	}
 	for begin := time.Now(); ; {
 		switch running, err := journal.Locked(d.Journal()); {
-		case errors.Is(err, fs.ErrNotExist): // its driver may have given it up
+		case errors.Is(err, fs.ErrNotExist): // the driver may have stopped writing its journal
 			if err := call(client); !errors.Is(err, control.ErrNoDriver) {
 				return err
 			}
@@ -126,20 +129,23 @@ func (d *Dir) Ask(ctx context.Context, call func(*control.Client) error) error {
 	}
 }
 
-// A process that a driver was starting when it was killed has its lock until it runs its program.
+// A child process that a driver had just forked when it was killed holds the driver's lock until it
+// executes its program, so a caller tries the lock LockTries times, with a pause of LockPause.
 const (
 	LockTries = 20
 	LockPause = 50 * time.Millisecond
 )
 
-// withoutDriver is how a job has ended whose journal does not have the end.
+// withoutDriver is the message of a job that has ended although its journal does not record the
+// end.
 const withoutDriver = "stopped without its driver"
 
-// driverLeaves is the pause between looks whether a driver whose job has ended is gone.
+// driverLeaves is the pause between two checks whether the driver of an ended job has exited.
 const driverLeaves = 20 * time.Millisecond
 
-// Status asks the driver, or, without a driver, the journal. A driver refuses only when its job has
-// just ended; then it is gone in a moment, and the journal has it all.
+// Status returns the status that the driver reports or, if the job has no driver, the status in the
+// journal. A driver refuses only if its job has just ended; Status then waits until the driver has
+// exited and reads the complete journal.
 func (d *Dir) Status(ctx context.Context) (s job.Status, err error) {
 	for {
 		err = d.Ask(ctx, func(driver *control.Client) (err error) {

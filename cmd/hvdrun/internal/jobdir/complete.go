@@ -20,7 +20,8 @@ import (
 // completePatience is how long a shell's completion waits for a driver.
 const completePatience = time.Second
 
-// CompletesJobs has a command's first argument completed to the jobs that have not ended.
+// CompletesJobs makes the shell's completion of a command's first argument offer the jobs that have
+// not ended. It returns cmd.
 func CompletesJobs(p *cli.Program, cmd *cobra.Command) *cobra.Command {
 	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -31,8 +32,8 @@ func CompletesJobs(p *cli.Program, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// CompletesPlaces is CompletesJobs of a command whose last argument is HOST[:SLOT], of the job that
-// the first one names, or of the only one that runs.
+// CompletesPlaces is CompletesJobs for a command whose last argument is HOST[:SLOT]: it also offers
+// the hosts and slots of the job that the first argument names, or of the only running job.
 func CompletesPlaces(p *cli.Program, cmd *cobra.Command) *cobra.Command {
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		switch len(args) {
@@ -46,7 +47,7 @@ func CompletesPlaces(p *cli.Program, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// jobWords are the jobs that have not ended, each with its command.
+// jobWords returns the jobs that have not ended, each with its command.
 func jobWords(p *cli.Program) (words []string) {
 	all, _, err := List(p.Env)
 	if err != nil {
@@ -61,7 +62,7 @@ func jobWords(p *cli.Program) (words []string) {
 	return words
 }
 
-// placeWords are the hosts of a job, and of those with several slots the slots.
+// placeWords returns the hosts of a job and, for hosts with several slots, the slots.
 func placeWords(ctx context.Context, p *cli.Program, job string) (words []string) {
 	d, err := TheJob(p.Env, job)
 	if err != nil {

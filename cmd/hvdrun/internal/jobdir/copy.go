@@ -19,15 +19,15 @@ const (
 	CopiedAgents = "agents"
 )
 
-// Copy is the copy of a job as it is found.
+// Copy is the copy of a job that was read from etcd or from another node.
 type Copy struct {
 	Records [][]byte
 	Files   map[string][]byte
-	Args    []string // of hvdrun on this machine; nil: those of the copy
+	Args    []string // arguments of hvdrun on this machine; nil: those in the copy
 }
 
-// ChooseFolder makes the first folder in which the job may be on this machine. What a driver of
-// this machine has left there is removed: etcd has what counts.
+// ChooseFolder makes the job's folder in the first of StateDirs that can be used. It removes what
+// an earlier driver of this machine left there: the copy in etcd is authoritative.
 func (d *Dir) ChooseFolder(env []string) error {
 	var failed []error
 	for _, all := range StateDirs(env, Shared) {

@@ -29,15 +29,15 @@ import (
 )
 
 const (
-	// keepEnded is how long the folder of a job that has ended is kept, keepLost that of one whose
-	// driver is gone.
+	// keepEnded is how long the folder of a job that has ended is kept, and keepLost how long the
+	// folder of a job whose driver is gone.
 	keepEnded = 7 * 24 * time.Hour
 	keepLost  = 30 * 24 * time.Hour
 )
 
-// Dir is the folder in which a job keeps what another driver must know to go on with it. Only
-// its owner may enter it, and only its owner may read what is in it. Its secrets are elsewhere,
-// unless a person has named the folder.
+// Dir is the folder in which a job keeps what another driver needs to take it over. Only its owner
+// may enter the folder or read its files. The job's secrets are elsewhere, unless the user named
+// the folder.
 type Dir struct {
 	Path    string
 	Named   bool // by --job-dir
@@ -52,10 +52,10 @@ func (d *Dir) Journal() string { return filepath.Join(d.Path, "journal") }
 // AgentsPath is the journal of the agents that the job's drivers have started.
 func (d *Dir) AgentsPath() string { return filepath.Join(d.Path, "agents") }
 
-// MembersPath has the addresses of some members of the agents' cluster.
+// MembersPath is the file with the addresses of some members of the agents' cluster.
 func (d *Dir) MembersPath() string { return filepath.Join(d.Path, "members") }
 
-// SlurmPath is the folder of what the agents on Slurm's nodes need.
+// SlurmPath is the folder with the files that the agents on Slurm's nodes need.
 func (d *Dir) SlurmPath() string { return filepath.Join(d.Path, "slurm") }
 
 // ControlPath is the socket at which the driver takes commands.
@@ -64,46 +64,49 @@ func (d *Dir) ControlPath() string { return filepath.Join(d.Path, control.Socket
 // TasksPath is the socket at which the scheduler of tasks takes clients.
 func (d *Dir) TasksPath() string { return filepath.Join(d.Path, scheduler.SocketName) }
 
-// OutputPath is the file of what hvdrun and the workers print in the background.
+// OutputPath is the file of the output of hvdrun and its workers when they run in the background.
 func (d *Dir) OutputPath() string { return filepath.Join(d.Path, "output") }
 
-// PagePath says where the driver serves the job's page.
+// PagePath is the file with the address at which the driver serves the job's page.
 func (d *Dir) PagePath() string { return filepath.Join(d.Path, "dashboard") }
 
 func (d *Dir) aboutPath() string { return filepath.Join(d.Path, "job.json") }
 
-// File is job.json: what is known of the job by those who list jobs.
+// File is the content of job.json, which describes the job to commands that list jobs.
 type File struct {
 	Version int    `json:"version"`
 	RunID   string `json:"run"`
-	// Name is the name that a person has given the job; empty: none.
+	// Name is the name that the user gave the job; empty: none.
 	Name    string    `json:"name,omitempty"`
 	Begun   time.Time `json:"begun"`
 	Command []string  `json:"command"`
 	Dir     string    `json:"dir"`
-	// Host is the machine of the job's driver, Boot the machine's present start.
+	// Host is the machine of the job's driver, and Boot identifies the machine's boot.
 	Host string `json:"host,omitempty"`
 	Boot string `json:"boot,omitempty"`
-	// Keys is the folder of the job's secrets; empty where they are in its driver's memory alone.
+	// Keys is the folder of the job's secrets. Empty: only the driver's memory has them.
 	Keys string `json:"keys,omitempty"`
-	// Claim is the last claim to the job of this folder's driver, where there is a copy in etcd.
+	// Claim identifies the last claim of this folder's driver to the job, if the job has a copy in
+	// etcd.
 	Claim string `json:"claim,omitempty"`
-	// EventsFrom is how long the events file was.
+	// EventsFrom is the length of the events file, in bytes, when the job began.
 	EventsFrom int64 `json:"events_from"`
-	// Events and Output are where events and output go, on this machine; empty: nowhere.
+	// Events and Output are the files on this machine to which events and output are written;
+	// empty: none.
 	Events string `json:"events_file,omitempty"`
 	Output string `json:"output,omitempty"`
-	// Ended is set when the job has, Status is its exit status then.
+	// Ended is when the job ended, and Status its exit status. nil: it has not ended.
 	Ended  *time.Time `json:"ended,omitempty"`
 	Status int        `json:"status"`
 }
 
-// FileVersion is the version of job.json. Jobs of version 1, which held the secrets, are listed and
-// stopped, but not resumed.
+// FileVersion is the version of job.json. Jobs of version 1, whose job.json held the secrets, can
+// be listed and stopped, but not resumed.
 const FileVersion = 2
 
-// StateDirs are where jobs may have their folders, best first: the state folder, and for whoever
-// has none that can be used the folder of the login, and last one of the user's own in temp.
+// StateDirs returns the places for the folders of jobs, best first: the user's state folder; if
+// that cannot be used, the folder of the login session; as the last resort, a folder of the user's
+// own in temp.
 func StateDirs(env []string, temp string) (all []string) {
 	home, _ := cli.Lookup(env, "HOME")
 	if dir, _ := cli.Lookup(env, "XDG_STATE_HOME"); filepath.IsAbs(dir) {
@@ -117,12 +120,12 @@ func StateDirs(env []string, temp string) (all []string) {
 	return append(all, filepath.Join(temp, fmt.Sprintf("hvdrun-%d", os.Geteuid()), "jobs"))
 }
 
-// Shared is a folder in which others may make files too.
+// Shared is a folder in which other users may create files too.
 const Shared = "/tmp"
 
-// Usable returns why one of StateDirs cannot be used, where that is known before it is tried: those
-// that are not below the home folder must be below one that is the user's alone. With create it
-// makes the one in temp.
+// Usable returns the reason why one of StateDirs cannot be used, as far as that is known without
+// creating a file there: a place outside the home folder must be below a folder that only the user
+// may enter. If create is true, Usable makes the one in temp.
 func Usable(env []string, all, temp string, create bool) error {
 	base := filepath.Dir(all)
 	if runtime, _ := cli.Lookup(env, "XDG_RUNTIME_DIR"); runtime != "" && filepath.Dir(base) == filepath.Clean(runtime) {
@@ -139,8 +142,8 @@ func Usable(env []string, all, temp string, create bool) error {
 	return safefile.SecretDir(base)
 }
 
-// New makes the folder of a job that begins; nil where there can be none and none was asked
-// for.
+// New makes the folder of a new job. It returns nil if no folder can be made and the user asked for
+// none.
 func New(p *cli.Program, s *settings.Settings, command []string, authority *identity.Authority, log logrus.FieldLogger) (*Dir, error) {
 	PruneSecrets(p.Env, time.Now())
 	d := &Dir{Path: s.JobDir, Named: s.JobDir != ""}
@@ -191,7 +194,7 @@ func New(p *cli.Program, s *settings.Settings, command []string, authority *iden
 	return nil, nil
 }
 
-// keepSecrets puts the job's secrets where another driver finds them, unless that is not wanted,
+// keepSecrets stores the job's secrets where another driver finds them, unless --no-resume is set,
 // and writes job.json.
 func keepSecrets(p *cli.Program, s *settings.Settings, d *Dir, log logrus.FieldLogger) error {
 	if s.NoResume {
@@ -205,7 +208,7 @@ func keepSecrets(p *cli.Program, s *settings.Settings, d *Dir, log logrus.FieldL
 	return nil
 }
 
-// Undo removes what make has made before it failed.
+// Undo removes what make made before it failed.
 func (d *Dir) Undo() {
 	if d.Agents.Journal != nil {
 		_ = d.Agents.Close() // nothing is in it
@@ -214,7 +217,7 @@ func (d *Dir) Undo() {
 	_ = os.RemoveAll(d.Path) // no other job has the name
 }
 
-// make makes the folder and what is in it from the beginning, but job.json.
+// make makes the folder and its initial files, except job.json.
 func (d *Dir) make(eventsFile string) (err error) {
 	if d.About.Dir, err = os.Getwd(); err != nil {
 		return err
@@ -245,7 +248,7 @@ func (d *Dir) make(eventsFile string) (err error) {
 	return err
 }
 
-// absolute is filepath.Abs, but an empty path stays one.
+// absolute is filepath.Abs, but leaves an empty path empty.
 func absolute(path string) (string, error) {
 	if path == "" {
 		return "", nil
@@ -253,8 +256,8 @@ func absolute(path string) (string, error) {
 	return filepath.Abs(path)
 }
 
-// private refuses a folder that belongs to another user, or that others may enter. One that holds
-// secrets must not be in a folder of others either, and nothing that root writes.
+// private refuses a folder that belongs to another user, or that others may enter. A folder that
+// holds secrets, or that root writes to, must not be inside a folder of another user either.
 func (d *Dir) private() error {
 	if d.Named || os.Geteuid() == 0 {
 		return safefile.SecretDir(d.Path)
@@ -262,7 +265,7 @@ func (d *Dir) private() error {
 	return safefile.PrivateDir(d.Path)
 }
 
-// Write writes job.json, all of it or nothing.
+// Write writes job.json atomically.
 func (d *Dir) Write() error {
 	b, err := json.MarshalIndent(d.About, "", "\t")
 	if err != nil {
@@ -274,7 +277,7 @@ func (d *Dir) Write() error {
 // maxAbout bounds job.json, in bytes. In version 1 it contains an environment.
 const maxAbout = 64 << 20
 
-// Read returns the folder of a job, for looking.
+// Read returns the folder of a job, for reading only.
 func Read(path string) (*Dir, error) {
 	d := &Dir{Path: path}
 	text, err := cli.ReadBounded(d.aboutPath(), maxAbout)
@@ -293,8 +296,8 @@ func Read(path string) (*Dir, error) {
 	return d, nil
 }
 
-// Open makes the folder that of a driver that goes on with the job, and returns what the one before
-// had.
+// Open prepares the folder for a driver that takes over the job, and returns what the previous
+// driver left: the job's authority and the agents that its drivers started.
 func (d *Dir) Open(env []string) (authority *identity.Authority, known []client.KnownAgent, err error) {
 	if err := d.private(); err != nil {
 		return nil, nil, err
@@ -310,8 +313,9 @@ func (d *Dir) Open(env []string) (authority *identity.Authority, known []client.
 	return authority, known, err
 }
 
-// End forgets the secrets of a job that has ended, and all of one that never began. One that has
-// not ended, since its new driver could not even begin, stays as it is.
+// End removes the secrets of a job that has ended, and the whole folder of a job that never began.
+// It leaves the folder of a job that has not ended unchanged, for instance when its new driver
+// could not start.
 func (d *Dir) End(result error, log logrus.FieldLogger) {
 	err := d.Agents.Close()
 	job, unread := d.Inspect()
@@ -321,7 +325,7 @@ func (d *Dir) End(result error, log logrus.FieldLogger) {
 			os.RemoveAll(d.SlurmPath()), d.Secrets.forget(), gone(os.Remove(d.Path)))
 	case unread != nil && !errors.Is(unread, journal.ErrBehind):
 		err = errors.Join(err, unread)
-	case job.Finished, unread != nil: // the end is not in the journal
+	case job.Finished, unread != nil: // the journal does not record the end
 		now := time.Now()
 		d.About.Keys, d.About.Ended, d.About.Status = "", &now, cli.Status(result)
 		err = errors.Join(err, d.Secrets.forget(), d.Write(), os.Remove(d.AgentsPath()), gone(os.Remove(d.MembersPath())), d.forgetTasks(),
@@ -334,7 +338,7 @@ func (d *Dir) End(result error, log logrus.FieldLogger) {
 
 // prune removes the folders of jobs that ended long ago.
 func prune(all string, now time.Time) {
-	entries, _ := os.ReadDir(all) // there may be none yet
+	entries, _ := os.ReadDir(all) // the folder may not exist yet
 	for _, e := range entries {
 		path := filepath.Join(all, e.Name())
 		d, err := Read(path)
@@ -357,14 +361,14 @@ func prune(all string, now time.Time) {
 }
 
 // nameDigits is the number of random digits after the name in the run id of a job that has a name.
-// Agents end the workers of a run whose id another driver of the same user brings, so that jobs of
-// one name that run at the same time, from several machines, must differ.
+// An agent ends the workers of a run when another driver of the same user uses the same run id. So
+// jobs of one name that run at the same time, from several machines, need different ids.
 const nameDigits = 8
 
-// NewRunID returns a run id that no folder of a job has: a random one, with the job's name before
-// it unless that is empty.
+// NewRunID returns a run id that no job folder uses: random digits, after the job's name if name is
+// not empty.
 func NewRunID(env []string, name string) string {
-	entries, _, _ := JobEntries(env) // where they cannot be read, chance must do
+	entries, _, _ := JobEntries(env) // if they cannot be read, a random id is unlikely to be taken
 	for {
 		id := driver.NewRunID()
 		if name != "" {
@@ -376,9 +380,9 @@ func NewRunID(env []string, name string) string {
 	}
 }
 
-// Find returns the folder of the job that a person means: by its run id, by the beginning of
-// that, by its name, or by its path. Of several jobs that match, the one that has not ended is
-// meant.
+// Find returns the folder of the job that name identifies: by its run id, by the beginning of the
+// run id, by its name, or by its path. If several jobs match, Find returns the one that has not
+// ended, or an error if that is not exactly one.
 func Find(env []string, name string) (*Dir, error) {
 	if strings.ContainsRune(name, filepath.Separator) {
 		return Read(name)
@@ -407,8 +411,8 @@ func Find(env []string, name string) (*Dir, error) {
 	return oneOf(found, name)
 }
 
-// oneOf returns the one of several folders that a person means by the beginning of its run id: of
-// those whose job has that name, or else of all, the one whose job has not ended.
+// oneOf returns the one of several folders whose run ids begin with name. It prefers jobs whose
+// name is exactly that, and among these the one that has not ended.
 func oneOf(paths []string, name string) (*Dir, error) {
 	var named, all []*Dir
 	for _, path := range paths {
@@ -435,7 +439,7 @@ func oneOf(paths []string, name string) (*Dir, error) {
 	return nil, fmt.Errorf("%s may be any of the jobs %s", name, strings.Join(ids, " "))
 }
 
-// OneJob returns the run id that a person means, by its beginning, or the only one.
+// OneJob returns the run id that begins with name, or the only run id if name is empty.
 func OneJob(runs []string, name string) (string, error) {
 	if slices.Contains(runs, name) {
 		return name, nil
@@ -452,12 +456,12 @@ func OneJob(runs []string, name string) (string, error) {
 	return "", fmt.Errorf("there is no job %s in etcd", name)
 }
 
-// JobEntries returns the paths of all folders of jobs, those of one place in the order of their
-// names, and the places.
+// JobEntries returns the paths of all job folders, sorted by name within each place, and the
+// places.
 func JobEntries(env []string) (paths, places []string, err error) {
 	for i, all := range StateDirs(env, Shared) {
 		if err := Usable(env, all, Shared, false); err != nil {
-			continue // it is not this user's, and holds no job of theirs
+			continue // it belongs to another user and holds no job of this user
 		}
 		entries, err := os.ReadDir(all)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.ENOTDIR) {
@@ -473,8 +477,8 @@ func JobEntries(env []string) (paths, places []string, err error) {
 	return paths, places, nil
 }
 
-// List returns all folders of jobs, in the order of their names, and those that cannot be read
-// as errors.
+// List returns all job folders, sorted by name, and an error in bad for each folder that cannot be
+// read.
 func List(env []string) (dirs []*Dir, bad []error, err error) {
 	entries, _, err := JobEntries(env)
 	if err != nil {
@@ -494,21 +498,22 @@ func List(env []string) (dirs []*Dir, bad []error, err error) {
 // Inspect returns the state of the job.
 func (d *Dir) Inspect() (driver.Job, error) { return driver.Inspect(d.Journal()) }
 
-// forgetSlurm removes the key of a job that has ended, and what needs it. The agents' output stays.
+// forgetSlurm removes the key of a job that has ended and the files that are useless without it.
+// The agents' output stays.
 func (d *Dir) forgetSlurm() error {
 	c := settings.SlurmSettings{Folder: d.SlurmPath()}
 	var failed error
 	for _, path := range []string{c.KeyPath(), c.JoinPath(), c.AgentPath(), c.BatchPath()} {
 		failed = errors.Join(failed, gone(os.Remove(path)))
 	}
-	_ = os.Remove(c.Folder) // where nothing is in it
+	_ = os.Remove(c.Folder) // only if it is empty
 	return failed
 }
 
-// Close forgets the secrets of a job that was stopped without its driver.
+// Close records the end of a job that was stopped without its driver, and removes its secrets.
 func (d *Dir) Close() error {
 	err := errors.Join(d.Agents.Close(), d.Secrets.forget(), gone(os.Remove(d.AgentsPath())), gone(os.Remove(d.MembersPath())))
-	if d.About.Version != 0 { // else there is no job.json that could be written anew
+	if d.About.Version != 0 { // otherwise no job.json was read that could be rewritten
 		stopped := time.Now()
 		d.About.Keys, d.About.Ended = "", &stopped
 		d.About.Status = cli.Status(cli.Failed(job.StopSignal{Signal: syscall.SIGTERM}))
@@ -520,7 +525,7 @@ func (d *Dir) Close() error {
 	return nil
 }
 
-// gone drops an error that says that there is no such file.
+// gone returns err, or nil if err reports that the file does not exist.
 func gone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -528,7 +533,7 @@ func gone(err error) error {
 	return err
 }
 
-// TasksJournal is where the job's tasks are written down.
+// TasksJournal is the journal of the job's tasks.
 func (d *Dir) TasksJournal() string { return filepath.Join(d.Path, "tasks.journal") }
 
 // forgetTasks removes the journal of tasks of a job that is over.

@@ -7,7 +7,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// State is the state of a job, as the list shows it.
+// State is the state of a job in the list of jobs.
 type State string
 
 // The states of a job.
@@ -26,7 +26,7 @@ type Line struct {
 	Name  string    `json:"name,omitempty"`
 	State State     `json:"state"`
 	Begun time.Time `json:"begun"`
-	// Ended is when the job has ended, Status its exit status; nil: it has not.
+	// Ended is when the job ended, and Status its exit status; nil: it has not ended.
 	Ended      *time.Time `json:"ended,omitempty"`
 	Status     *int       `json:"status,omitempty"`
 	Workers    int        `json:"workers"`
@@ -44,7 +44,7 @@ func (l *Line) Took(now time.Time) time.Duration {
 	return max(0, now.Sub(l.Begun))
 }
 
-// Line returns the state of the found.
+// Line returns the line of the job in the list of jobs.
 func (d *Dir) Line() Line {
 	l := Line{Job: d.About.RunID, Name: d.About.Name, Begun: d.About.Begun, Dir: d.Path, Command: d.About.Command}
 	found, err := d.Inspect()

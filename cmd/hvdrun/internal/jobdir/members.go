@@ -8,14 +8,14 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// The file has so many members of a cluster, for the driver that may follow, and at most
-// MaxMembersText bytes.
+// Bounds of the file of known members of the cluster, which a driver that takes over reads: the
+// number of members, and the size in bytes.
 const (
 	MaxMembers     = 16
 	MaxMembersText = 16 << 10
 )
 
-// KnownMembers returns the members of the cluster that the driver before has written down.
+// KnownMembers returns the members of the cluster that the previous driver recorded.
 func (d *Dir) KnownMembers() ([]string, error) {
 	text, err := safefile.OwnText(d.MembersPath(), MaxMembersText)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -21,36 +21,38 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// What another driver needs to go on with a job, and nobody else may have, is not in the job's
-// folder, which may be in a home that other machines see too, but in a folder of the user's own in
-// this machine's memory: it is gone when the job has ended, and with the machine. A person who
-// names the job's folder by --job-dir has it there, and with --no-resume it is in the driver's
-// memory alone.
+// The secrets of a job are what another driver needs to take it over and nobody else may have. They
+// are not in the job's folder, which may be in a home directory that other machines can read, but
+// in a folder of the user's own in this machine's memory. They are removed when the job ends, and
+// are lost when the machine restarts. With --job-dir they are in the folder that it names, and with
+// --no-resume only in the driver's memory.
 const (
 	authorityName = "authority"
 	launchName    = "launch.json"
 )
 
 const (
-	// touchEvery is how often a driver shows that it lives, by the times of the two files.
+	// touchEvery is the interval at which a driver updates the times of the two files to show that
+	// it runs.
 	touchEvery = time.Minute
-	// deadAfter is how long after that, and after its workers have ended, they are of no use.
+	// deadAfter is how long after the last update, plus the time that workers outlive their driver,
+	// the secrets are removed as useless.
 	deadAfter = 5 * touchEvery
 )
 
 var network = safefile.Network // tests have no such file system
 
-// launchFile is launch.json: how the job's hvdrun was called. All of it is needed: workers of hosts
-// that come later are started with the environment of the first, which is all that the person has
-// set, and the settings are read again from the flags, the variables and the text of the file.
+// launchFile is launch.json: how the job's hvdrun was called. A driver that takes over needs all of
+// it: it starts workers on new hosts with the same environment as the first workers, and reads the
+// settings again from the flags, the environment and the text of the config file.
 type launchFile struct {
 	// Job is the job's folder.
 	Job  string   `json:"job"`
 	Args []string `json:"args"`
 	Env  []string `json:"env"`
-	// Config is the text of the config file, for it may be changed while the job runs.
+	// Config is the text of the config file, which may be changed while the job runs.
 	Config string `json:"config,omitempty"`
-	// Hosts is the text of the hostfile, likewise.
+	// Hosts is the text of the hostfile, for the same reason.
 	Hosts string `json:"hosts,omitempty"`
 	// Orphan is how long the workers outlive their driver.
 	Orphan time.Duration `json:"orphan"`
@@ -76,7 +78,8 @@ func (p secretPlace) jobs() string {
 	return filepath.Join(p.base, "hvdrun", "keys")
 }
 
-// usable returns why the place cannot be used. It is made where asked for.
+// usable returns the reason why the place cannot be used. If create is true, it makes the place
+// first.
 func (p secretPlace) usable(create bool) error {
 	if p.made && create {
 		if err := safefile.MakeDir(p.base, safefile.Private); err != nil {
@@ -86,9 +89,9 @@ func (p secretPlace) usable(create bool) error {
 	return safefile.SecretDir(p.base)
 }
 
-// SecretPlaces returns where the secrets of jobs may be, best first. None of them outlives the
-// machine's restart, on most machines. The first two end with the user's last session, unless that
-// lingers; Secrets.touch then makes do with another.
+// SecretPlaces returns the places for the secrets of jobs, best first. On most machines none of
+// them survives a restart. The first two are removed with the user's last session, unless lingering
+// is enabled; Dir.Guard then stores the secrets in another place.
 func SecretPlaces(env []string) (all []secretPlace) {
 	uid := strconv.Itoa(os.Geteuid())
 	if dir, _ := cli.Lookup(env, "XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
@@ -98,8 +101,8 @@ func SecretPlaces(env []string) (all []secretPlace) {
 		secretPlace{"/dev/shm/hvdrun-" + uid, true}, secretPlace{filepath.Join(Shared, "hvdrun-"+uid), true})
 }
 
-// put writes the secrets of a job into the best place, and returns a warning where that is on a
-// network file system. folder is the job's, which is the last resort; run names the job.
+// put writes the secrets of a job into the best place that can be used, and returns a warning if
+// that is on a network file system. folder is the job's folder, the last resort; run names the job.
 func (s *Secrets) put(places []secretPlace, folder, run string) (warning string, err error) {
 	var failed []error
 	remote := ""
@@ -126,7 +129,7 @@ func (s *Secrets) put(places []secretPlace, folder, run string) (warning string,
 	return warning, s.write(folder)
 }
 
-// where says where a folder is, for a warning.
+// where describes the location of a folder, for a warning.
 func where(folder string) string {
 	if name := network(folder); name != "" {
 		return folder + ", on " + name + ", whose other machines may read it"
@@ -157,7 +160,7 @@ func (s *Secrets) write(dir string) error {
 	return nil
 }
 
-// read returns the secrets that are in a folder.
+// readSecrets returns the secrets in a folder.
 func readSecrets(dir string) (s Secrets, err error) {
 	if err := safefile.SecretDir(dir); err != nil {
 		return s, err
@@ -180,7 +183,7 @@ func readSecrets(dir string) (s Secrets, err error) {
 	return s, nil
 }
 
-// maxSecret bounds the files, in bytes: an environment has a few MiB at most.
+// maxSecret bounds the size of each file in bytes: an environment has a few MiB at most.
 const maxSecret = 64 << 20
 
 func readSecret(path string) (string, error) {
@@ -188,25 +191,26 @@ func readSecret(path string) (string, error) {
 	return string(text), err
 }
 
-// forget removes the files, and their folder where it has nothing else.
+// forget removes the files, and their folder if it is then empty.
 func (s *Secrets) forget() error {
 	if s.Dir == "" {
 		return nil
 	}
 	err := errors.Join(gone(os.Remove(filepath.Join(s.Dir, authorityName))), gone(os.Remove(filepath.Join(s.Dir, launchName))))
-	_ = os.Remove(s.Dir) // the job's folder stays, for it is not empty
+	_ = os.Remove(s.Dir) // fails for the job's folder, which is not empty
 	s.Dir = ""
 	return err
 }
 
-// touch tells those that look for what dead drivers have left that this one lives.
+// touch updates the times of the files, so that PruneSecrets does not take the driver for dead.
 func (s *Secrets) touch() error {
 	now := time.Now()
 	return errors.Join(os.Chtimes(filepath.Join(s.Dir, authorityName), now, now), os.Chtimes(filepath.Join(s.Dir, launchName), now, now))
 }
 
-// Guard has the secrets outlive their folder as long as the driver lives: a login's folder goes
-// with its last session, and others are tidied up. The function it returns ends that.
+// Guard starts a goroutine that keeps the secrets stored while the driver runs. If their folder
+// disappears, as a session's folder does with the user's last session, the goroutine stores the
+// secrets in another place. stop ends the goroutine and waits for it.
 func (d *Dir) Guard(places []secretPlace, log logrus.FieldLogger) (stop func()) {
 	if d.Secrets.Dir == "" {
 		return func() {}
@@ -227,7 +231,7 @@ func (d *Dir) Guard(places []secretPlace, log logrus.FieldLogger) (stop func()) 
 			}
 			lost := d.Secrets.Dir
 			if err := d.PutSecrets(places, log); err != nil {
-				d.Secrets.Dir = lost // it is tried again
+				d.Secrets.Dir = lost // the next tick tries again
 				log.WithError(err).Warnf("the job cannot be resumed: its key in %s is gone", lost)
 			} else {
 				log.Infof("the job's key is in %s: %s is gone", d.Secrets.Dir, lost)
@@ -243,7 +247,7 @@ func (d *Dir) Guard(places []secretPlace, log logrus.FieldLogger) (stop func()) 
 // PutSecrets writes the secrets and job.json, which says where they are.
 func (d *Dir) PutSecrets(places []secretPlace, log logrus.FieldLogger) error {
 	if d.Named {
-		places = nil // the folder was asked for
+		places = nil // the user named the folder
 	}
 	warning, err := d.Secrets.put(places, d.Path, d.About.RunID)
 	if warning != "" {
@@ -256,8 +260,8 @@ func (d *Dir) PutSecrets(places []secretPlace, log logrus.FieldLogger) error {
 	return d.Write()
 }
 
-// Moved writes job.json anew where a driver goes on with the job on another machine, or has found
-// the secrets elsewhere.
+// Moved rewrites job.json if the driver runs on another machine or after a restart, or if its
+// secrets are in another place, than job.json says.
 func (d *Dir) Moved() error {
 	was := d.About
 	d.About.Host, _ = os.Hostname()
@@ -268,8 +272,8 @@ func (d *Dir) Moved() error {
 	return d.Write()
 }
 
-// FindSecrets returns the secrets of a job. What job.json says may be lost, or be of a login that
-// is no more.
+// FindSecrets returns the secrets of a job. It also searches places that job.json does not name:
+// the place in job.json may be gone, for instance with a login session.
 func (d *Dir) FindSecrets(env []string) (Secrets, error) {
 	dirs := []string{d.Path}
 	if d.About.Keys != "" {
@@ -286,7 +290,7 @@ func (d *Dir) FindSecrets(env []string) (Secrets, error) {
 	return Secrets{}, d.noKey()
 }
 
-// noKey says why the job has no key.
+// noKey returns an error that explains why the job has no key.
 func (d *Dir) noKey() error {
 	host, _ := os.Hostname()
 	switch {
@@ -301,8 +305,8 @@ func (d *Dir) noKey() error {
 	return fmt.Errorf("its key in %s is gone", d.About.Keys)
 }
 
-// KeyLost returns noKey for a job that has no key on this machine; nil where it has one, or was
-// begun on another machine.
+// KeyLost returns the error of noKey if the job has no key on this machine. It returns nil if the
+// job has one, or was started on another machine.
 func (d *Dir) KeyLost() error {
 	host, _ := os.Hostname()
 	if d.About.Keys != "" && d.About.Boot != journal.BootID() && d.About.Host != host {
@@ -316,8 +320,8 @@ func (d *Dir) KeyLost() error {
 	return d.noKey()
 }
 
-// PruneSecrets removes what drivers have left that have died too long ago for another to go on: the
-// workers have ended since.
+// PruneSecrets removes the secrets of drivers that died so long ago that their workers have ended
+// and no driver can take over.
 func PruneSecrets(env []string, now time.Time) {
 	var dirs []string
 	for _, p := range SecretPlaces(env) {
@@ -341,8 +345,8 @@ func PruneSecrets(env []string, now time.Time) {
 	}
 }
 
-// dead reports whether the folder holds secrets of a job whose driver has died, and all workers
-// after it.
+// dead reports whether the folder holds the secrets of a job whose driver died so long ago that its
+// workers have ended too.
 func (s Secrets) dead(now time.Time) bool {
 	found := false
 	for _, name := range []string{authorityName, launchName} {

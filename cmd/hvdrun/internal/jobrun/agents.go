@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 )
 
-// agentsHook makes agents start the workers. They are written down where another driver may go on
-// with the job.
+// agentsHook makes agents start the workers. If another driver may take over the job, the hook
+// records the agents for it.
 type agentsHook struct{}
 
 func (*agentsHook) start(ctx context.Context, r *run) error {
@@ -18,9 +18,9 @@ func (*agentsHook) start(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	cfg.Await = !r.Size.Elastic // others go on without the host, and try it again
+	cfg.Await = !r.Size.Elastic // an elastic job continues without the host and retries it
 	if r.dir == nil || r.dir.Secrets.Dir == "" {
-		cfg.Orphan = 0 // there is nothing to wait for
+		cfg.Orphan = 0 // no driver can take over
 	}
 	if r.dir != nil {
 		cfg.Ahead = func(err error) {
@@ -36,9 +36,8 @@ func (*agentsHook) start(ctx context.Context, r *run) error {
 
 func (*agentsHook) stop(r *run) { r.agents.Close() }
 
-// prepareHook starts the agents of hosts that are there all the time, before anything waits for a
-// worker. Those of this machine are ready when they are needed, and those of a job that goes on are
-// there.
+// prepareHook starts the agents of fixed hosts before the driver waits for a worker. Agents of this
+// machine need no preparation, and the agents of a resumed job run already.
 type prepareHook struct{ startOnly }
 
 func (*prepareHook) start(ctx context.Context, r *run) error {

@@ -7,7 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/audit"
 )
 
-// auditHook keeps the record of who asks for what. It begins with the wish to run the job.
+// auditHook keeps the audit record of who requests what. The first record is the request to run the
+// job.
 type auditHook struct{ startOnly }
 
 func (*auditHook) start(_ context.Context, r *run) error {

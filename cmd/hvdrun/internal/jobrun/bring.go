@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	bringPause = 2 * time.Second // until a source is asked for hosts again
-	// returnTimeout bounds giving the hosts back.
+	bringPause = 2 * time.Second // between two requests to a source
+	// returnTimeout bounds the release of the hosts.
 	returnTimeout = 30 * time.Second
 )
 
-// bringer asks a source of hosts that can bring some for as many as the job has use for.
+// bringer requests, from a source that can provide hosts, as many slots as the job can use.
 type bringer struct {
 	scaler discovery.Scaler
 	log    logrus.FieldLogger
@@ -29,18 +29,18 @@ type bringer struct {
 	asking sync.WaitGroup
 	woken  chan struct{}
 
-	brought bool // the source has been asked with success; of the goroutine, until it has ended
+	brought bool // a request has succeeded; owned by the goroutine until it has ended
 
 	mu     sync.Mutex
 	size   job.Size
-	listed bool // the source has listed hosts: what fails before that ends the job, and its error says so
+	listed bool // the source has listed hosts; a failure before that ends the job with its own error
 }
 
-// bringHook has a source that can bring hosts bring as many as the job has use for.
+// bringHook runs a bringer if the source can provide hosts.
 type bringHook struct{ bringer *bringer }
 
 func (h *bringHook) start(ctx context.Context, r *run) error {
-	size, _ := hostsource.Size(r.settings, r.Fixed) // it was right when the job began
+	size, _ := hostsource.Size(r.settings, r.Fixed) // it was valid when the job began
 	if h.bringer = bring(ctx, r.cfg.Source, size, r.log); h.bringer != nil {
 		r.events = append(r.events, h.bringer.hear)
 		r.replayed = append(r.replayed, h.bringer.hear)
@@ -50,20 +50,21 @@ func (h *bringHook) start(ctx context.Context, r *run) error {
 
 func (h *bringHook) stop(r *run) { h.bringer.end(r.over()) }
 
-// bring asks the source until end is called; nil: it cannot bring hosts, or the job cannot grow.
-// The caller has hear called with the job's events, which tell when its bounds change.
+// bring starts a bringer, which sends requests to the source until end is called. It returns nil if
+// the source cannot provide hosts or the world is fixed. The caller passes the job's events to
+// hear, which report changes of the job's bounds.
 func bring(ctx context.Context, source discovery.Discoverer, size job.Size, log logrus.FieldLogger) *bringer {
 	scaler, can := source.(discovery.Scaler)
 	if !can || !size.Elastic {
 		return nil
 	}
 	b := &bringer{scaler: scaler, log: log, size: size, woken: make(chan struct{}, 1)}
-	ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx)) // workers are still there when it ends
+	ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx)) // workers still run when ctx ends
 	b.asking.Go(func() { b.run(ctx) })
 	return b
 }
 
-// hear takes new bounds of the job, and that there is a list of hosts.
+// hear takes an event of the job: new bounds, or the first list of hosts.
 func (b *bringer) hear(e job.Event) {
 	b.mu.Lock()
 	if e.Name != job.Scaled && (e.Name != job.HostsFound || b.listed) {
@@ -72,7 +73,7 @@ func (b *bringer) hear(e job.Event) {
 	}
 	b.listed = b.listed || e.Name == job.HostsFound
 	for _, f := range e.Fields {
-		n, _ := strconv.Atoi(fmt.Sprint(f.Value)) // of another kind where it was replayed; no bound: nil
+		n, _ := strconv.Atoi(fmt.Sprint(f.Value)) // replayed values have another type; no bound: nil
 		switch f.Key {
 		case "min_np":
 			b.size.Min = n
@@ -87,7 +88,8 @@ func (b *bringer) hear(e job.Event) {
 	}
 }
 
-// bounds are the slots to ask for. Without a bound, those of the start are enough.
+// bounds returns the least and the most slots to request. Without a bound on the size, the number
+// of slots at the start is the most.
 func (b *bringer) bounds() (least, most int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -101,9 +103,9 @@ func (b *bringer) bounds() (least, most int) {
 	return min(least, most), most + b.size.Spares
 }
 
-// run asks again and again.
+// run requests slots at intervals, and when the bounds change, until ctx ends.
 func (b *bringer) run(ctx context.Context) {
-	told := false // that it fails
+	told := false // a failure has been logged
 	for {
 		least, most := b.bounds()
 		err := b.scaler.Scale(ctx, least, most)
@@ -125,14 +127,15 @@ func (b *bringer) run(ctx context.Context) {
 	}
 }
 
-// lists returns whether the source has listed hosts.
+// lists reports whether the source has listed hosts.
 func (b *bringer) lists() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.listed
 }
 
-// end stops asking, and gives the hosts back where the job is over. It blocks until that is done.
+// end stops the requests and, if the job is over, returns the hosts to the source. It blocks until
+// that is done. A nil b does nothing.
 func (b *bringer) end(over bool) {
 	if b == nil {
 		return

@@ -21,16 +21,16 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// detachedEnv tells a hvdrun that another one has started it in the background, which reads the
-// job's run id from it at this descriptor.
+// detachedEnv is set for a hvdrun that another hvdrun starts in the background. Its value is the
+// descriptor to which the new process writes the job's run id.
 const detachedEnv = "HVDRUN_DETACHED_FD"
 
-// mostSaid bounds what is kept of what a hvdrun in the background says before its job has a folder.
+// mostSaid bounds, in bytes, the output kept of a background hvdrun before its job has a folder.
 const mostSaid = 64 << 10
 
-// detach starts the same hvdrun in the background, in a session of its own, and returns once its
-// job has a folder, to which its output goes from then on. With input the other hvdrun has the
-// standard input of this one.
+// detach starts the same hvdrun in the background, in a session of its own, and blocks until its
+// job has a folder, to which it writes its output from then on. If input is true, the new process
+// inherits the standard input.
 func detach(ctx context.Context, p *cli.Program, input bool) error {
 	program, err := os.Executable()
 	if err != nil {
@@ -59,7 +59,7 @@ func detach(ctx context.Context, p *cli.Program, input bool) error {
 	if err = errors.Join(err, runEnd.Close(), outputEnd.Close()); err != nil {
 		return cli.Failed(err)
 	}
-	// Until it has ended, or writes to the job's folder.
+	// Until the process has ended, or writes to the job's folder.
 	_, _ = io.Copy(&text, io.LimitReader(output, mostSaid))
 	_, _ = io.Copy(io.Discard, output)
 	id, err := bufio.NewReader(io.LimitReader(run, 1<<10)).ReadString('\n')
@@ -80,8 +80,8 @@ func detach(ctx context.Context, p *cli.Program, input bool) error {
 	return cli.ExitWith(cli.Failed(errors.New(why)), max(1, cmd.ProcessState.ExitCode()))
 }
 
-// inBackground returns where this hvdrun tells its run id; nil: it is in the foreground. The
-// variable that says so is gone then.
+// inBackground returns the file to which this hvdrun writes its run id; nil: it runs in the
+// foreground. It removes the variable from p.Env.
 func inBackground(p *cli.Program) *os.File {
 	i := slices.IndexFunc(p.Env, func(v string) bool { return strings.HasPrefix(v, detachedEnv+"=") })
 	if i < 0 {
@@ -96,8 +96,8 @@ func inBackground(p *cli.Program) *os.File {
 	return os.NewFile(uintptr(fd), "run id")
 }
 
-// settle makes this hvdrun write to its job's folder from now on, and tells the one that has
-// started it that the job has begun.
+// settle makes this hvdrun write its output to the job's folder from now on, and reports to the
+// process that started it that the job has begun.
 func settle(told *os.File, d *jobdir.Dir) error {
 	if d == nil {
 		return errors.New("--detach: the job has no folder, where its output would be")

@@ -18,8 +18,8 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// eventsHook writes the events file, if one is asked for. A driver that goes on with a job adds
-// what the one before has not written.
+// eventsHook writes the events file, if one is requested. A driver that takes over a job first
+// appends the events that the previous driver did not write.
 type eventsHook struct{ file *eventFile }
 
 func (h *eventsHook) start(_ context.Context, r *run) (err error) {
@@ -39,31 +39,31 @@ func (h *eventsHook) start(_ context.Context, r *run) (err error) {
 	return nil
 }
 
-// stop writes what waits, as long as the file takes anything within the patience.
+// stop writes the queued events. It gives up once the file has accepted nothing for the patience.
 func (h *eventsHook) stop(r *run) {
 	if err := h.file.close(r.program.FlushPatience()); err != nil {
 		r.log.WithError(err).Error("the events file may miss events")
 	}
 }
 
-// eventFile writes the events of a job, one JSON object a line. A nil file takes none.
+// eventFile writes the events of a job, one JSON object per line. A nil *eventFile drops them.
 type eventFile struct {
 	file   io.WriteCloser
 	log    logrus.FieldLogger
 	lines  cli.Queue
 	failed atomic.Bool
-	told   int64 // bytes of events since the job began; the driver's
+	told   int64 // bytes of events since the job began; owned by the driver's goroutine
 
 	mu     sync.Mutex
-	missed *missedEvents // nil: none, or behind holds them
-	behind []byte        // of what was missed
+	missed *missedEvents // nil: no event is missing, or behind holds the missing ones
+	behind []byte        // missing events that are not written yet
 }
 
 func openEvents(s *settings.Settings, log logrus.FieldLogger) (*eventFile, error) {
 	if s.EventsFile == "" {
 		return nil, nil
 	}
-	// It may be in a folder where others may make files, such as /tmp.
+	// The file may be in a folder in which other users may create files, such as /tmp.
 	f, err := safefile.Append(s.EventsFile, os.O_WRONLY, safefile.Mode(s.Tuning.ShareOutput))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.Origin("events-file"), err)
@@ -77,8 +77,8 @@ func newEventFile(file io.WriteCloser, log logrus.FieldLogger) *eventFile {
 	return f
 }
 
-// write appends the event soon, in the order of the calls; it does not wait for the file. What
-// cannot be written is tried again.
+// write queues the event, in the order of the calls, and does not wait for the file. Failed writes
+// are retried.
 func (f *eventFile) write(e job.Event) {
 	if f == nil {
 		return
@@ -102,7 +102,7 @@ func (f *eventFile) fail(err error) {
 // eventWriter is an eventFile for its queue.
 type eventWriter eventFile
 
-// Write appends what a driver before has missed, and text.
+// Write appends the events that an earlier driver did not write, and then text.
 func (f *eventWriter) Write(text []byte) (int, error) {
 	f.mu.Lock()
 	m := f.missed
@@ -129,13 +129,14 @@ func (f *eventWriter) Write(text []byte) (int, error) {
 	return n, err
 }
 
-// close waits until all events are written, or the file has taken nothing for the patience.
+// close blocks until all events are written, or until the file has accepted nothing for the
+// patience.
 func (f *eventFile) close(patience time.Duration) error {
 	if f == nil {
 		return nil
 	}
 	if err := f.lines.Flush(patience); err != nil {
-		return err // a writer may still be in the file; the system closes it
+		return err // a write may still be in progress; the kernel closes the file at exit
 	}
 	return f.file.Close()
 }

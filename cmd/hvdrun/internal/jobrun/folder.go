@@ -11,7 +11,7 @@ import (
 
 // folderHook keeps the job's folder, if it has one: the journal, the socket for commands, and the
 // secrets. The folder of a job that has ended keeps the description of the job. The hook does not
-// touch the folder of another driver's job.
+// change the folder of a job that another driver runs.
 type folderHook struct{ unguard func() }
 
 func (h *folderHook) start(_ context.Context, r *run) error {

@@ -14,41 +14,42 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// hook is one of the things that a job has beside its driver.
+// hook is a part of a job that runs beside its driver.
 type hook interface {
-	// start begins it before the driver begins, and adds to the run what the driver is to know of
-	// it or to tell it. An error names the setting that cannot be met, or the package that has
-	// failed; then the job ends, and stop is not called.
+	// start starts the part before the driver, and adds to r what the driver needs of it and what
+	// the driver calls. An error names the setting that cannot be met, or the package that failed;
+	// the job then ends, and stop is not called.
 	start(ctx context.Context, r *run) error
-	// stop ends it when the driver has ended, or was never started, with r.result. It returns when
-	// all that start has started has ended. What fails then is logged: the job's result stands.
+	// stop ends the part after the driver has ended, or was not started, with r.result. It blocks
+	// until everything that start started has ended. Failures are logged only: they do not change
+	// the job's result.
 	stop(r *run)
 }
 
-// hooks returns what a job has beside its driver, in the order in which it is started. It is
-// stopped in the reverse order: what takes events and output comes late, so that the page, the
-// tasks and the metrics are there until all of that is written.
+// hooks returns the hooks of a job in the order in which they are started. They are stopped in
+// reverse order. Hooks that write events and output come late, so that they have written everything
+// before the page, the tasks and the metrics stop.
 func hooks() []hook {
 	return []hook{
 		new(auditHook),    // the record of commands
 		new(orphansHook),  // processes that workers leave behind
-		new(copyHook),     // the claim to the job, and the copy of its journal
+		new(copyHook),     // the claim on the job, and the copy of its journal
 		new(folderHook),   // the job's folder, its journal, its socket, its secrets
-		new(slurmHook),    // what nodes of Slurm need
+		new(slurmHook),    // the settings for nodes of Slurm
 		new(sourceHook),   // the hosts
 		new(agentsHook),   // the agents that start the workers
 		new(timelineHook), // the driver's part of the timeline
 		new(metricsHook),
 		new(tasksHook),
 		new(pageHook),
-		new(membersHook), // some members of the agents' cluster, for the driver that follows
+		new(membersHook), // some members of the agents' cluster, for the next driver
 		new(eventsHook),
 		new(tracesHook),
 		new(storyHook), // the log's lines about what happens
 		new(outputHook),
-		new(signalsHook), // what a person asks for by signals
-		new(prepareHook), // the agents of hosts that are there all the time
-		new(bringHook),   // hosts that the source brings
+		new(signalsHook), // requests of the user by signals
+		new(prepareHook), // the agents of fixed hosts
+		new(bringHook),   // requests to the source for hosts
 	}
 }
 
@@ -65,12 +66,12 @@ type run struct {
 	log      *logrus.Logger
 
 	cfg      driver.Config        // events, replayed and traces apart
-	events   []func(job.Event)    // are called with each event, in this order
-	replayed []func(job.Event)    // with those of the drivers before this one
-	traces   []func(driver.Trace) // with each trace of a reset
+	events   []func(job.Event)    // called with each event, in this order
+	replayed []func(job.Event)    // called with each event of earlier drivers
+	traces   []func(driver.Trace) // called with each trace of a reset
 
-	agents    *client.Agents // that start the workers
-	localOnly bool           // all hosts there will ever be are this machine
+	agents    *client.Agents // they start the workers
+	localOnly bool           // this machine is the only host the job can have
 	output    *launch.Output
 	tracks    *tracks // of the timeline; nil: no timeline
 
@@ -95,7 +96,7 @@ func newRun(p *cli.Program, s *settings.Settings, j Spec) *run {
 	}}
 }
 
-// start starts hooks, in this order, up to the first that fails.
+// start starts the hooks in this order, up to the first that fails.
 func (r *run) start(ctx context.Context, all []hook) error {
 	r.cfg.Log = r.log
 	for _, h := range all {
@@ -108,7 +109,8 @@ func (r *run) start(ctx context.Context, all []hook) error {
 	return nil
 }
 
-// each returns a function that calls all functions, in this order; nil: no function is given.
+// each returns a function that calls all the given functions in this order, or nil if there are no
+// functions.
 func each[T any](all []func(T)) func(T) {
 	if len(all) == 0 {
 		return nil
@@ -120,7 +122,7 @@ func each[T any](all []func(T)) func(T) {
 	}
 }
 
-// stop stops the hooks that have been started, the last one first. result is the job's.
+// stop stops the started hooks, the last one first. result is the job's result.
 func (r *run) stop(result error) {
 	r.result = result
 	for _, h := range slices.Backward(r.started) {

@@ -28,8 +28,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// checkInterfaces warns of network interfaces that this machine lacks, and refuses a list of which
-// it has none.
+// checkInterfaces warns of network interfaces that this machine lacks, and returns an error if it
+// has none of those listed.
 func checkInterfaces(s *settings.Settings, log logrus.FieldLogger) error {
 	missing := 0
 	for _, name := range s.Tuning.NetworkInterfaces {
@@ -44,12 +44,12 @@ func checkInterfaces(s *settings.Settings, log logrus.FieldLogger) error {
 	return nil
 }
 
-// Run runs the command as the settings say, until it is done, has failed or is stopped. c, if
-// not nil, is the claim to the job.
+// Run runs the command with the settings, and blocks until the job is done, has failed or is
+// stopped. c, if not nil, is the claim on the job.
 func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []string, c *Claimed) error {
 	told := inBackground(p)
 	if s.Detach && told == nil {
-		return detach(ctx, p, s.Hostfile == settings.StandardInput) // the other one says what is wrong with the settings
+		return detach(ctx, p, s.Hostfile == settings.StandardInput) // the new process reports invalid settings
 	}
 	log := settings.Logger(p, s)
 	j, err := validate(ctx, p, s, command, log)
@@ -89,8 +89,8 @@ func Run(ctx context.Context, p *cli.Program, s *settings.Settings, command []st
 	return Drive(ctx, p, s, j)
 }
 
-// validate returns the job that the settings and the command describe, or what is wrong with them.
-// It changes nothing.
+// validate returns the job that the settings and the command describe, or an error if they are
+// invalid. It has no side effects.
 func validate(ctx context.Context, p *cli.Program, s *settings.Settings, command []string, log logrus.FieldLogger) (Spec, error) {
 	fixed, err := hostsource.Fixed(s)
 	if err != nil {
@@ -129,8 +129,8 @@ func makeOutput(s *settings.Settings, log logrus.FieldLogger) error {
 	return nil
 }
 
-// keepCopy begins the copy of the job with which another node or machine can go on: c, if it is not
-// nil, or the journal in etcd.
+// keepCopy starts the copy of the job from which another node or machine can take it over: c, if it
+// is not nil, or the journal in etcd.
 func (j *Spec) keepCopy(ctx context.Context, p *cli.Program, s *settings.Settings, c *Claimed, log *logrus.Logger) (err error) {
 	switch {
 	case c != nil && (j.dir == nil || j.dir.Secrets.Dir == ""):
@@ -144,13 +144,13 @@ func (j *Spec) keepCopy(ctx context.Context, p *cli.Program, s *settings.Setting
 	return err
 }
 
-// unshared returns a folder of the output that others cannot enter, although it is to be shared;
-// empty: no such folder.
+// unshared returns an output folder that other users cannot enter although the output is to be
+// shared; empty: no such folder.
 func unshared(s *settings.Settings) string {
 	if !s.Tuning.ShareOutput {
 		return ""
 	}
-	ranks, _ := filepath.Glob(filepath.Join(s.OutputDir, "rank.*")) // the pattern is right
+	ranks, _ := filepath.Glob(filepath.Join(s.OutputDir, "rank.*")) // the pattern is valid
 	for _, dir := range append([]string{s.OutputDir}, ranks...) {
 		if fi, err := os.Stat(dir); err == nil && fi.IsDir() && fi.Mode().Perm()&0o055 != 0o055 {
 			return dir
@@ -159,7 +159,7 @@ func unshared(s *settings.Settings) string {
 	return ""
 }
 
-// checkCommand returns whether workers on this machine can run the program.
+// checkCommand returns an error if workers on this machine cannot run the program.
 func checkCommand(s *settings.Settings, program string) error {
 	if s.Dir != "" {
 		if fi, err := os.Stat(s.Dir); err != nil {
@@ -190,19 +190,19 @@ func checkCommand(s *settings.Settings, program string) error {
 	return nil
 }
 
-// Spec is a job that begins, or goes on.
+// Spec is a job to start or to resume.
 type Spec struct {
 	Command   []string
-	Fixed     []plan.Host // nil: sources are asked
+	Fixed     []plan.Host // nil: the sources list the hosts
 	Size      job.Size
 	Authority *identity.Authority
-	dir       *jobdir.Dir         // nil: it has none
-	known     []client.KnownAgent // of the driver before
+	dir       *jobdir.Dir         // nil: the job has no folder
+	known     []client.KnownAgent // of the previous driver
 	resumed   bool
 	copy      *Claimed // nil: no copy
 }
 
-// begun writes down that a job agent has been started.
+// begun records that a job agent has been started.
 func (j Spec) begun(k client.KnownAgent) error {
 	if err := j.dir.Agents.Begun(k); err != nil || j.copy == nil {
 		return err
@@ -210,10 +210,10 @@ func (j Spec) begun(k client.KnownAgent) error {
 	return j.copy.begun(k)
 }
 
-// ended returns whether the job has ended, and not only its driver.
+// ended reports whether the job has ended, and not only its driver.
 func (j Spec) ended() bool { return j.dir.About.Ended != nil }
 
-// over returns whether no other driver can go on with the job.
+// over reports whether no other driver can take over the job.
 func (j Spec) over() bool {
 	if j.dir == nil {
 		return true
@@ -222,8 +222,8 @@ func (j Spec) over() bool {
 	return err == nil && job.Finished
 }
 
-// Drive is the job's driver, with all that the job has beside it, until the job is done, has failed
-// or is stopped.
+// Drive runs the job's driver with its hooks, and blocks until the job is done, has failed or is
+// stopped.
 func Drive(ctx context.Context, p *cli.Program, s *settings.Settings, j Spec) (err error) {
 	r := newRun(p, s, j)
 	defer func() { r.stop(err) }()

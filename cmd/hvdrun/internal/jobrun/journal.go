@@ -23,7 +23,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// store connects to where the copy is.
+// store connects to the etcd that holds the copy.
 func store(ctx context.Context, j settings.JournalSettings, log logrus.FieldLogger) (*etcd.Store, error) {
 	cfg, err := etcd.ParseURL(j.URL)
 	if err != nil {
@@ -46,7 +46,7 @@ func store(ctx context.Context, j settings.JournalSettings, log logrus.FieldLogg
 	return store, nil
 }
 
-// checkJournal checks the settings of the copy against each other.
+// checkJournal returns an error if settings of the copy contradict each other.
 func checkJournal(s *settings.Settings) error {
 	switch {
 	case s.Journal.URL == "" && s.Journal.KeyFile != "":
@@ -57,8 +57,8 @@ func checkJournal(s *settings.Settings) error {
 	return nil
 }
 
-// Claim makes this process its job's only driver, and takes what another one needs to go on with
-// the job. It is an *etcd.Claim or a *seat.
+// Claim makes this process the only driver of its job, and copies what another driver needs to take
+// the job over. It is an *etcd.Claim or a *seat.
 type Claim interface {
 	Append(payload []byte)
 	Replace(records [][]byte)
@@ -70,22 +70,23 @@ type Claim interface {
 	Release(finished bool) error
 }
 
-// Claimed is a driver's claim to its job, and the job's copy.
+// Claimed is a driver's claim on its job, with the copy of the job.
 type Claimed struct {
 	claim Claim
-	id    string       // of the claim, where folders of jobs name it
-	close func() error // of where the copy is
+	id    string       // of the claim, as recorded in job folders; empty for a seat
+	close func() error // closes the store of the copy
 	log   *logrus.Logger
-	die   func() // ends this process at once; its workers stay
+	die   func() // ends this process at once; its workers keep running
 
 	mu     sync.Mutex
-	agents []client.KnownAgent // that are copied: the last one of each host
+	agents []client.KnownAgent // the agents in the copy: the last one of each host
 
 	done     chan struct{}
 	watching sync.WaitGroup
 }
 
-// copyHook has the journal copied, where there is a claim to the job, and ends the claim.
+// copyHook makes the driver copy its journal if the process has a claim on the job, and releases
+// the claim.
 type copyHook struct{}
 
 func (*copyHook) start(_ context.Context, r *run) error {
@@ -101,7 +102,7 @@ func (*copyHook) stop(r *run) {
 	}
 }
 
-// claimJob makes this process the job's only driver, and returns the claim before this one.
+// claimJob makes this process the job's only driver. It returns the id of the previous claim too.
 func claimJob(ctx context.Context, p *cli.Program, store *etcd.Store, run string, log *logrus.Logger) (c *Claimed, previous string, err error) {
 	host, _ := os.Hostname()
 	claim, err := store.Claim(ctx, run, fmt.Sprintf("%s, process %d", host, os.Getpid()))
@@ -114,7 +115,8 @@ func claimJob(ctx context.Context, p *cli.Program, store *etcd.Store, run string
 	return c, claim.Previous, nil
 }
 
-// Holds ends this process when it loses its claim, and says why.
+// Holds returns claim as a Claimed. When the claim is lost, it logs why and ends this process.
+// Release ends the watch.
 func Holds(p *cli.Program, claim Claim, why string, log *logrus.Logger) *Claimed {
 	c := &Claimed{claim: claim, close: func() error { return nil }, log: log, done: make(chan struct{})}
 	c.die = sync.OnceFunc(func() { leave(p, log, why) })
@@ -128,7 +130,7 @@ func Holds(p *cli.Program, claim Claim, why string, log *logrus.Logger) *Claimed
 	return c
 }
 
-// leave ends this process at once, and says why: its workers stay.
+// leave logs why and ends this process at once. Its workers keep running.
 func leave(p *cli.Program, log logrus.FieldLogger, why string) {
 	log.Error(why)
 	_ = p.Log.Flush(cli.HurriedFlush)
@@ -140,23 +142,24 @@ func leave(p *cli.Program, log logrus.FieldLogger, why string) {
 // Append copies a record.
 func (c *Claimed) Append(payload []byte) { c.claim.Append(payload) }
 
-// Replace copies records in place of all others.
+// Replace replaces all records of the copy.
 func (c *Claimed) Replace(records [][]byte) { c.claim.Replace(records) }
 
-// SetBehind marks the copy as one that lacks records.
+// SetBehind marks the copy as incomplete.
 func (c *Claimed) SetBehind() { c.claim.SetBehind() }
 
 // State describes the copy.
 func (c *Claimed) State() string { return c.claim.State() }
 
-// Sync returns when the copy has all records. Where another has the job, it ends this process.
+// Sync blocks until the copy has all records. If another driver has claimed the job, it ends this
+// process.
 func (c *Claimed) Sync() {
 	if c.claim.Sync() != nil {
 		c.die()
 	}
 }
 
-// copy puts what another driver needs besides the journal into etcd.
+// copy writes into the copy what another driver needs besides the journal.
 func (c *Claimed) copy(d *jobdir.Dir, known []client.KnownAgent) error {
 	about := d.About
 	about.Keys = ""
@@ -175,7 +178,7 @@ func (c *Claimed) copy(d *jobdir.Dir, known []client.KnownAgent) error {
 	return nil
 }
 
-// begun puts an agent of the job into etcd, before it is used.
+// begun writes an agent of the job into the copy, before the agent is used.
 func (c *Claimed) begun(k client.KnownAgent) error {
 	if err := c.putAgents(k); err != nil {
 		return err
@@ -184,8 +187,8 @@ func (c *Claimed) begun(k client.KnownAgent) error {
 	return nil
 }
 
-// putAgents queues the list of the job's agents with those that have begun, a line each. If two are
-// on one host, the list has only the later one.
+// putAgents adds the agents that have begun to the list of the job's agents and queues the list for
+// the copy, one line per agent. If two agents are on one host, the list has only the later one.
 func (c *Claimed) putAgents(begun ...client.KnownAgent) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -202,7 +205,8 @@ func (c *Claimed) putAgents(begun ...client.KnownAgent) error {
 	return nil
 }
 
-// Release ends the claim, and removes the copy of a job that has finished.
+// Release ends the claim. If finished is true, it also removes the copy. It waits for the goroutine
+// of Holds.
 func (c *Claimed) Release(finished bool) {
 	close(c.done)
 	c.watching.Wait()
@@ -212,7 +216,7 @@ func (c *Claimed) Release(finished bool) {
 	_ = c.close()
 }
 
-// beginCopy claims a job that begins, and copies it.
+// beginCopy claims a new job and copies it.
 func beginCopy(ctx context.Context, p *cli.Program, s *settings.Settings, d *jobdir.Dir, log *logrus.Logger) (*Claimed, error) {
 	if d == nil || d.Secrets.Dir == "" {
 		return nil, fmt.Errorf("%s: the job cannot be resumed: it has no folder, or no place for its key", s.Origin("journal"))
@@ -231,7 +235,7 @@ func beginCopy(ctx context.Context, p *cli.Program, s *settings.Settings, d *job
 	return c, nil
 }
 
-// keep writes down in the job's folder which claim it has seen last, and copies the job.
+// keep records the id of this claim in the job's folder, and copies the job.
 func (c *Claimed) keep(d *jobdir.Dir, known []client.KnownAgent) error {
 	d.About.Claim = c.id
 	if err := d.Write(); err != nil {
@@ -240,7 +244,8 @@ func (c *Claimed) keep(d *jobdir.Dir, known []client.KnownAgent) error {
 	return c.copy(d, known)
 }
 
-// resumeCopy claims a job that goes on from its folder on this machine.
+// resumeCopy claims a job that is resumed from its folder on this machine, and copies it. It fails
+// if another machine has claimed the job since.
 func resumeCopy(ctx context.Context, p *cli.Program, s *settings.Settings, d *jobdir.Dir, known []client.KnownAgent, log *logrus.Logger) (*Claimed, error) {
 	store, err := store(ctx, s.Journal, log)
 	if err != nil {
@@ -260,7 +265,7 @@ func resumeCopy(ctx context.Context, p *cli.Program, s *settings.Settings, d *jo
 	return c, nil
 }
 
-// resumeFlags are those of hvdrun resume.
+// resumeFlags are the flags of hvdrun resume.
 type resumeFlags struct {
 	journal settings.JournalSettings
 	standby bool
@@ -272,7 +277,7 @@ func (f *resumeFlags) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.standby, "standby", false, "with --journal, wait until the job's driver is gone")
 }
 
-// check returns what is wrong with the flags.
+// check returns an error if the flags contradict each other.
 func (f *resumeFlags) check() error {
 	if f.journal.URL == "" && (f.standby || f.journal.KeyFile != "") {
 		return errors.New("--standby and --journal-key-file need --journal")
@@ -280,7 +285,8 @@ func (f *resumeFlags) check() error {
 	return nil
 }
 
-// resumeFromCopy goes on with a job whose driver was on another machine perhaps.
+// resumeFromCopy resumes a job from its copy in etcd. Its last driver may have run on another
+// machine.
 func resumeFromCopy(ctx context.Context, p *cli.Program, f resumeFlags, name string) error {
 	log := settings.Logger(p, &settings.Settings{OutputSettings: settings.OutputSettings{LogLevel: logrus.InfoLevel}})
 	store, err := store(ctx, f.journal, log)
@@ -307,8 +313,8 @@ func resumeFromCopy(ctx context.Context, p *cli.Program, f resumeFlags, name str
 	return ResumeClaimed(ctx, p, d, c)
 }
 
-// awaitClaim claims the job that a person means, or the only one. With standby it waits until the
-// job's driver is gone.
+// awaitClaim claims the job that name identifies, or the only one if name is empty. If standby is
+// true, it blocks until the job's driver is gone.
 func awaitClaim(p *cli.Program,
 	ctx context.Context, store *etcd.Store, name string, standby bool, log *logrus.Logger,
 ) (run string, c *Claimed, err error) {
@@ -332,7 +338,8 @@ func awaitClaim(p *cli.Program,
 	return run, nil, err
 }
 
-// PlaceCopy makes a job's folder on this machine from its copy. An empty run is that of the copy.
+// PlaceCopy makes a job's folder on this machine from its copy. If run is empty, the run id is that
+// of the copy.
 func PlaceCopy(p *cli.Program, c *Claimed, run string, found jobdir.Copy) (*jobdir.Dir, error) {
 	d := &jobdir.Dir{}
 	if err := errors.Join(

@@ -10,9 +10,10 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// membersHook writes down, whenever hosts have changed, where some members of the cluster are. The
-// driver may be the only one whose address agents know: then the driver that follows is looked for
-// by agents that have missed the one before, which takes some time.
+// membersHook records the addresses of some members of the cluster whenever the hosts change, for
+// the next driver. The agents may know no address but the driver's. Without the record, the next
+// driver could only wait until the agents notice that the driver is gone and find the new one,
+// which takes some time.
 type membersHook struct {
 	changed, ended chan struct{}
 	writing        sync.WaitGroup
@@ -47,7 +48,7 @@ func (h *membersHook) write(r *run) {
 		}
 		addrs := r.settings.Cluster.Source.Addrs()
 		if len(addrs) == 0 {
-			continue // those of before may come back
+			continue // keep the record: those members may return
 		}
 		text := strings.Join(addrs[:min(len(addrs), jobdir.MaxMembers)], "\n") + "\n"
 		if err := safefile.Replace(r.dir.MembersPath(), []byte(text), safefile.Private); err != nil {

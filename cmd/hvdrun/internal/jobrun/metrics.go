@@ -6,7 +6,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/measure"
 )
 
-// metricsHook serves the driver's metrics, if that is asked for.
+// metricsHook serves the driver's metrics, if the settings request it.
 type metricsHook struct{ close func() }
 
 func (h *metricsHook) start(_ context.Context, r *run) error {

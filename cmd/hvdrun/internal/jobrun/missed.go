@@ -12,34 +12,35 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// missedEvents finds out which events the driver of a job has not written to the events file before
-// it died: what the file should hold from some place on is known, and compared.
+// missedEvents finds the events that a driver did not write to the events file before it died. It
+// knows what the file should hold from an offset on, and compares the file with it.
 type missedEvents struct {
 	path string
-	from int64 // in the file
+	from int64 // offset in the file at which all should begin
 	all  []byte
 }
 
-// eventMark tells another driver, in the journal, of the events until some moment: all but the last
-// bytes of them, which are the text, were in the file then.
+// eventMark is a record in the journal of how far the events file was written. Told is the number
+// of bytes of events since the job began. Text is the last of these bytes: those before it were in
+// the file.
 type eventMark struct {
 	Told int64  `json:"told"`
 	Text string `json:"text,omitempty"`
-	// Lost: there would have been too much text.
+	// Lost: Text was longer than maxMark and was left out.
 	Lost bool `json:"lost,omitempty"`
 }
 
-// maxMark is the most bytes of events that wait in the journal: the file takes nothing, and may
-// never.
+// maxMark bounds the events that the journal keeps for the file, in bytes: a blocked file may never
+// accept them.
 const maxMark = 1 << 20
 
-// mark reports how far the file has got.
+// mark returns the eventMark of the present moment.
 func (f *eventFile) mark() json.RawMessage {
 	if f == nil {
 		return nil
 	}
 	mark := eventMark{Told: f.told}
-	waiting := f.lines.Waiting() // before what is written first: some of that may be done meanwhile
+	waiting := f.lines.Waiting() // read before behind, which is written first: some of it may be written meanwhile
 	f.mu.Lock()
 	text := f.behind
 	if f.missed != nil {
@@ -52,13 +53,14 @@ func (f *eventFile) mark() json.RawMessage {
 	}
 	b, err := json.Marshal(mark)
 	if err != nil {
-		return nil // there is nothing in it that could not be written
+		return nil // cannot happen: every field can be encoded
 	}
 	return b
 }
 
-// replay returns what takes the mark of the drivers before this one, and their events since then.
-// Those that the file lacks are written with the next.
+// replay returns the functions that take the mark of earlier drivers and each of their events after
+// it. The events that the file lacks are written before the next event. from is the length of the
+// file when the job began.
 func (f *eventFile) replay(from int64) (marked func(json.RawMessage), replayed func(job.Event)) {
 	if f == nil {
 		return nil, nil
@@ -85,8 +87,9 @@ func (f *eventFile) replay(from int64) (marked func(json.RawMessage), replayed f
 	return marked, replayed
 }
 
-// take returns what the file lacks, from within a line where that was torn. Where the file holds
-// something else, as after another job that wrote to it too, it is nothing.
+// take returns the bytes that the file lacks, which begin within a line if that line is incomplete.
+// If the file holds something else, because another job wrote to it too, take logs a warning and
+// returns nil.
 func (m *missedEvents) take(log logrus.FieldLogger) []byte {
 	var held []byte
 	f, err := safefile.Read(m.path)

@@ -28,17 +28,18 @@ import (
 )
 
 const (
-	// mostQueued is the number of spans that wait for a collector; further ones are dropped.
+	// mostQueued is the largest number of spans that wait for a collector; further spans are
+	// dropped.
 	mostQueued = 4096
 	// lastSpans is how long the end of a job waits for a collector.
 	lastSpans = time.Second
-	// grpcPort is the port at which collectors take OTLP over gRPC; at others it is over HTTP,
-	// unless the environment says otherwise.
+	// grpcPort is the port at which collectors accept OTLP over gRPC. At other ports OTLP is sent
+	// over HTTP, unless the environment says otherwise.
 	grpcPort = "4317"
 )
 
-// traceExport sends traces of resets to a collector. A nil one sends none. It never waits for the
-// collector, but lastSpans at the end.
+// traceExport sends traces of resets to a collector. A nil *traceExport drops them. It never waits
+// for the collector, except for lastSpans at the end.
 type traceExport struct {
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
@@ -61,9 +62,9 @@ func (h *tracesHook) stop(r *run) {
 	}
 }
 
-// openTraces returns what exports traces, where --otlp-endpoint or OpenTelemetry's own variables
-// name a collector. It connects to nothing yet. The variables may be meant for the training program
-// alone: where hvdrun can export nothing by them, it says so, and the job runs.
+// openTraces returns the export of traces, or nil if neither --otlp-endpoint nor OpenTelemetry's
+// own variables name a collector. It does not connect yet. The variables may be meant only for the
+// training program: if hvdrun cannot use them, it logs that and the job runs.
 func openTraces(s *settings.Settings, env []string, log logrus.FieldLogger) (*traceExport, error) {
 	of := func(names ...string) string {
 		for _, name := range names {
@@ -113,9 +114,9 @@ func openTraces(s *settings.Settings, env []string, log logrus.FieldLogger) (*tr
 	return &traceExport{provider: provider, tracer: provider.Tracer("github.com/hvdrun/hvdrun"), job: s.RunID}, nil
 }
 
-// newExporter returns what sends to the collector. Headers, certificates, compression and timeouts
-// are those of OpenTelemetry's variables, and so is the format over HTTP. A target without a
-// scheme, which only variables may have, is a gRPC server's.
+// newExporter returns the exporter that sends to the collector. OpenTelemetry's variables set
+// headers, certificates, compression, timeouts, and the format over HTTP. A target without a
+// scheme, which only the variables may have, is a gRPC server.
 func newExporter(s *settings.Settings, target, protocol string) (*otlptrace.Exporter, error) {
 	if s.OTLP == "" && !strings.Contains(target, "://") {
 		host, port, err := net.SplitHostPort(target)
@@ -182,7 +183,7 @@ func (e *traceExport) write(t driver.Trace) {
 	}
 }
 
-// close sends what is queued, for lastSpans at most.
+// close sends the queued traces. It blocks for at most lastSpans.
 func (e *traceExport) close() error {
 	if e == nil {
 		return nil

@@ -6,7 +6,7 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// outputHook writes what workers print.
+// outputHook writes the output of the workers.
 type outputHook struct{}
 
 func (*outputHook) start(_ context.Context, r *run) error {
@@ -17,4 +17,4 @@ func (*outputHook) start(_ context.Context, r *run) error {
 	return nil
 }
 
-func (*outputHook) stop(r *run) { _ = r.output.Close() } // a failure was logged when it happened
+func (*outputHook) stop(r *run) { _ = r.output.Close() } // a failure has been logged already

@@ -6,7 +6,8 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/page"
 )
 
-// pageHook serves the job's page, if that is asked for, until it has shown how the job has ended.
+// pageHook serves the job's page, if the settings request it, until the page has shown how the job
+// ended.
 type pageHook struct{ close func() }
 
 func (h *pageHook) start(_ context.Context, r *run) (err error) {

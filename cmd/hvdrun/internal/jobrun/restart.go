@@ -20,14 +20,14 @@ import (
 // restartWorker is the subcommand that is each worker of a job with --restart-workers.
 const restartWorker = "restart-worker"
 
-// restarted is what a worker of such a job is told.
+// restarted is the argument of restart-worker, as JSON.
 type restarted struct {
 	Command  []string      `json:"command"`
 	Grace    time.Duration `json:"grace"`
 	Prestart string        `json:"prestart,omitempty"`
 }
 
-// checkRestart checks the settings against each other and against the command.
+// checkRestart returns an error if the settings contradict each other or the command.
 func checkRestart(s *settings.Settings, command []string, elastic bool) error {
 	switch {
 	case s.Restart.Prestart != "" && !s.Restart.Workers:
@@ -42,18 +42,20 @@ func checkRestart(s *settings.Settings, command []string, elastic bool) error {
 	return nil
 }
 
-// workerCommand is what a worker runs: the command, or what starts it anew in each world.
+// workerCommand returns what a worker runs: the command or, with --restart-workers, the program
+// that starts the command again in each world.
 func workerCommand(s *settings.Settings, command []string) []string {
 	if !s.Restart.Workers {
 		return command
 	}
 	drain := s.Timeouts.WithDefaults().Drain
 	told, err := json.Marshal(restarted{
-		// Part of what the driver gives the worker: the end of its program comes before its own.
+		// A part of the grace that the driver gives the worker, so that the program ends before the
+		// worker.
 		Command: command, Grace: drain * 4 / 5, Prestart: s.Restart.Prestart,
 	})
 	if err != nil {
-		panic(err) // strings and a number
+		panic(err) // cannot happen: strings and numbers
 	}
 	return []string{"sh", "-c", cli.OwnScript, "hvdrun", restartWorker, string(told)}
 }

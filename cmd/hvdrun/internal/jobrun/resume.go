@@ -22,8 +22,8 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// Commands returns hvdrun resume, and the command that is a worker of a job with
-// --restart-workers. Run and Drive are the command hvdrun itself.
+// Commands returns hvdrun resume and the hidden command that runs a worker of a job with
+// --restart-workers. The command hvdrun itself calls Run.
 func Commands(p *cli.Program) []*cobra.Command {
 	return []*cobra.Command{jobdir.CompletesJobs(p, resumeCommand(p)), restartWorkerCommand(p)}
 }
@@ -71,7 +71,7 @@ func resumableJob(env []string) (*jobdir.Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	var broken []string // why others cannot be resumed
+	var broken []string // reasons why others cannot be resumed
 	all = slices.DeleteFunc(all, func(d *jobdir.Dir) bool {
 		if d.About.Ended != nil {
 			return true
@@ -98,7 +98,7 @@ func resumableJob(env []string) (*jobdir.Dir, error) {
 	return nil, fmt.Errorf("which of the jobs? %s", strings.Join(names, " "))
 }
 
-// resumeJob goes on with a job, as it was begun.
+// resumeJob resumes a job with the arguments and the environment with which it was started.
 func resumeJob(ctx context.Context, p *cli.Program, d *jobdir.Dir) error {
 	if d.About.Ended != nil {
 		return cli.Failed(fmt.Errorf("job %s: %w, at %s", d.About.RunID, job.ErrFinished, d.About.Ended.Format(time.DateTime)))
@@ -114,7 +114,7 @@ func resumeJob(ctx context.Context, p *cli.Program, d *jobdir.Dir) error {
 	return ResumeClaimed(ctx, p, d, nil)
 }
 
-// isDriven reports whether a job has a driver on this machine.
+// isDriven reports whether the job has a driver on this machine.
 func isDriven(ctx context.Context, d *jobdir.Dir) (running bool, err error) {
 	for range jobdir.LockTries {
 		if running, err = journal.Locked(d.Journal()); err != nil || !running {
@@ -129,8 +129,8 @@ func isDriven(ctx context.Context, d *jobdir.Dir) (running bool, err error) {
 	return running, nil
 }
 
-// ResumeClaimed goes on with a job that no other driver of this machine has. c is the claim to a
-// job that was taken from its copy; nil: from its folder.
+// ResumeClaimed resumes a job that has no driver on this machine. c is the claim on a job that is
+// resumed from its copy; nil: the job is resumed from its folder.
 func ResumeClaimed(ctx context.Context, p *cli.Program, d *jobdir.Dir, c *Claimed) error {
 	if err := os.Chdir(d.About.Dir); err != nil {
 		return cli.Failed(fmt.Errorf("the job's working directory: %w", err))

@@ -13,8 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 )
 
-// signalsHook kills the workers when a person is impatient, and passes on the signals that are for
-// them.
+// signalsHook kills the workers when the user asks a second time to stop, and passes on signals
+// that are meant for the workers.
 type signalsHook struct{ end func() }
 
 func (h *signalsHook) start(ctx context.Context, r *run) error {
@@ -46,8 +46,8 @@ func (h *signalsHook) start(ctx context.Context, r *run) error {
 
 func (h *signalsHook) stop(*run) { h.end() }
 
-// WatchStop logs what happens when the job is asked to stop, and kills the workers when it is asked
-// again. The function it returns ends the watch.
+// WatchStop starts a goroutine that logs when the job is asked to stop, and calls kill when it is
+// asked again. The function that it returns ends the goroutine and waits for it.
 func WatchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kill func(), grace time.Duration) func() {
 	if grace == 0 {
 		grace = 30 * time.Second
@@ -59,7 +59,7 @@ func WatchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kill fun
 		case <-ctx.Done():
 			level := logrus.WarnLevel
 			if errors.Is(context.Cause(ctx), cli.StopSignal{Signal: syscall.SIGPIPE}) {
-				level = logrus.DebugLevel // as silent as others that the end of a pipe ends
+				level = logrus.DebugLevel // like other programs, silent when a closed pipe ends it
 			}
 			log.Logf(level, "%v: stopping the workers, %v at most, or as long as a last checkpoint grows; again to kill them",
 				context.Cause(ctx), grace)

@@ -6,7 +6,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
 )
 
-// slurmHook makes the settings of --slurm those of the job.
+// slurmHook applies the settings of --slurm to the job.
 type slurmHook struct{ startOnly }
 
 func (*slurmHook) start(_ context.Context, r *run) error {

@@ -17,30 +17,30 @@ import (
 )
 
 const (
-	// storyPause is the least time between two lines about worlds: what happens meanwhile is in the
-	// next one.
+	// storyPause is the least time between two log lines about worlds. The next line covers what
+	// happens meanwhile.
 	storyPause = time.Second
 
-	// lateCommit is after how long a world that has made no commit is told of.
+	// lateCommit is the time after which a world without a commit is logged.
 	lateCommit = 5 * time.Second
 
-	// mostReasons is how many reasons a line names.
+	// mostReasons is the largest number of reasons in a line.
 	mostReasons = 3
 )
 
-// story tells in the log what happens to a job: who trains, each new world with its reasons, and
-// the end. Programs that are in no world are not told of.
+// story logs what happens to a job: its first world, each later world with its reasons, and the
+// end. It does not log programs that join no world.
 type story struct {
 	log       logrus.FieldLogger
-	run, name string // the job's id, and what commands may call it
-	places    string // where the job's output and events are; "": nowhere
+	run, name string // the job's run id, and a name that commands accept
+	places    string // the files of the job's output and events; "": none
 	stateless bool   // its programs make no commits
 
 	mu      sync.Mutex
-	silent  bool // the events are those of the driver before
+	silent  bool // the events are those of the previous driver
 	begun   time.Time
 	reasons job.Reasons // since the last line about a world
-	world   toldWorld   // the last one that was published
+	world   toldWorld   // the last published world
 	pace    pace
 }
 
@@ -49,21 +49,21 @@ type toldWorld struct {
 	generation uint64
 	size       int
 	hosts      int
-	trains     bool        // it has made a commit, or was told of without one
-	late       *time.Timer // tells of a world that makes none
+	trains     bool        // it has made a commit
+	late       *time.Timer // logs a world that makes no commit
 }
 
-// pace has lines about worlds wait, so that there is one a second at most.
+// pace delays the lines about worlds, so that at most one is logged per storyPause.
 type pace struct {
-	told    time.Time // when there was the last line
-	line    string    // which waits for the pause to end
-	why     []string  // the reasons of the waiting line and of the lines that it has replaced, each once
+	told    time.Time // when the last line was logged
+	line    string    // the line that waits for the end of the pause; "": none
+	why     []string  // the reasons of the waiting line and of the lines that it replaced, each once
 	known   map[string]bool
-	between int // worlds that the waiting line has replaced
+	between int // number of worlds whose lines the waiting line replaced
 	timer   *time.Timer
 }
 
-// storyHook tells in the log what happens to the job.
+// storyHook logs what happens to the job.
 type storyHook struct{ story *story }
 
 func (h *storyHook) start(_ context.Context, r *run) error {
@@ -88,7 +88,7 @@ func newStory(s *settings.Settings, log logrus.FieldLogger) *story {
 	return t
 }
 
-// replay takes an event of the driver before, of which nothing is told again.
+// replay takes an event of the previous driver. It logs nothing.
 func (t *story) replay(of job.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -112,7 +112,7 @@ func (t *story) take(of job.Event) {
 	switch of.Name {
 	case job.WorkerStarted, job.WorkerReady, job.Audit, job.HostsUpdated, job.Reset:
 		return
-	case job.HostsFound: // which may be of thousands
+	case job.HostsFound: // there may be thousands of hosts
 		e = job.Entry{Name: of.Name, Hosts: fieldOf[[]job.FoundHost](of, "hosts")}
 	case job.WorldPublished:
 		e = job.Entry{
@@ -136,7 +136,8 @@ func (t *story) take(of job.Event) {
 	}
 }
 
-// fieldOf returns the value of an event's field, which is of this type.
+// fieldOf returns the value of an event's field of type T, or the zero T if the event has no such
+// field.
 func fieldOf[T any](e job.Event, key string) (v T) {
 	if i := slices.IndexFunc(e.Fields, func(f job.Field) bool { return f.Key == key }); i >= 0 {
 		v, _ = e.Fields[i].Value.(T)
@@ -144,7 +145,8 @@ func fieldOf[T any](e job.Event, key string) (v T) {
 	return v
 }
 
-// published takes a world. The first is told of at once, those that make no commit after a while.
+// published takes a new world. It logs the first world at once. Later worlds are logged at their
+// first commit, or after lateCommit without one.
 func (t *story) published(e job.Entry) {
 	hosts := map[string]bool{}
 	for _, s := range e.Slots {
@@ -169,12 +171,12 @@ func (t *story) published(e job.Entry) {
 	}
 }
 
-// who is the size of a world in words.
+// who returns the size of a world in words.
 func (w *toldWorld) who() string {
 	return fmt.Sprintf("%s on %s", show.Plural(w.size, "worker"), show.Plural(w.hosts, "host"))
 }
 
-// late reports a world that has made no commit for a while.
+// late logs a world that has made no commit within lateCommit.
 func (t *story) late(generation uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -183,10 +185,10 @@ func (t *story) late(generation uint64) {
 	}
 }
 
-// trains reports a world that has made its first commit.
+// trains logs a world that has made its first commit.
 func (t *story) trains(e job.Entry) {
 	if e.Generation != t.world.generation {
-		return // it is over
+		return // the world is over
 	}
 	t.world.trains = true
 	if t.world.late != nil {
@@ -195,7 +197,8 @@ func (t *story) trains(e job.Entry) {
 	t.tell(e.Time, ", a step after "+brief(time.Duration(e.Seconds*float64(time.Second))))
 }
 
-// tell logs how the last world does, and why there is one, at once or when the pause is over.
+// tell logs the last world, with how appended and the reasons for the world, at once or at the end
+// of the pause.
 func (t *story) tell(at time.Time, how string) {
 	reasons, p := t.reasons.Take(), &t.pace
 	if t.silent {
@@ -231,7 +234,7 @@ func (p *pace) add(reasons []job.Reason) {
 	}
 }
 
-// flush logs the line that waits.
+// flush logs the waiting line, if there is one.
 func (t *story) flush(at time.Time) {
 	p := &t.pace
 	if p.timer != nil {
@@ -254,8 +257,8 @@ func (t *story) flush(at time.Time) {
 	p.told, p.line, p.why, p.known, p.between = at, "", nil, nil, 0
 }
 
-// ends reports the end: the outcome, who trained last, how far the job has come, and where its
-// files are. The error is said by hvdrun.
+// ends logs the end of the job: the outcome, the size of the last world, the number of commits, and
+// the files of the job. hvdrun itself prints the error.
 func (t *story) ends(e job.Entry) {
 	t.flush(e.Time)
 	if t.world.generation == 0 {
@@ -272,7 +275,7 @@ func (t *story) ends(e job.Entry) {
 	if e.Commits > 0 {
 		text += ", "
 		if e.Status != 0 && !job.Stopped(e.Status) {
-			text += "at least " // workers that fail do not say how many they have made
+			text += "at least " // failed workers do not report their last commits
 		}
 		text += show.Plural(e.Commits, "commit")
 	}
@@ -288,7 +291,7 @@ func (t *story) ends(e job.Entry) {
 	t.log.Info(text)
 }
 
-// close ends what waits.
+// close logs the waiting line and stops the timers.
 func (t *story) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -298,7 +301,7 @@ func (t *story) close() {
 	}
 }
 
-// brief is a short time for people.
+// brief formats a short duration for people.
 func brief(d time.Duration) string {
 	if d < time.Second {
 		return d.Round(time.Millisecond).String()

@@ -55,7 +55,7 @@ func (h *tasksHook) stop(*run) {
 	h.side.Close()
 }
 
-// openTasks makes the job's scheduler of tasks, which goes on with what is written down.
+// openTasks makes the job's scheduler of tasks, which continues from the journal of tasks.
 func openTasks(r *run, events chan<- job.TaskEvent) (*scheduler.Scheduler, error) {
 	s := r.settings
 	creds, err := r.Authority.Issue(identity.Subject{Role: identity.Driver})
@@ -63,12 +63,12 @@ func openTasks(r *run, events chan<- job.TaskEvent) (*scheduler.Scheduler, error
 		return nil, err
 	}
 	cfg := scheduler.Config{
-		// With a copy of the journal, another machine may go on with the job.
+		// With a copy of the journal, another machine may take over the job.
 		Run: s.RunID, Credentials: creds, Repeated: r.copy != nil, Memory: s.TasksMemory, Grace: s.TasksGrace, Log: r.log,
 		Event: func(e scheduler.Event) {
 			select {
 			case events <- taskEvent(e):
-			default: // the driver is busy, and these are not worth waiting for
+			default: // the driver is busy: the event is dropped
 			}
 		},
 	}
@@ -90,7 +90,7 @@ func openTasks(r *run, events chan<- job.TaskEvent) (*scheduler.Scheduler, error
 	return scheduler.New(cfg), nil
 }
 
-// taskEvent returns an event of the scheduler as the job has it.
+// taskEvent converts an event of the scheduler into an event of the job.
 func taskEvent(e scheduler.Event) job.TaskEvent {
 	names := map[scheduler.EventKind]job.EventName{
 		scheduler.WorkerJoined: job.TaskWorkerJoined, scheduler.WorkerLeft: job.TaskWorkerLeft, scheduler.TaskFailed: job.TaskFailed,

@@ -15,10 +15,10 @@ import (
 )
 
 // tracks writes the driver's part of a timeline: the job's events, the parts of its resets, and
-// tasks. Nil ones write nothing.
+// tasks. A nil *tracks writes nothing.
 type tracks struct{ file *timeline.Driver }
 
-// timelineHook writes the driver's part of the timeline, if one is asked for.
+// timelineHook writes the driver's part of the timeline, if the settings request one.
 type timelineHook struct{}
 
 func (*timelineHook) start(_ context.Context, r *run) error {
@@ -31,8 +31,8 @@ func (*timelineHook) start(_ context.Context, r *run) error {
 
 func (*timelineHook) stop(r *run) { r.tracks.close() }
 
-// openTracks opens the driver's file of --timeline-filename, if that is given. A job whose driver
-// cannot write one goes on without it: the folder may be on the workers' hosts alone.
+// openTracks opens the driver's file of --timeline-filename, if that is set. If the file cannot be
+// opened, the job runs without it: the folder may exist only on the workers' hosts.
 func openTracks(s *settings.Settings, log logrus.FieldLogger) *tracks {
 	if s.Tuning.TimelineFilename == "" {
 		return nil
@@ -71,11 +71,11 @@ func (t *tracks) trace(trace driver.Trace) {
 	}
 }
 
-// leastTask is how long a task runs that is in the timeline: those that many workers run one after
-// the other in less time would displace the rest.
+// leastTask is the least duration of a task in the timeline: many shorter tasks would displace
+// everything else.
 const leastTask = time.Millisecond
 
-// task writes what a worker has run, in a row of the worker's.
+// task writes a task that a worker has run, in the worker's row.
 func (t *tracks) task(worker, function string, began, ended time.Time) {
 	if ended.Sub(began) >= leastTask {
 		t.file.Slice("tasks "+worker, function, began, ended, 0)

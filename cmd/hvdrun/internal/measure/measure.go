@@ -21,7 +21,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// checkMetrics returns what is wrong with the settings of metrics.
+// checkMetrics returns an error if the settings of metrics are invalid.
 func checkMetrics(s *settings.Settings) error {
 	m := s.Metrics
 	for _, c := range []struct{ name, value string }{
@@ -37,8 +37,9 @@ func checkMetrics(s *settings.Settings) error {
 	return nil
 }
 
-// serveMetrics serves the metrics of a collector, if the settings say so, until the returned
-// function is called. A driver that takes a job over goes on without what cannot be served.
+// serveMetrics serves the metrics of a collector, if the settings request it, until stop is called.
+// If they cannot be served, a resumed job runs without them; otherwise serveMetrics returns an
+// error.
 func serveMetrics(s *settings.Settings, c prometheus.Collector, resumed bool, log logrus.FieldLogger) (stop func(), err error) {
 	none := func() {}
 	if s.Metrics.Listen == "" {
@@ -94,7 +95,7 @@ func listenMetrics(s *settings.Settings, c prometheus.Collector, log logrus.Fiel
 // maxPEM bounds the size of a file with a certificate or a key, in bytes.
 const maxPEM = 1 << 20
 
-// readPair reads a certificate and its key.
+// readPair reads a certificate and its private key.
 func readPair(cert, key string) (*tls.Certificate, error) {
 	var texts [2][]byte
 	for i, path := range []string{cert, key} {
@@ -111,14 +112,14 @@ func readPair(cert, key string) (*tls.Certificate, error) {
 	return &pair, err
 }
 
-// Measured is a driver that is measured.
+// Measured is what a driver needs to have its metrics served.
 type Measured struct {
-	Meter *driver.Meter   // of its configuration; nil: it is not measured
-	Event func(job.Event) // is to be called with each event; nil: none is needed
-	Stop  func()          // ends the serving of the metrics
+	Meter *driver.Meter   // for the driver's Config; nil: no metrics
+	Event func(job.Event) // to be called with each event; nil: no call is needed
+	Stop  func()          // stops serving the metrics
 }
 
-// Job has a driver measured, and its metrics served until Stop is called, if the settings say so.
+// Job serves the metrics of a driver until Stop is called, if the settings request it.
 func Job(s *settings.Settings, resumed bool, log logrus.FieldLogger) (m Measured, err error) {
 	if s.Metrics.Listen == "" {
 		return Measured{Stop: func() {}}, checkMetrics(s)

@@ -1,5 +1,5 @@
-// Package operate implements the commands that show and steer a running job, and those that show
-// jobs that have ended.
+// Package operate implements the commands that show and control a running job, and the commands
+// that show ended jobs.
 package operate
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// Commands returns the commands that ask something of the driver of a job that runs, those that
-// show what jobs have left, and hvdrun submit.
+// Commands returns the commands that call the driver of a running job, the commands that show what
+// jobs left behind, and hvdrun submit.
 func Commands(p *cli.Program) []*cobra.Command {
 	all := []*cobra.Command{statusCommand(p), logsCommand(p), waitCommand(p), stopCommand(p), scaleCommand(p), stacksCommand(p)}
 	for _, c := range all {
@@ -158,7 +158,8 @@ the next commit; if there are slots for more, workers are started at once. --max
 	return cmd
 }
 
-// placeCommand gives a command about HOST[:SLOT], which is the last word; JOB is before it.
+// placeCommand sends the command c about HOST[:SLOT], the last argument, to the job that the
+// argument before it names, if there is one.
 func placeCommand(ctx context.Context, p *cli.Program, args []string, c job.Command) (err error) {
 	job := ""
 	if len(args) == 2 {
@@ -170,8 +171,8 @@ func placeCommand(ctx context.Context, p *cli.Program, args []string, c job.Comm
 	return order(ctx, p, job, c)
 }
 
-// parsePlace reads HOST, HOST:SLOT, or such with an IPv6 address, which has brackets where a slot
-// follows.
+// parsePlace parses HOST or HOST:SLOT. An IPv6 address with a slot is written in brackets. slot is
+// nil without a slot.
 func parsePlace(text string) (host string, slot *int, err error) {
 	wrong := fmt.Errorf("%q is neither HOST nor HOST:SLOT", text)
 	host = text
@@ -198,7 +199,7 @@ func parsePlace(text string) (host string, slot *int, err error) {
 	return host, slot, nil
 }
 
-// order asks the job's driver to carry out a command, and prints what was done.
+// order sends a command to the job's driver and prints what the driver did.
 func order(ctx context.Context, p *cli.Program, job string, c job.Command) error {
 	d, err := jobdir.TheJob(p.Env, job)
 	if err != nil {
@@ -207,7 +208,7 @@ func order(ctx context.Context, p *cli.Program, job string, c job.Command) error
 	return orderOf(ctx, p, d, c)
 }
 
-// orderOf is order, of a job that has been found.
+// orderOf is order for the job with the folder d.
 func orderOf(ctx context.Context, p *cli.Program, d *jobdir.Dir, c job.Command) error {
 	var done string
 	err := d.Ask(ctx, func(driver *control.Client) (err error) {

@@ -44,7 +44,7 @@ status is 1 if something is damaged. Any program that reads safetensors can read
 	}
 }
 
-// checkpointsAt returns the file, or those of a folder, newest first.
+// checkpointsAt returns path if it is a file, or the checkpoints in the folder path, newest first.
 func checkpointsAt(path string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil || !info.IsDir() {
@@ -64,7 +64,7 @@ func checkpointsAt(path string) ([]string, error) {
 	return files, nil
 }
 
-// inspect prints a checkpoint and returns what is wrong with it.
+// inspect prints a checkpoint. It returns an error if the checkpoint is damaged.
 func inspect(p *cli.Program, path string) error {
 	f, err := checkpoint.Open(path)
 	if err != nil {

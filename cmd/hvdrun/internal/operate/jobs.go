@@ -53,8 +53,8 @@ first. STATUS is the exit status of a job that has ended, TOOK the time from its
 	return cmd
 }
 
-// sortJobs puts those first that run, and those after them that can be resumed; of each kind the
-// newest is first.
+// sortJobs sorts the running jobs first, then those that can be resumed, then the others; within
+// each kind the newest first.
 func sortJobs(lines []jobdir.Line) {
 	place := func(l jobdir.Line) int {
 		if i := slices.Index([]jobdir.State{jobdir.Running, jobdir.Resumable, jobdir.Broken}, l.State); i >= 0 {

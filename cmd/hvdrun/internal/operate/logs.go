@@ -56,15 +56,15 @@ prints the output of the worker of that rank alone; -f follows the output until 
 	return cmd
 }
 
-// checkRank returns an error where a job without output of a rank does not have that many ranks, or
-// has ended with fewer.
+// checkRank returns an error if a job that has no output of the rank has, or ended with, too few
+// ranks.
 func checkRank(ctx context.Context, d *jobdir.Dir, rank int) error {
 	s, err := d.Status(ctx)
 	if err != nil {
-		return nil // what there is of the job's output was shown
+		return nil // the existing output of the job has been printed
 	}
 	size := s.Size
-	if size == 0 { // it has no world
+	if size == 0 { // the job has no world
 		size = s.NP
 	}
 	switch {
@@ -76,7 +76,7 @@ func checkRank(ctx context.Context, d *jobdir.Dir, rank int) error {
 	return cli.Failed(fmt.Errorf("job %s has no output of a rank %d: it now has ranks 0 to %d", s.Job, rank, size-1))
 }
 
-// printLogs prints a job's output.
+// printLogs prints a job's output. If follow is true, it blocks until the job or ctx ends.
 func printLogs(ctx context.Context, d *jobdir.Dir, out io.Writer, follow bool) error {
 	f, err := safefile.ReadOwn(d.OutputPath())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -115,13 +115,13 @@ func copyLogs(to io.Writer, from io.Reader) error {
 	return nil
 }
 
-// linesThat passes on the lines that begin so, as they come.
+// linesThat is a writer that passes on only the lines that begin with begin, as they arrive.
 type linesThat struct {
 	to     io.Writer
 	begin  []byte
-	at     int  // so many bytes of the line are those of begin
-	hidden bool // the line begins otherwise
-	any    bool // one has begun so
+	at     int  // number of bytes of the line that match begin
+	hidden bool // the line does not begin with begin
+	any    bool // a line began with begin
 }
 
 func (l *linesThat) Write(b []byte) (n int, err error) {
@@ -138,7 +138,7 @@ func (l *linesThat) Write(b []byte) (n int, err error) {
 	return n, err
 }
 
-// part takes a part of one line.
+// part handles a part of one line.
 func (l *linesThat) part(b []byte) error {
 	same := min(len(b), len(l.begin)-l.at)
 	if l.hidden = l.hidden || !bytes.Equal(b[:same], l.begin[l.at:l.at+same]); l.hidden {
@@ -147,7 +147,7 @@ func (l *linesThat) part(b []byte) error {
 	if l.at += same; l.at < len(l.begin) {
 		return nil
 	}
-	if same > 0 { // the begin is whole
+	if same > 0 { // all of begin has matched
 		b = append(bytes.Clone(l.begin), b[same:]...)
 	}
 	l.any = true

@@ -63,8 +63,8 @@ hvdrun torchrun.
 	return cmd
 }
 
-// jobAndRanks tells the job, which is the first word unless that is a number and no job's name,
-// from the ranks.
+// jobAndRanks splits the arguments into the job and the ranks. The first argument is the job unless
+// it is a number that names no job.
 func jobAndRanks(p *cli.Program, args []string) (job string, ranks []int, err error) {
 	if len(args) > 0 {
 		_, notNumber := strconv.ParseUint(args[0], 10, 31)
@@ -129,7 +129,8 @@ func printJSON(p *cli.Program, v any) error {
 	return enc.Encode(v)
 }
 
-// printStacks prints where workers are; those at one place together, most ranks first.
+// printStacks prints the stacks of workers. Workers with the same stacks are printed together, the
+// largest group first.
 func printStacks(out io.Writer, found []control.Stacks, all bool) error {
 	groups := map[string][]*control.Stacks{}
 	var order []string
@@ -165,7 +166,7 @@ func printStacks(out io.Writer, found []control.Stacks, all bool) error {
 	return err
 }
 
-// rankList is "rank 3" or "ranks 0-2 5".
+// rankList returns "rank 3" or "ranks 0-2 5".
 func rankList(of []*control.Stacks) string {
 	if len(of) == 1 {
 		return fmt.Sprintf("rank %d", of[0].Rank)

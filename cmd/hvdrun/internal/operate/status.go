@@ -60,7 +60,7 @@ line for each event; with --json, an object a line whenever something has change
 	return cmd
 }
 
-// watchStatus shows the status again and again, until the job or ctx ends.
+// watchStatus prints the status at intervals until the job or ctx ends.
 func watchStatus(ctx context.Context, p *cli.Program, d *jobdir.Dir, asJSON bool) error {
 	_, file := p.Stdout.(*cli.Stream).Terminal()
 	show := (&statusLines{out: p.Stdout}).show
@@ -94,7 +94,7 @@ func watchStatus(ctx context.Context, p *cli.Program, d *jobdir.Dir, asJSON bool
 	}
 }
 
-// redraw puts a picture over the last one, line by line so that nothing flickers.
+// redraw draws a picture over the last one, line by line so that nothing flickers.
 func redraw(w io.Writer, picture string) error {
 	const home, restOfLine, restOfScreen = "\x1b[H", "\x1b[K", "\x1b[J"
 	_, err := io.WriteString(w, home+strings.ReplaceAll(picture, "\n", restOfLine+"\n")+restOfScreen)
@@ -118,7 +118,7 @@ func (o *statusObjects) show(s job.Status) error {
 	return json.NewEncoder(o.out).Encode(s)
 }
 
-// statusLines prints what is new in each status, a line each.
+// statusLines prints the changes in each status, one line each.
 type statusLines struct {
 	out  io.Writer
 	last job.Status
@@ -147,7 +147,7 @@ func (l *statusLines) show(s job.Status) error {
 	return err
 }
 
-// headline says in one line how a job is doing.
+// headline describes the state of a job in one line.
 func headline(s job.Status) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "job %s ", cli.EscapeCell(s.Job))
@@ -155,7 +155,7 @@ func headline(s job.Status) string {
 	trains := s.State == job.Running && s.Driver != 0
 	switch {
 	case s.Stopped:
-		b.WriteString("has ended") // the message says how
+		b.WriteString("has ended") // the message describes how
 	case ended:
 		fmt.Fprintf(&b, "has ended: %s", s.State)
 	case s.Driver == 0:
@@ -186,7 +186,7 @@ func headline(s job.Status) string {
 	return b.String()
 }
 
-// picture is the status for people: the headline, waits, a table of slots, the last events.
+// picture returns the status for people: the headline, waits, a table of slots, the last events.
 func picture(d *jobdir.Dir, s job.Status) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, headline(s))
@@ -195,7 +195,7 @@ func picture(d *jobdir.Dir, s job.Status) string {
 		fmt.Fprintf(&b, ", driver: pid %d", s.Driver)
 	}
 	fmt.Fprintf(&b, "\n%s\n", show.ShortCommand(d.About.Command))
-	if s.Goodput.Seconds > 0 && (s.Generation > 0 || s.Goodput.Of(job.PartTraining) > 0) { // a command without hvdrun's library tells nothing
+	if s.Goodput.Seconds > 0 && (s.Generation > 0 || s.Goodput.Of(job.PartTraining) > 0) { // a program without hvdrun's library reports nothing
 		fmt.Fprintf(&b, "%v\n", s.Goodput)
 	}
 	for _, w := range s.Waits {
@@ -276,13 +276,13 @@ func slotTable(out io.Writer, s job.Status) {
 				strings.Join(what, ", "))
 		}
 	}
-	_ = w.Flush() // into memory
+	_ = w.Flush() // cannot fail: it writes to memory
 	for line := range strings.Lines(b.String()) {
 		fmt.Fprintln(out, strings.TrimRight(line, " \n"))
 	}
 }
 
-// eventLine is an event in a line: its time, its name, and what happened in words.
+// eventLine returns one line about an event: its time, its name, and a text of what happened.
 func eventLine(raw json.RawMessage) string {
 	e, err := job.ParseEvent(raw)
 	if err != nil {

@@ -22,7 +22,8 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// stopJob asks the job's driver to stop it, or ends the workers of a job whose driver is gone.
+// stopJob asks the job's driver to stop the job. If the driver is gone, stopJob ends the workers
+// itself.
 func stopJob(ctx context.Context, p *cli.Program, name string, now bool) error {
 	d, err := jobdir.TheJob(p.Env, name)
 	if err != nil {
@@ -38,7 +39,7 @@ func stopJob(ctx context.Context, p *cli.Program, name string, now bool) error {
 		}
 		if err = endWorkers(ctx, p, d, now); !errors.Is(err, journal.ErrLocked) {
 			return err
-		} else if try == jobdir.LockTries { // otherwise a driver is about to go on with the job
+		} else if try == jobdir.LockTries { // otherwise a driver is about to take over the job
 			return cli.Failed(fmt.Errorf("job %s has a driver that does not answer: end that process first", d.About.RunID))
 		}
 		select {
@@ -49,12 +50,12 @@ func stopJob(ctx context.Context, p *cli.Program, name string, now bool) error {
 	}
 }
 
-// damagedJob returns the folder of a job whose job.json is not there or makes no sense, as far as
-// it can be told from what else is there; nil where that is nothing.
+// damagedJob returns the folder of a job whose job.json is missing or cannot be parsed, with what
+// the other files of the folder tell about the job; nil if they tell nothing.
 func damagedJob(env []string, name string) *jobdir.Dir {
 	path := name
 	if !strings.ContainsRune(name, filepath.Separator) {
-		paths, _, _ := jobdir.JobEntries(env) // none: there is nothing
+		paths, _, _ := jobdir.JobEntries(env) // on an error there are no paths
 		i := slices.IndexFunc(paths, func(path string) bool { return filepath.Base(path) == name })
 		if name == "" || i < 0 {
 			return nil
@@ -74,9 +75,9 @@ func damagedJob(env []string, name string) *jobdir.Dir {
 	return d
 }
 
-// endWorkers tells the agents that the job's drivers have started to end the workers and
-// themselves. It looks at neither the journal nor job.json, which may be damaged. It returns
-// journal.ErrLocked where the job has a driver.
+// endWorkers makes the agents that the job's drivers started end the job's workers and themselves.
+// It reads neither the journal nor job.json, which may be damaged. It returns journal.ErrLocked if
+// the job has a driver.
 func endWorkers(ctx context.Context, p *cli.Program, d *jobdir.Dir, now bool) error {
 	authority, known, err := d.Open(p.Env)
 	switch {
@@ -89,7 +90,7 @@ func endWorkers(ctx context.Context, p *cli.Program, d *jobdir.Dir, now bool) er
 	case err != nil:
 		settings.Logger(p, &settings.Settings{OutputSettings: settings.OutputSettings{LogLevel: logrus.WarnLevel}}).WithError(err).Warn("some agents may be unknown")
 	}
-	latest := make(map[string]client.KnownAgent) // of two on one host the later counts
+	latest := make(map[string]client.KnownAgent) // if a host has two, the later one counts
 	for _, k := range known {
 		latest[k.Host] = k
 	}

@@ -22,8 +22,8 @@ import (
 //go:embed submit.yaml
 var manifestText string
 
-// manifest is the template of what submit kubernetes prints. What people give is written as JSON,
-// which is YAML, or consists of letters, digits and dashes.
+// manifest is the template of the output of submit kubernetes. Values of the user are either
+// written as JSON, which is valid YAML, or consist only of letters, digits and dashes.
 var manifest = template.Must(template.New("manifest").Funcs(template.FuncMap{
 	"json": func(v any) (string, error) {
 		text, err := json.Marshal(v)
@@ -47,7 +47,7 @@ type submission struct {
 	DriverArgs               []string
 }
 
-// mount is a claim that all pods have.
+// mount is a persistent volume claim that all pods mount.
 type mount struct{ Volume, Claim, Path string }
 
 func submitCommand(p *cli.Program) *cobra.Command {
@@ -109,13 +109,13 @@ it can run programs in the job's pods.`,
 	return cmd
 }
 
-// Names of objects, with what is added to them, and of resources.
+// Names of objects, short enough for the suffixes added to them, and of resources.
 var (
 	objectName   = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$`)
 	resourceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9./]*[a-z0-9])?$`)
 )
 
-// complete checks what was given and derives the rest.
+// complete checks the flags and derives the other fields. command is the job's command.
 func (s *submission) complete(command []string) error {
 	if s.Name == "" {
 		s.Name = "hvdrun-" + strings.ToLower(rand.Text()[:6])

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// waitPause is the time between two looks whether the job has ended.
+	// waitPause is the time between two checks whether the job has ended.
 	waitPause = 100 * time.Millisecond
-	// undriven is how long a job may have no driver, as when one takes over from another.
+	// undriven is how long a job may have no driver, for instance while another driver takes over.
 	undriven = 3 * time.Second
 )
 
@@ -42,7 +42,7 @@ job ended earlier. If the job has had no driver for 3 seconds, wait fails with s
 	}
 }
 
-// waitFor waits for the end of the job of a folder.
+// waitFor blocks until the job of a folder has ended, and reports its end as tellEnd does.
 func waitFor(ctx context.Context, p *cli.Program, folder string) error {
 	tick := time.NewTicker(waitPause)
 	defer tick.Stop()
@@ -61,7 +61,8 @@ func waitFor(ctx context.Context, p *cli.Program, folder string) error {
 	}
 }
 
-// tellEnd prints how a job has ended, as an error where it has failed.
+// tellEnd prints how a job ended. If the job failed, it returns that as an error with the job's
+// exit status.
 func tellEnd(p *cli.Program, d *jobdir.Dir) error {
 	l := d.Line()
 	end := fmt.Sprintf("job %s: %s", l.Job, l.State)
@@ -75,16 +76,17 @@ func tellEnd(p *cli.Program, d *jobdir.Dir) error {
 	return cli.ExitWith(cli.Failed(errors.New(end)), d.About.Status)
 }
 
-// endWatch looks whether the job of a folder has ended.
+// endWatch checks whether the job of a folder has ended.
 type endWatch struct {
 	folder string
-	driven time.Time // when it was last known to have a driver
+	driven time.Time // when the job last had a driver, as far as known
 }
 
 func newEndWatch(folder string) *endWatch { return &endWatch{folder, time.Now()} }
 
-// look returns the folder as it is once the job has ended, and nil before. A job that has had no
-// driver for some time is an error. The job's hvdrun writes job.json, which says that, as the last.
+// look returns the folder once the job has ended, and nil before. It returns an error if the job
+// has had no driver for longer than undriven. The end is in job.json, the last file that the job's
+// hvdrun writes.
 func (w *endWatch) look() (*jobdir.Dir, error) {
 	d, err := jobdir.Read(w.folder)
 	if err != nil || d.About.Ended != nil {

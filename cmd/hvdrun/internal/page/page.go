@@ -1,5 +1,5 @@
-// Package page serves the page that shows and steers a job in a browser: for the command hvdrun
-// dashboard, and for the driver of a job.
+// Package page serves the page that shows and controls a job in a browser, for the command hvdrun
+// dashboard and for the driver of a job.
 package page
 
 import (
@@ -31,7 +31,7 @@ import (
 )
 
 const (
-	// dashboardPort is tried before any other where no address is given.
+	// dashboardPort is the first port tried if no address is given.
 	dashboardPort = 8470
 	// maxPageFile bounds the files of a page, in bytes: its tokens, certificates and keys.
 	maxPageFile = 1 << 20
@@ -88,7 +88,7 @@ With --url it prints the URLs of the page that the job's own hvdrun serves (--da
 	return jobdir.CompletesJobs(p, cmd)
 }
 
-// openPage listens where a person has asked for, or on loopback.
+// openPage listens on the given address or, without one, on loopback.
 func openPage(cfg dashboard.Config) (*dashboard.Server, error) {
 	if cfg.Listen != "" {
 		return dashboard.Listen(cfg)
@@ -124,7 +124,7 @@ func readCertificate(cert, key string) (*tls.Certificate, error) {
 	return &pair, nil
 }
 
-// Config is what a page of the job shows, but for where and to whom.
+// Config returns the configuration of a page of the job, without its address and tokens.
 func Config(d *jobdir.Dir) dashboard.Config {
 	cfg := dashboard.Config{Job: dashboard.Job{
 		Source: jobSource{d}, Command: d.About.Command, Events: d.About.Events, EventsFrom: d.About.EventsFrom,
@@ -137,7 +137,7 @@ func Config(d *jobdir.Dir) dashboard.Config {
 	return cfg
 }
 
-// tasksText is the status of the job's scheduler of tasks; nil where it has none.
+// tasksText returns the status of the job's scheduler of tasks; nil if the job has none.
 func tasksText(ctx context.Context, d *jobdir.Dir) (json.RawMessage, error) {
 	if _, err := os.Lstat(d.TasksPath()); err != nil {
 		return nil, err
@@ -149,10 +149,10 @@ func tasksText(ctx context.Context, d *jobdir.Dir) (json.RawMessage, error) {
 	return json.Marshal(s)
 }
 
-// jobSource asks a job on behalf of a page, or of a terminal.
+// jobSource gives a page or a terminal access to a job.
 type jobSource struct{ d *jobdir.Dir }
 
-// Status returns the status, also of a job that has no driver.
+// Status returns the job's status, also if the job has no driver.
 func (s jobSource) Status(ctx context.Context) (job.Status, error) { return s.d.Status(ctx) }
 
 // Command asks the driver to carry out a command. Without a driver the command is refused.
@@ -167,7 +167,7 @@ func (s jobSource) Command(ctx context.Context, c job.Command) (done string, err
 	return done, err
 }
 
-// pageFile is the file in a job's folder by which its page is found.
+// pageFile is the content of the file in a job's folder that names its page.
 type pageFile struct {
 	URL         string `json:"url"`
 	Addr        string `json:"addr"`
@@ -175,7 +175,7 @@ type pageFile struct {
 	dashboard.Tokens
 }
 
-// readPage returns where the job's driver serves its page, or the one before it did.
+// readPage returns where the job's driver, or the previous one, serves its page.
 func readPage(d *jobdir.Dir) (f pageFile, err error) {
 	text, err := safefile.SecretText(d.PagePath(), maxPageFile)
 	if err == nil {
@@ -216,8 +216,8 @@ func printURLs(p *cli.Program, f pageFile, job string) {
 	}
 }
 
-// Serve serves the page of a job that this process drives, if that is asked for. The function
-// that it returns ends that, after the page has shown how the job has ended.
+// Serve serves the page of a job that this process drives, if the settings request it. The function
+// that it returns stops the page after it has shown how the job ended.
 func Serve(s *settings.Settings, d *jobdir.Dir, resumed bool, log *logrus.Logger) (stop func(), err error) {
 	stop = func() {}
 	if s.Dashboard == "" {
@@ -246,12 +246,12 @@ func Serve(s *settings.Settings, d *jobdir.Dir, resumed bool, log *logrus.Logger
 	return func() {
 		cancel()
 		serving.Wait()
-		_ = os.Remove(d.PagePath()) // it is gone with the folder
+		_ = os.Remove(d.PagePath()) // the file may be gone with the folder
 	}, nil
 }
 
-// openJobPage opens the page, at the port of the driver before where it is free. The tokens are
-// new: another program may have listened there meanwhile.
+// openJobPage opens the page, at the port of the previous driver if it is free. The tokens are new,
+// since another program may have listened at the port meanwhile.
 func openJobPage(s *settings.Settings, d *jobdir.Dir) (*dashboard.Server, error) {
 	cfg := Config(d)
 	cfg.Listen, cfg.Tokens = s.Dashboard, dashboard.NewTokens()
@@ -263,7 +263,7 @@ func openJobPage(s *settings.Settings, d *jobdir.Dir) (*dashboard.Server, error)
 		server, _ = dashboard.Listen(again) // the port may be taken
 	}
 	if err := os.Remove(d.PagePath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err // it names tokens that are of no use
+		return nil, err // the old file would name invalid tokens
 	}
 	if server == nil {
 		if server, err = dashboard.Listen(cfg); err != nil {

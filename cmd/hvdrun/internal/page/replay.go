@@ -17,7 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// longestReplay is how long a job is shown where no speed is given.
+// longestReplay is the longest time in which a job is replayed if no speed is given.
 const longestReplay = time.Minute
 
 // ReplayCommand returns the command hvdrun replay.
@@ -86,7 +86,7 @@ func readRecording(path string) (*replay.Recording, error) {
 	return r, nil
 }
 
-// replayed is a past job as the page asks it.
+// replayed gives a page access to a past job.
 type replayed struct {
 	r     *replay.Recording
 	speed float64
@@ -94,11 +94,11 @@ type replayed struct {
 
 	mu     sync.Mutex
 	player *replay.Player
-	last   time.Time // of the job, that was asked for
+	last   time.Time // the latest time of the job that was requested
 }
 
-// newReplayed returns a job that is played from now on. A speed of 0 makes it take a minute at
-// most.
+// newReplayed returns a job whose replay begins now. If speed is 0, the replay takes at most
+// longestReplay.
 func newReplayed(r *replay.Recording, speed float64, now time.Time) *replayed {
 	if speed == 0 {
 		speed = max(1, r.Ended().Sub(r.Begun()).Seconds()/longestReplay.Seconds())
@@ -106,7 +106,7 @@ func newReplayed(r *replay.Recording, speed float64, now time.Time) *replayed {
 	return &replayed{r: r, speed: speed, from: now, player: r.NewPlayer(), last: r.Begun()}
 }
 
-// Status returns what the job was like.
+// Status returns the job's status at the present time of the replay.
 func (s *replayed) Status(context.Context) (job.Status, error) { return s.at(time.Now()), nil }
 
 func (s *replayed) at(now time.Time) job.Status {

@@ -4,8 +4,8 @@ import (
 	"fmt"
 )
 
-// AgentTable is what only an agent can be told, in the order of the help. Like the settings of a
-// job, each is a flag, a variable (HVD_KEY_FILE) and a key of the file.
+// AgentTable lists the settings that only an agent has, in the order of the help. Like the settings
+// of a job, each is a flag, an environment variable (HVD_KEY_FILE) and a key of the config file.
 var AgentTable = section("agent", []setting{
 	{Name: "enroll", arg: "host:port",
 		usage: "address of hvdrun cluster serve, which signs the certificates",
@@ -43,7 +43,7 @@ var AgentTable = section("agent", []setting{
 		set:   setStoppedStatus},
 })
 
-// AgentShares are the settings of a job that an agent has too, with what they mean there.
+// AgentShares lists the settings of a job that an agent has too, with their meaning for an agent.
 var AgentShares = []struct{ Name, Usage string }{
 	{"slots-per-host", "room for workers on this host; auto: as many as GPUs are seen, else 1; also --slots"},
 	{"listen", "IP address for drivers, gossip and workers (default: that of --bind, and for workers all)"},

@@ -6,23 +6,25 @@ import (
 	"strings"
 )
 
-// arguments rewrites a command line as horovodrun's users write it into one that pflag reads as
-// they mean it, because pflag takes -np for a bundle of the one-letter flags n and p:
+// arguments rewrites a command line in the style of horovodrun into one that pflag parses as
+// intended. pflag would parse -np as the one-letter flags n and p. The rules:
 //
 //   - long flags may have one dash, underscores and their other names, and -np is also -n, with its
 //     number behind it or after it;
-//   - each comes out as --name=value, and the two words of --blacklist-cooldown-range as one;
-//   - the first word that is no flag begins the command, and -- is put before it, unless it is a
+//   - each flag is rewritten as --name=value, with the two words of --blacklist-cooldown-range as
+//     one value;
+//   - the first word that is not a flag begins the command and gets -- before it, unless it is a
 //     subcommand.
 type arguments struct {
 	in, out     []string
 	subcommands []string
-	meant       func(word string) string // the subcommand that a word stands for by mistake; empty: none
-	inside      string                   // the subcommand that was met
-	runs        bool                     // and "run" after it
+	meant       func(word string) string // returns the subcommand that a word misspells; empty: none
+	inside      string                   // the subcommand seen so far
+	runs        bool                     // "run" follows the subcommand
 }
 
-// Normalize returns the rewritten arguments, or what is wrong with a flag, or with the first word.
+// Normalize returns the rewritten arguments. It returns an error if a flag or the first word is
+// invalid.
 func Normalize(args, subcommands []string, meant func(word string) string) ([]string, error) {
 	a := arguments{in: args, subcommands: subcommands, meant: meant}
 	for len(a.in) > 0 {
@@ -47,11 +49,11 @@ func Normalize(args, subcommands []string, meant func(word string) string) ([]st
 	return a.out, nil
 }
 
-// positional takes a word that is no flag and returns whether all that follows is to stay as it is.
-// A word that is meant to be a subcommand is refused.
+// positional takes a word that is not a flag and reports whether the rest must stay unchanged. It
+// returns an error for a misspelled subcommand.
 func (a *arguments) positional(word string) (last bool, err error) {
 	switch {
-	case a.inside == "tasks" && a.runs: // and the rest is the program's
+	case a.inside == "tasks" && a.runs: // the rest belongs to the program
 		a.out = append(a.out, "--")
 		return true, nil
 	case a.inside != "":
@@ -73,8 +75,8 @@ func (a *arguments) positional(word string) (last bool, err error) {
 	return true, nil
 }
 
-// completed rewrites the words of a command line that the shell's completion asks about, of which
-// the last is half-written and the one before may be a flag whose value that is.
+// completed rewrites the words of a command line for the shell's completion. The last word is
+// incomplete, and may be the value of the flag before it.
 func completed(words, subcommands []string, meant func(word string) string) []string {
 	last := len(words) - 1
 	if last < 1 {
@@ -96,7 +98,7 @@ func (a *arguments) take(text string) {
 	a.in, a.out = a.in[1:], append(a.out, text)
 }
 
-// ofTasksRun are the flags of hvdrun tasks run, each of which has a value.
+// ofTasksRun lists the flags of hvdrun tasks run. Each has a value.
 var ofTasksRun = []string{"job", "invitation"}
 
 func (a *arguments) flag(word string) error {
@@ -121,9 +123,9 @@ func (a *arguments) flag(word string) error {
 	}
 	if st == nil {
 		if of, _ := advice(name); a.inside != "" && !oneDash && of == "" {
-			a.take(word) // one of the subcommand's own
+			a.take(word) // a flag of the subcommand itself
 			if a.runs && !assigned && slices.Contains(ofTasksRun, name) && len(a.in) > 0 {
-				a.take(a.in[0]) // and not the program
+				a.take(a.in[0]) // the value of the flag, not the program
 			}
 			return nil
 		}
@@ -152,8 +154,8 @@ func (a *arguments) flag(word string) error {
 	return nil
 }
 
-// numberOfRanks reports whether a flag is one that mpirun's users write for -np, -np4, -n, -n4 or
-// -n=4, and returns what stands behind the letters.
+// numberOfRanks reports whether a flag is -np or -n in one of mpirun's forms (-np, -np4, -n, -n4,
+// -n=4), and returns the text after the letters.
 func numberOfRanks(body string) (number string, ok bool) {
 	number, ok = strings.CutPrefix(body, "np")
 	if !ok {
@@ -162,8 +164,8 @@ func numberOfRanks(body string) (number string, ok bool) {
 	return number, ok && (number == "" || number[0] == '=' || strings.Trim(number, "0123456789") == "")
 }
 
-// settingOfLetter returns the setting whose flag of one letter is written so: -p 22, -p=22 or -p22;
-// nil where none is.
+// settingOfLetter returns the setting whose one-letter flag is given as -p 22, -p=22 or -p22; nil
+// if there is no such setting.
 func settingOfLetter(body string) *setting {
 	for i := range Table {
 		st := &Table[i]
@@ -178,7 +180,7 @@ func settingOfLetter(body string) *setting {
 	return nil
 }
 
-// unknownFlag returns why the flag written as word is refused.
+// unknownFlag returns the error for the unknown flag word.
 func unknownFlag(word, name string) error {
 	written, _, _ := strings.Cut(word, "=")
 	if of, why := advice(name); of != "" {
@@ -214,7 +216,8 @@ func NearestOf(name string, known []string) string {
 	return best
 }
 
-// distance is the number of letters to insert, drop or replace to make b of a.
+// distance returns the edit distance of a and b: the number of letters to insert, delete or
+// replace.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -235,5 +238,5 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// TorchrunName is the subcommand whose words, from the script on, are the script's.
+// TorchrunName is the subcommand whose arguments, from the script on, belong to the script.
 const TorchrunName = "torchrun"

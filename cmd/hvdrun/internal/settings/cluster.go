@@ -8,19 +8,19 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// ClusterSettings say which cluster of agents to look at, and how to be found in it.
+// ClusterSettings are the settings of the cluster of agents that this process joins.
 type ClusterSettings struct {
 	Join            []string
 	KeyFile, Label  string
-	Dir             string // of the authority; a driver's
+	Dir             string // folder of the cluster's authority, for a driver
 	Bind, Advertise string
-	Members         []string // more of the cluster, which the driver before has known
+	Members         []string // further members of the cluster that the previous driver knew
 	agentSettings
-	Source      *gossip.Source        // once it is open
-	Credentials *identity.Credentials // a driver's, then
+	Source      *gossip.Source        // nil until the source is open
+	Credentials *identity.Credentials // of the driver; nil until the source is open
 }
 
-// agentSettings are those of an agent only.
+// agentSettings are the settings that only an agent has.
 type agentSettings struct {
 	Name       string // of the host
 	LaunchPort int
@@ -49,7 +49,7 @@ func setLease(s *Settings, text string) (err error) {
 	return err
 }
 
-// checkGossip refuses settings of gossip that lack what they need.
+// checkGossip returns an error if settings of gossip lack others that they need.
 func (s *Settings) checkGossip() error {
 	for _, name := range []string{"cluster", "gossip-key-file", "gossip-label", "gossip-bind", "gossip-advertise"} {
 		if s.Given(name) && !s.Given("gossip-join") && !s.Slurm.On {

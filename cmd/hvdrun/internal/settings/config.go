@@ -15,7 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 )
 
-// ConfigCommand prints the settings of a job, which possible refuses where no job can have them.
+// ConfigCommand returns the command hvdrun config, which prints the settings of a job. possible
+// returns an error if no job can have them.
 func ConfigCommand(p *cli.Program, possible func(*Settings) error) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -61,18 +62,18 @@ config refuses contradictory settings, as a job does.`,
 	return cmd
 }
 
-// configEntry is one setting as it is printed. Value is a string, a []string, a map[string]string,
-// or nil if it has none.
+// configEntry is a setting to be printed. Value is a string, a []string, a map[string]string, or
+// nil if the setting has no value.
 type configEntry struct {
 	section, name string
 	Value         any    `json:"value"`
 	From          string `json:"from"`
-	Note          string `json:"note,omitempty"` // what holds where there is no value
+	Note          string `json:"note,omitempty"` // what applies without a value
 }
 
 const secretNote = "not shown"
 
-// effective returns all settings: those of s, and the agents' of a.
+// effective returns all settings: those of a job from s, and those of agents from a.
 func effective(s, a *Settings) (all []configEntry) {
 	add := func(name string, value any) {
 		if s.Given(name) {
@@ -111,7 +112,7 @@ func (s *Settings) entry(st *setting) configEntry {
 	case (st.list || st.repeat) && strings.Contains(text, ","):
 		e.Value = strings.Split(text, ",")
 	case st.arg == "":
-		on, _ := parseSwitch(text) // has been read before
+		on, _ := parseSwitch(text) // has been validated already
 		e.Value = strconv.FormatBool(on)
 	default:
 		e.Value = text
@@ -119,7 +120,7 @@ func (s *Settings) entry(st *setting) configEntry {
 	return e
 }
 
-// place is an origin without the key, which stands beside it.
+// place returns an origin without the key, which is printed beside it.
 func place(origin string) string {
 	if i := strings.LastIndex(origin, ": "); i >= 0 {
 		return origin[:i]
@@ -150,9 +151,9 @@ func printConfig(w io.Writer, all []configEntry, asJSON bool) error {
 	return err
 }
 
-// configText writes the settings as a config file.
+// configText returns the settings as a config file.
 func configText(all []configEntry) string {
-	var lines [][2]string // with the comment
+	var lines [][2]string // line and comment
 	section := ""
 	for _, e := range all {
 		if e.section != section {
@@ -178,11 +179,11 @@ func configText(all []configEntry) string {
 	return b.String()
 }
 
-// lines are those of one setting.
+// lines returns the lines of one setting.
 func (e *configEntry) lines() (lines [][2]string) {
 	from := strings.Map(func(r rune) rune {
 		if !strconv.IsPrint(r) {
-			return '?' // of a file's name
+			return '?' // in the name of a file
 		}
 		return r
 	}, e.From)
@@ -228,10 +229,10 @@ var (
 	nullText  = regexp.MustCompile(`^(?i:null)$`)
 )
 
-// yamlText writes a text so that YAML reads the same.
+// yamlText formats a text as a YAML value.
 func yamlText(text string) string {
 	if plainText.MatchString(text) && !nullText.MatchString(text) {
 		return text
 	}
-	return strconv.Quote(text) // whose escapes YAML shares
+	return strconv.Quote(text) // YAML has the same escapes
 }

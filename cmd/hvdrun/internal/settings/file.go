@@ -18,9 +18,9 @@ import (
 // maxConfig bounds a config file, in bytes.
 const maxConfig = 1 << 20
 
-// readConfigFile reads a config file: one of a team, which may belong to any of them, but not one
-// that everybody may write to, since it says what is run. The path may name a pipe. exposed reports
-// whether everybody may read it.
+// readConfigFile reads a config file. The file may belong to any user, for instance to a member of
+// the team, but it must not be writable by everybody, since it determines what is run. The path may
+// name a pipe. exposed reports whether everybody may read the file.
 func readConfigFile(path string) (text string, exposed bool, err error) {
 	f, err := safefile.ReadStream(path)
 	if err != nil {
@@ -41,11 +41,12 @@ func readConfigFile(path string) (text string, exposed bool, err error) {
 // maxHostfile bounds a list of hosts, in bytes.
 const maxHostfile = 64 << 20
 
-// StandardInput stands for standard input where a hostfile is named.
+// StandardInput is the name of a hostfile that stands for standard input.
 const StandardInput = "-"
 
-// ReadHosts returns the text of the hostfile, of whatever owner, which may also be a pipe or
-// StandardInput. It is read once: later calls, and the job's next drivers, have what was read then.
+// ReadHosts returns the text of the hostfile, which may belong to any user and may be a pipe or
+// StandardInput. It reads the hostfile once: later calls, and later drivers of the job, get the
+// same text.
 func (s *Settings) ReadHosts() (text string, err error) {
 	if s.HostsText != "" {
 		return s.HostsText, nil
@@ -61,25 +62,25 @@ func (s *Settings) ReadHosts() (text string, err error) {
 	return s.HostsText, err
 }
 
-// config is the contents of a config file. A key stands at the top, or in its section.
+// config is the content of a config file. A key is at the top level, or in its section.
 type config struct {
 	path    string
 	values  map[string]origin // of settings, by keyName
-	lines   map[string]string // of each key and section, by keyName: where it stands
+	lines   map[string]string // position of each key and section, by keyName
 	command []string
 	env     []string // NAME=value
 	dir     string
 }
 
-// jobSection is the section of the keys that are no settings.
+// jobSection is the section of jobKeys.
 const jobSection = "job"
 
-// jobKeys are those: what only a file can set.
+// jobKeys are the keys that are not settings: only a file can set them.
 var jobKeys = map[string]func(c *config, value *yaml.Node) error{
 	"command": (*config).setCommand, "env": (*config).setEnv, "dir": (*config).setDir,
 }
 
-// sections are those of the file, in the order in which settings are listed.
+// sections returns the sections of the file, in the order of the settings.
 func sections() (names []string) {
 	for _, st := range everySetting() {
 		if st.section != "" && !slices.Contains(names, st.section) {
@@ -89,7 +90,7 @@ func sections() (names []string) {
 	return names
 }
 
-// everySetting returns those of jobs and those of agents.
+// everySetting returns the settings of jobs and of agents.
 func everySetting() (all []*setting) {
 	for _, list := range [][]setting{Table, AgentTable} {
 		for i := range list {
@@ -125,7 +126,8 @@ func parseConfig(path, text string) (*config, error) {
 
 var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 
-// broken names the line of an error of the parser in the way of all others.
+// broken returns an error of the YAML parser in the form of all other errors, with the file and the
+// line.
 func (c *config) broken(err error) error {
 	text := err.Error()
 	where := c.path
@@ -138,7 +140,7 @@ func (c *config) broken(err error) error {
 	return fmt.Errorf("%s: not YAML: %s", where, text)
 }
 
-// target is what an alias stands for, and any other node itself.
+// target returns the node that an alias refers to, or n itself if it is not an alias.
 func target(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -148,7 +150,7 @@ func target(n *yaml.Node) *yaml.Node {
 
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }
 
-// each takes the keys of a mapping: the whole file, or a section of it.
+// each handles the keys of a mapping: the whole file, or a section of it.
 func (c *config) each(n *yaml.Node, section string) error {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], target(n.Content[i+1])
@@ -176,7 +178,7 @@ func (c *config) each(n *yaml.Node, section string) error {
 
 func (c *config) section(where, name string, value *yaml.Node) error {
 	switch {
-	case isNull(value): // all of it is commented out
+	case isNull(value): // the whole section is commented out
 		return nil
 	case value.Kind != yaml.MappingNode:
 		return fmt.Errorf("%s: a section; want lines of \"key: value\" in it", where)
@@ -213,7 +215,7 @@ func (c *config) key(where, section, name string, value *yaml.Node) error {
 	return nil
 }
 
-// settingsOfKey returns the settings of that name: a job and an agent may each have one.
+// settingsOfKey returns the settings with the given name: a job and an agent may each have one.
 func settingsOfKey(name string) (of []*setting) {
 	for _, st := range everySetting() {
 		if st.Name == name {
@@ -223,8 +225,8 @@ func settingsOfKey(name string) (of []*setting) {
 	return of
 }
 
-// keyName is the name of a key, with its section where settings of several sections have the name.
-// At the top of the file it is for all of these.
+// keyName returns the name of a key, with its section if settings in several sections have the
+// name. A key at the top level of the file applies to all of them.
 func keyName(section, name string) string {
 	if section != "" && len(settingsOfKey(name)) > 1 {
 		return section + "." + name
@@ -232,7 +234,7 @@ func keyName(section, name string) string {
 	return name
 }
 
-// valueOf returns what the file says of a setting.
+// valueOf returns the value of a setting in the file.
 func valueOf(values map[string]origin, st *setting) (o origin, ok bool) {
 	if o, ok = values[keyName(st.section, st.Name)]; !ok {
 		o, ok = values[st.Name]
@@ -265,7 +267,7 @@ func unknownKey(name, section string) error {
 	return errors.New("unknown key; keys are the names of the flags, without dashes before them")
 }
 
-// valueText returns the text of a value as it stands in the file, so that a 010 stays one.
+// valueText returns the text of a value as written in the file, so that 010 stays 010.
 func valueText(n *yaml.Node, st *setting) (string, error) {
 	switch {
 	case isNull(n):
@@ -289,7 +291,7 @@ func valueText(n *yaml.Node, st *setting) (string, error) {
 	return "", errors.New("want one value")
 }
 
-// scalars returns the texts of a list.
+// scalars returns the texts of the items of a list.
 func scalars(n *yaml.Node) ([]string, error) {
 	var words []string
 	for _, item := range n.Content {
@@ -353,7 +355,7 @@ func (c *config) setDir(n *yaml.Node) error {
 	return noZeros([]string{c.dir}, nil)
 }
 
-// noZeros refuses what no process can be given.
+// noZeros returns an error for words with zero bytes, which no process can receive.
 func noZeros(words []string, err error) error {
 	if err == nil && strings.ContainsRune(strings.Join(words, ""), 0) {
 		err = errors.New("a byte 0 cannot be passed on")

@@ -15,7 +15,7 @@ import (
 // helpWidth is the number of columns of the help.
 const helpWidth = 80
 
-// Notes is the annotation of hvdrun for what its help says after the flags.
+// Notes is the annotation of the root command with the text that its help shows after the flags.
 const Notes = "notes"
 
 const helpTemplate = `{{fill (or .Long .Short)}}
@@ -36,7 +36,7 @@ Examples:
 Use "{{.CommandPath}} [command] --help" for more information about a command.{{end}}
 `
 
-// firstScreen is the usage of hvdrun itself, which fits a terminal. The topics have the rest.
+// firstScreen is the usage of hvdrun itself. It fits one screen; the topics contain the rest.
 const firstScreen = `Usage:
   {{.UseLine}}
   {{.CommandPath}} [command]
@@ -63,9 +63,9 @@ var addHelpFuncs = sync.OnceFunc(func() {
 	cobra.AddTemplateFunc("flagSections", flagSections)
 })
 
-// ShapeHelp makes the help of a command, and of its subcommands, fit a terminal of 80 columns. That
-// of root is one screen; two topics, flags and commands, have the rest of it: the flags by the
-// sections of the file with the notes, and the commands by groups.
+// ShapeHelp formats the help of a command and its subcommands for a terminal of 80 columns. The
+// help of root is one screen. Two topics have the rest: flags, by sections of the config file and
+// with the notes, and commands, by groups.
 func ShapeHelp(root *cobra.Command) {
 	addHelpFuncs()
 	root.SetHelpTemplate(helpTemplate)
@@ -80,8 +80,8 @@ func ShapeHelp(root *cobra.Command) {
 	})
 }
 
-// addTopic adds what help shows by the name of a topic. A program of that name is still run: a
-// topic is no command.
+// addTopic adds a topic to the help of root. A program with the topic's name can still be run,
+// since a topic is not a command.
 func addTopic(root *cobra.Command, name string, text func() string) {
 	topic := &cobra.Command{Use: name}
 	topic.SetHelpFunc(func(c *cobra.Command, _ []string) { fmt.Fprintln(c.OutOrStdout(), text()) })
@@ -102,7 +102,7 @@ func firstFlags(fs *pflag.FlagSet) string {
 	return strings.TrimRight(flagLines(first), "\n")
 }
 
-// commandNames lists the names of a command's subcommands, a line for each group.
+// commandNames lists the names of a command's subcommands, one line per group.
 func commandNames(c *cobra.Command) string {
 	width := 0
 	for _, g := range c.Groups() {
@@ -121,11 +121,11 @@ func commandNames(c *cobra.Command) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// wideRune is written with three bytes in the name of a flag's value. pflag counts bytes, so
-// flagLines has it write a byte in its place.
+// wideRune has three bytes. pflag aligns by bytes, so flagLines replaces it by narrowRune, of one
+// byte, in the names of flags' values while pflag formats.
 const wideRune, narrowRune = "…", "\x01"
 
-// flagLines returns the lines of the flags, of which all descriptions begin in one column.
+// flagLines returns the lines of the flags. All descriptions begin in the same column.
 func flagLines(fs *pflag.FlagSet) string {
 	narrow := pflag.NewFlagSet("", pflag.ContinueOnError)
 	narrow.SortFlags = false
@@ -142,7 +142,7 @@ func flagLines(fs *pflag.FlagSet) string {
 	return strings.ReplaceAll(narrow.FlagUsagesWrapped(helpWidth), narrowRune, wideRune)
 }
 
-// fill breaks the lines of a text anew, but for paragraphs with lines that are indented.
+// fill wraps the paragraphs of a text, except those with indented lines.
 func fill(text string) string {
 	paragraphs := strings.Split(strings.TrimSpace(text), "\n\n")
 	for i, p := range paragraphs {
@@ -153,7 +153,7 @@ func fill(text string) string {
 	return strings.Join(paragraphs, "\n\n")
 }
 
-// wrap breaks the lines of a text anew, each but the first indented.
+// wrap wraps a text and indents each line but the first.
 func wrap(text string, indent int) string {
 	var b strings.Builder
 	column := indent
@@ -174,7 +174,7 @@ func wrap(text string, indent int) string {
 	return b.String()
 }
 
-// commandGroups lists the subcommands of a command, by its groups where it has any.
+// commandGroups lists the subcommands of a command, by groups if it has any.
 func commandGroups(c *cobra.Command) string {
 	groups := c.Groups()
 	if len(groups) == 0 {
@@ -197,7 +197,7 @@ func commandGroups(c *cobra.Command) string {
 	return strings.TrimSpace(b.String())
 }
 
-// flagSections lists flags by the sections of the file, and then the others.
+// flagSections lists the flags by sections of the config file, and then the other flags.
 func flagSections(fs *pflag.FlagSet) string {
 	var b strings.Builder
 	for _, name := range append(sections(), "") {
@@ -227,13 +227,13 @@ func flagSections(fs *pflag.FlagSet) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// Group is commands that the help lists together.
+// Group is a group of commands that the help lists together.
 type Group struct {
 	Title    string
 	Commands []string
 }
 
-// GroupCommands has the help list the subcommands of root by groups.
+// GroupCommands makes the help list the subcommands of root by groups.
 func GroupCommands(root *cobra.Command, groups []Group) {
 	for _, g := range groups {
 		root.AddGroup(&cobra.Group{ID: g.Title, Title: g.Title})

@@ -4,8 +4,8 @@ import (
 	"strings"
 )
 
-// refused are flags of other launchers that have no meaning here, with what to do instead. A name
-// that ends in * stands for all that begin with it.
+// refused lists flags of other launchers that have no meaning here, with what to do instead. A name
+// that ends in * stands for all names that begin with it.
 var refused = []struct{ of, flags, advice string }{
 	{horovodrun, "gloo mpi jsrun", "there is one kind of connection between workers, and nothing to choose; leave it out"},
 	{horovodrun, "mpi-args binding-args", "no MPI is used; put options of the workers into the command, and variables into the environment"},
@@ -43,7 +43,7 @@ var refused = []struct{ of, flags, advice string }{
 		"it is for the program: write hvdrun -np 4 accelerate launch …, or give it to Accelerator()"},
 }
 
-// The launchers whose flags are answered.
+// The launchers whose flags are in refused.
 const (
 	horovodrun = "horovodrun"
 	mpirun     = "mpirun"
@@ -51,8 +51,8 @@ const (
 	accelerate = "accelerate launch"
 )
 
-// advice says of which launcher the flag of that name is, and what to do instead of giving it;
-// empty where the flag is not one of the refused.
+// advice returns the launcher to which the named flag belongs and what to do instead; empty if the
+// flag is not in refused.
 func advice(name string) (of, why string) {
 	for _, r := range refused {
 		for flag := range strings.FieldsSeq(r.flags) {

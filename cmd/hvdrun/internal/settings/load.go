@@ -15,10 +15,10 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Dynamic returns the given settings that name sources of hosts which are asked, or listened to, as
-// long as the job runs. The sources are merged in this order (see discovery.Merge).
+// Dynamic returns the names of the settings that are given and that name sources of hosts for the
+// whole duration of the job. The sources are merged in this order (see discovery.Merge).
 func (s *Settings) Dynamic() (names []string) {
-	if s.Slurm.On { // it has all that others have
+	if s.Slurm.On { // Slurm replaces all other sources
 		return []string{"slurm"}
 	}
 	for _, name := range []string{"host-discovery-script", "discovery-plugin", "gossip-join"} {
@@ -29,18 +29,18 @@ func (s *Settings) Dynamic() (names []string) {
 	return names
 }
 
-// origin is where the text of a setting came from, and the text.
+// origin is the text of a setting, and the flag, variable or line of a file that set it.
 type origin struct{ name, text string }
 
-// flagText is a flag's value as it was written. It is read together with those of the environment
-// and the file, so that all three are understood, and refused, in the same words.
+// flagText is a flag's value as text. Load parses it together with the values of the environment
+// and the file, so that all three have the same syntax and the same errors.
 type flagText struct {
 	text    string
 	setting *setting
 	given   bool
 }
 
-// Set takes what was written.
+// Set implements pflag.Value. It keeps the text.
 func (f *flagText) Set(text string) error {
 	if f.given && f.setting.repeat {
 		text = f.text + f.setting.separator() + text
@@ -49,19 +49,20 @@ func (f *flagText) Set(text string) error {
 	return nil
 }
 
-// String returns what was written.
+// String returns the text.
 func (f *flagText) String() string { return f.text }
 
-// Type is what the help writes for the value.
+// Type returns the placeholder of the value in the help.
 func (f *flagText) Type() string {
 	if f.setting.arg == "" {
-		return "boolfunc" // pflag's word for a switch whose text it does not judge
+		return "boolfunc" // pflag's type of a switch whose text it does not parse
 	}
 	return f.setting.arg
 }
 
-// AddFlags defines the flags of the table. With sourceOnly the others are taken too, but the help
-// does not show them: then the word discover can be put into the command line of a job.
+// AddFlags defines the flags of Table. If sourceOnly is true, flags that are not about sources are
+// hidden from the help but accepted, so that the command line of a job works with the word discover
+// added.
 func AddFlags(fs *pflag.FlagSet, sourceOnly bool) {
 	fs.SortFlags = false
 	for i := range Table {
@@ -84,7 +85,7 @@ func AddFlag(fs *pflag.FlagSet, st *setting) *pflag.Flag {
 	return f
 }
 
-// settingsOf returns those of which the flags are in the set.
+// settingsOf returns the settings whose flags are in the set.
 func settingsOf(fs *pflag.FlagSet) (known []*setting) {
 	fs.VisitAll(func(f *pflag.Flag) {
 		if text, ok := f.Value.(*flagText); ok {
@@ -94,11 +95,11 @@ func settingsOf(fs *pflag.FlagSet) (known []*setting) {
 	return known
 }
 
-// Load merges flags, environment and file, the earlier before the later, for the settings of which
-// fs has the flags.
+// Load returns the settings whose flags are in fs. A flag takes precedence over an environment
+// variable, and a variable over the config file.
 func Load(fs *pflag.FlagSet, env []string) (Settings, error) { return LoadAgain(fs, env, "") }
 
-// LoadAgain is load where the text of the file is known already; if it is empty the file is read.
+// LoadAgain is Load with the text of the config file. If text is empty, it reads the file.
 func LoadAgain(fs *pflag.FlagSet, env []string, text string) (Settings, error) {
 	s := Settings{
 		sourceSettings: sourceSettings{DiscoveryTimeout: 30 * time.Second},
@@ -122,10 +123,10 @@ func LoadAgain(fs *pflag.FlagSet, env []string, text string) (Settings, error) {
 	if err != nil {
 		return s, err
 	}
-	// viper decides which of a flag, a variable and the file counts. It reads neither of the latter
-	// two itself: it would look at the environment of this process, where hvdrun resume means that
-	// of the job's first driver, and of a file it keeps neither the lines, which errors name, nor
-	// the text of a value, which all three are read from in the same way.
+	// viper decides whether a flag, a variable or the file counts. It does not read variables and
+	// the file itself, for two reasons: it would use the environment of this process, but hvdrun
+	// resume needs that of the job's first driver; and it keeps neither the line of a value, which
+	// errors name, nor its text, which is parsed in the same way for all three.
 	merged := viper.New()
 	for _, layer := range []map[string]origin{fromFile, fromEnv} {
 		values := map[string]any{}
@@ -163,8 +164,8 @@ func LoadAgain(fs *pflag.FlagSet, env []string, text string) (Settings, error) {
 	return s, s.contradictions()
 }
 
-// readConfig takes what only a file can set, and returns its settings, those that are for others
-// included.
+// readConfig applies the keys that only a file can set, and returns the settings in the file,
+// including those for other commands.
 func (s *Settings) readConfig(path, text string) (map[string]origin, error) {
 	if path == "" {
 		return nil, nil
@@ -193,7 +194,7 @@ func (s *Settings) readConfig(path, text string) (map[string]origin, error) {
 	return doc.values, nil
 }
 
-// contradictions refuses settings that cannot be meant together.
+// contradictions returns an error for settings that contradict each other.
 func (s *Settings) contradictions() error {
 	for _, c := range []struct {
 		low, high   string
@@ -230,14 +231,15 @@ func (s *Settings) contradictions() error {
 	return s.checkGossip()
 }
 
-// workerVariables bear the name of a flag, but are given to every worker: where hvdrun runs inside
-// one they are not what a person has set.
+// workerVariables are variables that have the name of a flag but are set for every worker. If
+// hvdrun runs inside a worker, the user did not set them.
 var workerVariables = []string{plan.EnvEncryptData, plan.EnvNetworkInterfaces, plan.EnvListen, plan.EnvTimelineFilename,
 	plan.EnvShareOutput,
 	plan.EnvConnections, plan.EnvFusionThreshold, plan.EnvCycleTime, plan.EnvStallWarning,
 	plan.EnvVerifyState, plan.EnvHealState, plan.EnvCommitReplicas}
 
-// environment returns the settings that are set as variables: HVD_MIN_NP, or an alias of it.
+// environment returns the settings that environment variables set, such as HVD_MIN_NP or an alias
+// of it.
 func environment(env []string, known []*setting) (map[string]origin, error) {
 	_, nested := cli.Lookup(env, plan.EnvLauncherAddr)
 	found := map[string]origin{}
@@ -257,8 +259,8 @@ func environment(env []string, known []*setting) (map[string]origin, error) {
 	return found, nil
 }
 
-// ofService reports whether Kubernetes has set the variable for a Service: for one of the name
-// hvd-ssh, HVD_SSH_PORT is tcp://IP:PORT.
+// ofService reports whether Kubernetes has set the variable for a Service: for a Service hvd-ssh,
+// HVD_SSH_PORT is tcp://IP:PORT.
 func ofService(env []string, name, text string) bool {
 	service, is := strings.CutSuffix(name, "_PORT")
 	if !is || !strings.Contains(text, "://") {
@@ -268,8 +270,8 @@ func ofService(env []string, name, text string) bool {
 	return is
 }
 
-// mistyped returns a line for each variable whose name is nearly that of a setting. A worker's
-// variables are not what a person has written.
+// mistyped returns a line for each variable whose name is similar to that of a setting. Inside a
+// worker it returns nothing, since the user did not write its variables.
 func mistyped(env []string) (lines []string) {
 	if _, nested := cli.Lookup(env, plan.EnvLauncherAddr); nested {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// Logger returns the log that the settings ask for.
+// Logger returns a logger with the level and format of the settings.
 func Logger(p *cli.Program, s *Settings) *logrus.Logger {
 	log := logrus.New()
 	log.SetOutput(p.Stderr)

@@ -4,9 +4,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/metrics"
 )
 
-// metricsSettings say where Prometheus finds the metrics of a job or an agent.
+// metricsSettings are the settings of the metrics of a job or an agent for Prometheus.
 type metricsSettings struct {
-	Listen    string // address and port; empty: nowhere
+	Listen    string // address and port; empty: metrics are not served
 	TokenFile string
 	Cert, Key string // files of the server's certificate and key
 }

@@ -5,7 +5,7 @@ import (
 	"net/url"
 )
 
-// SetOTLP takes the URL of a collector.
+// SetOTLP sets the URL of a collector. It returns an error if the URL is invalid.
 func SetOTLP(s *Settings, text string) error {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil {

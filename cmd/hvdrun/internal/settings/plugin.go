@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// setPluginSettings reads key=value, a line each. What stands after the first = is the value as it
-// is.
+// setPluginSettings parses key=value, one per line. The text after the first = is the value,
+// unchanged.
 func setPluginSettings(s *Settings, text string) error {
 	s.PluginSettings = map[string]string{}
 	for line := range strings.SplitSeq(text, "\n") {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// keyed makes a map of NAME=value.
+// keyed returns a map of words of the form NAME=value.
 func keyed(words []string) map[string]string {
 	m := map[string]string{}
 	for _, w := range words {
@@ -18,14 +18,15 @@ func keyed(words []string) map[string]string {
 	return m
 }
 
-// secretName is a name whose value may be a secret, secretURL a value that holds a password.
+// secretName matches a name whose value may be a secret, and secretURL a value that contains a
+// password.
 var (
 	secretName = regexp.MustCompile(`(?i)(token|secret|passw|passphrase|credential|private|api_?key|access_?key|auth)`)
 	secretURL  = regexp.MustCompile(`://[^/@\s]*:[^/@\s]*@`)
 )
 
-// isSecret returns whether a value is better not shown. The name of a file that contains a secret
-// is not secret.
+// isSecret reports whether a value may be a secret and must not be shown. The name of a file that
+// contains a secret is not secret.
 func isSecret(name, value string) bool {
 	isFile := strings.HasSuffix(strings.ToLower(name), "file") || strings.HasSuffix(strings.ToLower(name), "path")
 	return secretURL.MatchString(value) || secretName.MatchString(name) && !isFile
@@ -44,7 +45,8 @@ func (s *Settings) ExposedSecrets() []string {
 	return secrets
 }
 
-// withoutSecrets returns the rest of a map, and the names of the values that are left out.
+// withoutSecrets returns a copy of a map without the values that may be secrets, and the names of
+// those.
 func withoutSecrets(m map[string]string) (rest map[string]string, secrets []string) {
 	rest = map[string]string{}
 	for name, value := range m {

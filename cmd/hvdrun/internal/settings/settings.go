@@ -25,10 +25,10 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
-// WorkerEnv is what workers inherit: the variables of the person, and before these those of the
-// file.
+// WorkerEnv returns the environment that workers inherit: env, without the variables of this node,
+// with the variables of the config file added or replaced.
 func (s *Settings) WorkerEnv(env []string) []string {
-	env = plan.WithoutNode(env) // who starts a worker adds its node's
+	env = plan.WithoutNode(env) // whatever starts a worker adds the variables of its node
 	for _, e := range s.Env {
 		name, _, _ := strings.Cut(e, "=")
 		env = slices.DeleteFunc(env, func(old string) bool { return strings.HasPrefix(old, name+"=") })
@@ -40,7 +40,7 @@ func (s *Settings) WorkerEnv(env []string) []string {
 	return env
 }
 
-// Record keeps a record of what this process does for its job, if it has one.
+// Record adds an audit record of what this process does for its job, if it has a job.
 func (s *Settings) Record(r audit.Record) {
 	if s.Trail == nil {
 		return
@@ -51,29 +51,29 @@ func (s *Settings) Record(r audit.Record) {
 	s.Trail.Add(r)
 }
 
-// JournalSettings say where the copy of a job's journal is, with which a driver on another machine
-// goes on with the job.
+// JournalSettings are the settings of the copy of a job's journal, from which a driver on another
+// machine takes over the job.
 type JournalSettings struct {
 	URL, KeyFile string
 	Lease        time.Duration
 }
 
-// restartSettings say how programs run that know nothing of hvdrun.
+// restartSettings are the settings for programs that do not use hvdrun's library.
 type restartSettings struct {
 	Workers  bool
 	Prestart string
 }
 
-// Settings are what a person has set, by flags, variables or a file.
+// Settings are the settings that the user has given by flags, environment variables or a file.
 type Settings struct {
-	RunID        string // of the job that is run, if one is
+	RunID        string // of the job, if this process runs one
 	Name         string // of the job; empty: none
 	Np           int
 	MinNP, MaxNP int
 	Spares       int
 	TasksOnly    bool
 	TasksMemory  int64         // bytes; 0: the default
-	TasksGrace   time.Duration // less than 0: for ever
+	TasksGrace   time.Duration // negative: for ever
 	Restart      restartSettings
 	sourceSettings
 	Slurm     SlurmSettings
@@ -96,19 +96,19 @@ type Settings struct {
 	Provenance
 }
 
-// sourceSettings say which hosts there are, or what finds them.
+// sourceSettings are the settings of fixed hosts and of sources of hosts.
 type sourceSettings struct {
 	Hosts, Hostfile, Script string
-	SlotsPerHost            int // 0: as many as GPUs are seen, else 1
+	SlotsPerHost            int // 0: as many as there are visible GPUs, or 1 without GPUs
 	Plugin                  string
 	PluginSettings          map[string]string
-	Trail                   *audit.Trail      // has the records of a job; nil: no record is kept
-	Stray                   func(line string) // takes what a plugin should not have printed; nil: it is only logged
+	Trail                   *audit.Trail      // receives the audit records of a job; nil: none are kept
+	Stray                   func(line string) // receives lines that a plugin must not print; nil: they are only logged
 	DiscoveryTimeout        time.Duration
-	RemovalAfter            int // 0: as is usual
+	RemovalAfter            int // 0: the default
 }
 
-// OutputSettings say where output, events and the log go.
+// OutputSettings are the settings of output, events and the log.
 type OutputSettings struct {
 	OutputDir               string
 	Timestamps              bool
@@ -119,28 +119,29 @@ type OutputSettings struct {
 	OTLP                    string // URL of a collector of traces
 }
 
-// fileSettings are those that only a file can set.
+// fileSettings are the settings that only a file can contain.
 type fileSettings struct {
 	Command []string
 	Env     []string // NAME=value, for the workers
 	Dir     string   // of the workers; absolute
 }
 
-// Provenance is where settings come from.
+// Provenance records where settings come from.
 type Provenance struct {
-	// Origins names, for each setting that was set, the flag, variable or line of a file that did,
-	// and texts its value.
+	// Origins has, for each setting that is given, the flag, variable or line of a file that set
+	// it, and texts its value.
 	Origins, texts map[string]string
-	mistyped       []string // what is to be said of variables that nearly are settings
-	ConfigText     string   // of the file
-	HostsText      string   // of the hostfile; empty: it was not read
-	configExposed  bool     // everybody may read it
+	mistyped       []string // warnings about variables with names similar to settings
+	ConfigText     string   // text of the config file
+	HostsText      string   // text of the hostfile; empty: not read
+	configExposed  bool     // everybody may read the config file
 }
 
-// Given returns whether the setting was set at all.
+// Given reports whether the setting was given by a flag, a variable or a file.
 func (s *Settings) Given(name string) bool { return s.Origins[name] != "" }
 
-// Origin names what set the setting, or its flag where nothing did.
+// Origin returns the flag, variable or line of a file that set the setting, or the name of its flag
+// if nothing did.
 func (s *Settings) Origin(name string) string {
 	if o := s.Origins[name]; o != "" {
 		return o
@@ -148,27 +149,27 @@ func (s *Settings) Origin(name string) string {
 	return flagName(name)
 }
 
-// setting is one thing that can be set: a flag, an environment variable and a key of the file, all
-// of one name.
+// setting is a setting: a flag, an environment variable and a key of the config file, all with the
+// same name.
 type setting struct {
 	Name    string
 	aliases []string
 	short   string
-	arg     string // stands for the value in the help; "" for a switch
+	arg     string // placeholder of the value in the help; "": the setting is a switch
 	usage   string
-	section string // of the file
+	section string // section of the config file
 	// def is the default as text. If a setting has no default, or different ones, unset describes
 	// what applies.
 	def, unset string
-	first      string // what the first screen of the help says of it; empty: it is not there
-	Source     bool   // is about which hosts there are: a setting of `hvdrun discover` too
-	list       bool   // of values a,b,c; a file may have a list
-	repeat     bool   // the same, and values of several flags are joined
-	pairs      bool   // of values key=value, a line each; a file may have a map
+	first      string // description on the first screen of the help; empty: not shown there
+	Source     bool   // the setting is about hosts: `hvdrun discover` has it too
+	list       bool   // the value is a list a,b,c; a file may contain a YAML list
+	repeat     bool   // like list; the values of several flags are joined
+	pairs      bool   // the value is key=value, one per line; a file may contain a map
 	set        func(s *Settings, text string) error
 }
 
-// section names the section of the file in which the settings may stand.
+// section sets the section of the config file to which the settings belong, and returns list.
 func section(name string, list []setting) []setting {
 	for i := range list {
 		list[i].section = name
@@ -181,7 +182,7 @@ const (
 	configFile    = "config-file"
 )
 
-// Table is every setting of a job, in the order of the help, by the sections of the file.
+// Table lists every setting of a job, in the order of the help and by sections of the config file.
 var Table = slices.Concat(
 	section("job", []setting{
 		{Name: "np", first: "slots needed before the first start", aliases: []string{"num-proc"}, arg: "N", Source: true, unset: "the slots of -H, else the GPUs of this machine, or 1",
@@ -441,11 +442,11 @@ var Table = slices.Concat(
 	section("", []setting{
 		{Name: configFile, arg: "F", Source: true,
 			usage: "YAML file of settings, by the names of these flags, and of the command; hvdrun config prints one",
-			set:   func(*Settings, string) error { return nil }}, // read before all others
+			set:   func(*Settings, string) error { return nil }}, // Load reads it before all others
 	}),
 )
 
-// separator stands between values that are joined.
+// separator returns the separator of joined values.
 func (st *setting) separator() string {
 	if st.pairs {
 		return "\n"
@@ -453,8 +454,8 @@ func (st *setting) separator() string {
 	return ","
 }
 
-// canonical returns the name under which the table knows the flag or key: dashes for underscores,
-// no alias.
+// canonical returns the name of the flag or key in the table: with dashes instead of underscores,
+// and with aliases resolved.
 func canonical(name string) string {
 	name = strings.ReplaceAll(name, "_", "-")
 	for i := range Table {
@@ -467,7 +468,7 @@ func canonical(name string) string {
 	return name
 }
 
-// SettingNamed returns the setting of the canonical name, or nil.
+// SettingNamed returns the setting of a job with the canonical name, or nil.
 func SettingNamed(name string) *setting {
 	for i := range Table {
 		if Table[i].Name == name {
@@ -477,7 +478,7 @@ func SettingNamed(name string) *setting {
 	return nil
 }
 
-// flagName is the flag as people write it.
+// flagName returns the flag as users write it.
 func flagName(name string) string {
 	if name == "np" {
 		return "-np"
@@ -527,8 +528,8 @@ func setCycleTime(s *Settings, text string) error {
 	return nil
 }
 
-// durationOrNever is a duration of which 0 means that the end never comes, told to the driver by a
-// negative one.
+// durationOrNever returns a function that sets a duration. The text 0 means no limit; the field is
+// then negative.
 func durationOrNever(field func(*Settings) *time.Duration) func(*Settings, string) error {
 	return func(s *Settings, text string) (err error) {
 		if text == "0" || text == "0s" {
@@ -574,7 +575,8 @@ func text(field func(*Settings) *string) func(*Settings, string) error {
 	}
 }
 
-// maxName bounds the name of a job, in bytes: it is in the names of folders, and in certificates.
+// maxName bounds the name of a job, in bytes. The name is part of names of folders and of
+// certificates.
 const maxName = 64
 
 var jobName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
@@ -642,7 +644,7 @@ func setListen(s *Settings, text string) error {
 	return err
 }
 
-// setPortRange also makes this process use the range.
+// setPortRange sets the range of ports, also for the listeners of this process.
 func setPortRange(s *Settings, text string) error {
 	ports, err := identity.ParsePorts(text)
 	if err == nil {
@@ -652,7 +654,7 @@ func setPortRange(s *Settings, text string) error {
 	return err
 }
 
-// ListenAddr returns the address to listen on; the zero Addr where none is given.
+// ListenAddr returns the address to listen on, or the zero Addr if none is given.
 func (s *Settings) ListenAddr() (netip.Addr, error) {
 	if s.Tuning.Listen == "" {
 		return netip.Addr{}, nil

@@ -9,32 +9,32 @@ import (
 )
 
 const (
-	// slurmPatience is how long a job waits for enough nodes of Slurm, unless it is told.
+	// slurmPatience is how long a job waits for enough nodes of Slurm by default.
 	slurmPatience = 24 * time.Hour
-	// SlurmDrain is how long agents on Slurm's nodes wait for their workers to leave, unless they
-	// are told. Nodes are drained by that and SlurmMargin earlier than their jobs end.
+	// SlurmDrain is how long agents on Slurm's nodes wait by default for their workers to leave.
+	// Nodes are drained SlurmDrain plus SlurmMargin before their Slurm jobs end.
 	SlurmDrain, SlurmMargin = 50 * time.Second, 10 * time.Second
 )
 
-// SlurmSettings are those of --slurm.
+// SlurmSettings are the settings of --slurm.
 type SlurmSettings struct {
 	On     bool
 	Args   string // options of sbatch
-	Folder string // of the job, for what its agents need; "": there is no job
-	JobID  string // in which hvdrun runs; "": in none
-	Slots  int    // of a node
+	Folder string // folder of the job with the files for its agents; "": no job
+	JobID  string // of the Slurm job in which hvdrun runs; "": none
+	Slots  int    // number of slots of a node
 }
 
-// KeyPath is the file of the key of the job's agents. The nodes must see the folder.
+// KeyPath returns the path of the key of the job's agents. The folder must be visible on the nodes.
 func (c *SlurmSettings) KeyPath() string { return filepath.Join(c.Folder, "key") }
 
-// JoinPath is the file that says where the driver is, host:port.
+// JoinPath returns the path of the file with the driver's address, host:port.
 func (c *SlurmSettings) JoinPath() string { return filepath.Join(c.Folder, "join") }
 
-// AgentPath is the script that a node runs.
+// AgentPath returns the path of the script that a node runs.
 func (c *SlurmSettings) AgentPath() string { return filepath.Join(c.Folder, "agent") }
 
-// BatchPath is the script of a job of one node.
+// BatchPath returns the path of the script of a Slurm job of one node.
 func (c *SlurmSettings) BatchPath() string { return filepath.Join(c.Folder, "batch") }
 
 func setSlurmArgs(s *Settings, text string) error {
@@ -45,10 +45,10 @@ func setSlurmArgs(s *Settings, text string) error {
 	return nil
 }
 
-// slurmOwn are the plugin's settings that --slurm makes.
+// slurmOwn lists the settings of the plugin that --slurm sets.
 var slurmOwn = []string{"job_id", "job_name", "script", "step", "slots", "host"}
 
-// checkSlurm refuses what cannot be meant together with --slurm, or without it.
+// checkSlurm returns an error for settings that contradict --slurm, or that need it.
 func (s *Settings) checkSlurm() error {
 	if !s.Slurm.On {
 		if s.Given("slurm-args") {

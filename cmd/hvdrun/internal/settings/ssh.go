@@ -10,7 +10,7 @@ import (
 // DefaultOrphan is the default of --orphan-timeout.
 const DefaultOrphan = 10 * time.Minute
 
-// OrphanTime is how long workers are kept whose driver is silent.
+// OrphanTime returns how long workers keep running without a message from their driver.
 func (s *Settings) OrphanTime() time.Duration {
 	if s.orphan == 0 {
 		return DefaultOrphan
@@ -18,12 +18,12 @@ func (s *Settings) OrphanTime() time.Duration {
 	return s.orphan
 }
 
-// SSHSettings say how agents are started on other machines.
+// SSHSettings are the settings by which agents are started on other machines.
 type SSHSettings struct {
 	Port         int
 	IdentityFile string
-	Command      string // in place of ssh
-	RemoteHvdrun string // on the hosts; empty: it is brought there
+	Command      string // the command used instead of ssh
+	RemoteHvdrun string // path of hvdrun on the hosts; empty: it is copied there
 }
 
 func sshText(field func(*SSHSettings) *string) func(*Settings, string) error {
@@ -37,7 +37,7 @@ func setSSHPort(s *Settings, text string) (err error) {
 	return err
 }
 
-// setSSHCommand takes a command whose first word can be run.
+// setSSHCommand sets the command. It returns an error unless the first word can be executed.
 func setSSHCommand(s *Settings, text string) error {
 	words := strings.Fields(text)
 	if len(words) == 0 {

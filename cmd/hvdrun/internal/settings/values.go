@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// ParseDuration reads 30s, 500ms or, as in Horovod, a number of seconds. It must be positive.
+// ParseDuration parses 30s, 500ms or, as in Horovod, a number of seconds. The duration must be
+// positive.
 func ParseDuration(text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	if seconds, ferr := strconv.ParseFloat(text, 64); ferr == nil && !math.IsNaN(seconds) {
@@ -27,7 +28,7 @@ func ParseDuration(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// parseRange reads "MIN MAX" or "MIN,MAX".
+// parseRange parses "MIN MAX" or "MIN,MAX".
 func parseRange(text string) (low, high time.Duration, err error) {
 	words := strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
 	if len(words) != 2 {
@@ -45,7 +46,7 @@ func parseRange(text string) (low, high time.Duration, err error) {
 	return low, high, nil
 }
 
-// ParseCount reads a number that is not less than the least.
+// ParseCount parses a number that must be at least least.
 func ParseCount(text string, least int) (int, error) {
 	n, err := strconv.Atoi(text)
 	if errors.Is(err, strconv.ErrRange) {
@@ -60,8 +61,8 @@ func ParseCount(text string, least int) (int, error) {
 	return n, nil
 }
 
-// parseBytes reads a number of bytes, with KiB, MiB, GiB or TiB behind it or nothing, or
-// "unlimited", which is all that fits.
+// parseBytes parses a number of bytes with an optional suffix KiB, MiB, GiB or TiB, or "unlimited",
+// which is the largest value.
 func parseBytes(text string) (uint64, error) {
 	if strings.EqualFold(text, "unlimited") {
 		return math.MaxUint64, nil
@@ -97,7 +98,7 @@ func parseSwitch(text string) (bool, error) {
 	return false, fmt.Errorf("%q is neither true nor false", text)
 }
 
-// parseList reads a,b,c.
+// parseList parses a,b,c.
 func parseList(text string) ([]string, error) {
 	list := strings.Split(text, ",")
 	for i, word := range list {
@@ -108,7 +109,7 @@ func parseList(text string) ([]string, error) {
 	return list, nil
 }
 
-// parseChoice reads one of the choices, whatever its case.
+// parseChoice returns the index of the choice that equals text, ignoring case.
 func parseChoice(text string, choices ...string) (int, error) {
 	for i, c := range choices {
 		if strings.EqualFold(text, c) {

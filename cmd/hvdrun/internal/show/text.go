@@ -1,4 +1,4 @@
-// Package show formats what several commands print of a job: times, sizes, the state of a slot,
+// Package show formats what several commands print about a job: times, sizes, the state of a slot,
 // tables of tasks.
 package show
 
@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// ShortCommand is a command for the last column of a table.
+// ShortCommand formats a command for the last column of a table.
 func ShortCommand(words []string) string {
 	text := cli.EscapeCell(strings.NewReplacer("\n", " ", "\t", " ").Replace(strings.Join(words, " ")))
 	if cut := []rune(text); len(cut) > 60 {
@@ -22,7 +22,7 @@ func ShortCommand(words []string) string {
 	return text
 }
 
-// SizeText tells the bounds of a job's worlds.
+// SizeText describes the bounds of a job's worlds.
 func SizeText(s job.Status) string {
 	switch {
 	case !s.Elastic:
@@ -33,7 +33,7 @@ func SizeText(s job.Status) string {
 	return fmt.Sprintf("%d to %d", s.MinNP, s.MaxNP)
 }
 
-// LateText describes a worker that mostly comes last to operations; empty: it does not.
+// LateText describes a worker that mostly comes last to operations; empty for other workers.
 func LateText(s *job.Straggler) string {
 	if !s.Late() {
 		return ""
@@ -42,8 +42,8 @@ func LateText(s *job.Straggler) string {
 	return fmt.Sprintf("comes last to %.0f%% of operations, by %v", 100*s.Last, by.Round(time.Millisecond))
 }
 
-// UsageText describes what a worker uses: processors, memory and, where little is left, of how
-// much; empty: it is unknown.
+// UsageText describes what a worker uses: processors, memory and, if little memory is left, the
+// limit. It is empty if the usage is unknown.
 func UsageText(u *job.Usage) string {
 	if u == nil {
 		return ""
@@ -55,7 +55,7 @@ func UsageText(u *job.Usage) string {
 	return text
 }
 
-// ShortText says how little memory is left to a worker; empty: it has enough.
+// ShortText describes how little memory is left to a worker; empty if it has enough.
 func ShortText(u *job.Usage) string {
 	if !u.Short() {
 		return ""
@@ -63,7 +63,7 @@ func ShortText(u *job.Usage) string {
 	return fmt.Sprintf("only %s of %s of memory left", Bytes(u.Limit-min(u.Used, u.Limit)), Bytes(u.Limit))
 }
 
-// FiguresText lists the numbers that a program has reported.
+// FiguresText formats the numbers that a program has reported.
 func FiguresText(all []job.Figure) string {
 	var b strings.Builder
 	for i, f := range all {
@@ -75,8 +75,9 @@ func FiguresText(all []job.Figure) string {
 	return b.String()
 }
 
-// Used is two cells of a table of hosts: how many slots have workers, and of which runs, by the
-// number of slots that each run has. Where all are of one run it stands alone.
+// Used returns two cells of a table of hosts: the number of slots that have workers, and the runs
+// of these workers, each with its number of slots. If all workers belong to one run, runs is only
+// its name.
 func Used(used map[string]uint32) (slots, runs string) {
 	total, words := uint64(0), []string{}
 	for _, run := range slices.Sorted(maps.Keys(used)) {
@@ -92,7 +93,7 @@ func Used(used map[string]uint32) (slots, runs string) {
 	return fmt.Sprint(total), strings.Join(words, ",")
 }
 
-// Bytes is a size in KiB, MiB or GiB.
+// Bytes formats a size in KiB, MiB or GiB.
 func Bytes(n uint64) string {
 	switch {
 	case n >= 1<<30:
@@ -103,7 +104,7 @@ func Bytes(n uint64) string {
 	return fmt.Sprintf("%.0f KiB", float64(n)/(1<<10))
 }
 
-// SlotState is a slot's state in words, with that of its worker first.
+// SlotState describes a slot's state, with the state of its worker first.
 func SlotState(slot job.Slot, now time.Time) string {
 	if slot.Out == "" {
 		return string(slot.State)
@@ -121,7 +122,7 @@ func SlotState(slot job.Slot, now time.Time) string {
 	return string(slot.State) + ", " + out
 }
 
-// ClockTime is a time of the day, or with its date where that is another than now's.
+// ClockTime formats a time of day, with the date if that is not today's.
 func ClockTime(t, now time.Time) string {
 	t, now = t.Local(), now.Local()
 	if t.Format(time.DateOnly) == now.Format(time.DateOnly) {
@@ -130,7 +131,7 @@ func ClockTime(t, now time.Time) string {
 	return t.Format(time.DateTime)
 }
 
-// Round makes a duration one for people.
+// Round rounds a duration for people.
 func Round(d time.Duration) time.Duration {
 	if d < 10*time.Second {
 		return d.Round(100 * time.Millisecond)
@@ -138,7 +139,7 @@ func Round(d time.Duration) time.Duration {
 	return d.Round(time.Second)
 }
 
-// Grouped is a number with its digits in groups of three.
+// Grouped formats a number with its digits in groups of three.
 func Grouped[T int | uint64](n T) string {
 	text := fmt.Sprint(n)
 	for i := len(text) - 3; i > 0; i -= 3 {
@@ -147,7 +148,7 @@ func Grouped[T int | uint64](n T) string {
 	return text
 }
 
-// Plural counts things.
+// Plural returns the number followed by the noun what, in the plural unless n is 1.
 func Plural[T int | uint64](n T, what string) string {
 	if n == 1 {
 		return "1 " + what

@@ -22,11 +22,12 @@ import (
 )
 
 const (
-	// gatewayHandshake bounds a handshake.
+	// gatewayHandshake bounds the duration of a TLS handshake.
 	gatewayHandshake = 20 * time.Second
-	// gatewayRenew is how old the gateway's own certificate, which is valid for a day, may be.
+	// gatewayRenew is the age at which the gateway's own certificate, which is valid for a day, is
+	// renewed.
 	gatewayRenew = 6 * time.Hour
-	// mostClients bounds how many connections it carries. A client has two.
+	// mostClients bounds the number of connections that the gateway carries. A client has two.
 	mostClients = 1000
 )
 
@@ -78,7 +79,7 @@ an hvdrun that is resumed on this machine.
 	return cmd
 }
 
-// serveGateway is hvdrun tasks gateway, until ctx or the job ends.
+// serveGateway implements hvdrun tasks gateway. It blocks until ctx or the job ends.
 func serveGateway(ctx context.Context, p *cli.Program, d *jobdir.Dir, listen, path string, valid time.Duration) error {
 	secrets, err := d.FindSecrets(p.Env)
 	if err != nil {
@@ -108,20 +109,21 @@ func serveGateway(ctx context.Context, p *cli.Program, d *jobdir.Dir, listen, pa
 	return nil
 }
 
-// gateway carries connections of clients that have proven to be invited.
+// gateway forwards connections of clients that have proven that they are invited to the scheduler.
 type gateway struct {
 	ln        *identity.Listener
 	authority *identity.Authority
-	to        func(context.Context) (net.Conn, error) // the scheduler
+	to        func(context.Context) (net.Conn, error) // connects to the scheduler
 	log       logrus.FieldLogger
 
 	mu     sync.Mutex
 	own    *tls.Config
 	issued time.Time
-	n      int // connections that are carried
+	n      int // connections being carried
 }
 
-// tls returns the gateway's side of a handshake, with a certificate that is still valid for long.
+// tls returns the gateway's configuration of a handshake, and renews its certificate if it is older
+// than gatewayRenew.
 func (g *gateway) tls(now time.Time) (*tls.Config, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -137,8 +139,8 @@ func (g *gateway) tls(now time.Time) (*tls.Config, error) {
 	return g.own, nil
 }
 
-// serve carries connections until ctx ends; it closes the listener, and returns when all have
-// ended.
+// serve accepts and carries connections until ctx ends. It then closes the listener and blocks
+// until all connections have ended.
 func (g *gateway) serve(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -148,8 +150,8 @@ func (g *gateway) serve(ctx context.Context) {
 	g.ln.Serve(g.log, "clients of tasks", func(conn *identity.Conn) { g.carry(ctx, conn) })
 }
 
-// carry carries a connection to the scheduler, once its peer has proven to be invited, until either
-// end closes it, or ctx ends.
+// carry forwards a connection to the scheduler, once its peer has proven that it is invited. It
+// blocks until either side closes the connection, or until ctx ends.
 func (g *gateway) carry(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	cfg, err := g.tls(time.Now())
@@ -169,7 +171,7 @@ func (g *gateway) carry(ctx context.Context, conn net.Conn) {
 	}
 	defer g.leave()
 	near, err := g.to(limited)
-	if err != nil { // hvdrun may be about to be resumed: the client tries again
+	if err != nil { // the job may be resumed soon: the client retries
 		g.log.Debugf("the scheduler is out of reach: %v", err)
 		return
 	}
@@ -181,7 +183,7 @@ func (g *gateway) carry(ctx context.Context, conn net.Conn) {
 	defer stop()
 	var back sync.WaitGroup
 	back.Go(func() {
-		_, _ = io.Copy(far, near) // its end is the connection's
+		_, _ = io.Copy(far, near) // its end ends the connection
 		conn.Close()
 	})
 	_, _ = io.Copy(near, far)
@@ -189,7 +191,7 @@ func (g *gateway) carry(ctx context.Context, conn net.Conn) {
 	back.Wait()
 }
 
-// enter counts a connection, unless there are too many.
+// enter counts a connection. It returns false if there are too many.
 func (g *gateway) enter() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -214,11 +216,11 @@ func sideLog(p *cli.Program) *logrus.Logger {
 	return log
 }
 
-// jobLooks is how often whileJob looks.
+// jobLooks is the interval at which whileJob checks the job.
 const jobLooks = 500 * time.Millisecond
 
-// whileJob returns a context that ends with ctx, and when the job has ended, which takes more than
-// the end of its driver. The caller must call cancel.
+// whileJob returns a context that ends with ctx or when the job has ended; the end of the driver
+// alone does not end it. The caller must call cancel.
 func whileJob(ctx context.Context, d *jobdir.Dir) (_ context.Context, cancel func()) {
 	ctx, end := context.WithCancel(ctx)
 	var looking sync.WaitGroup
@@ -244,7 +246,7 @@ func whileJob(ctx context.Context, d *jobdir.Dir) (_ context.Context, cancel fun
 	}
 }
 
-// stopped returns the signal that has ended a command.
+// stopped returns the signal that ended a command as an error, or nil.
 func stopped(ctx context.Context) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cli.Failed(cause)

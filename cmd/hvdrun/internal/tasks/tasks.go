@@ -93,7 +93,7 @@ unfinished tasks of a function.
 	return cmd
 }
 
-// printExplanations prints a line for each task.
+// printExplanations prints one line for each task.
 func printExplanations(out io.Writer, all []tasks.Explanation) error {
 	for _, e := range all {
 		text := fmt.Sprintf("task %d of %s, %s (%s), is %s: %s", e.N, e.By, e.Function, e.Demand, e.State, e.Why)
@@ -152,7 +152,8 @@ functions too. A job on another machine is reached by an invitation, which hvdru
 	return cmd
 }
 
-// AsTasksServe returns the arguments of the job that hvdrun tasks serve means.
+// AsTasksServe returns the arguments of the job that hvdrun tasks serve stands for, or args
+// unchanged for other commands.
 func AsTasksServe(args []string) []string {
 	if len(args) > 2 && args[0] == "tasks" && args[1] == "serve" && args[2] != "-h" && args[2] != "--help" {
 		return append([]string{"--tasks-only"}, args[2:]...)

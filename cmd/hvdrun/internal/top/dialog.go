@@ -13,26 +13,26 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// dialog asks before something is done to the job.
+// dialog asks the user to confirm a command to the job.
 type dialog struct {
 	title  string
 	text   []string
 	fields []field
-	at     int    // the field that is written
-	check  string // what k switches on and off; empty: nothing
+	at     int    // index of the field being edited
+	check  string // the option that k toggles; empty: none
 	on     bool
-	yes    string // what the confirming key does
-	wrong  string // why it was not done
-	sent   bool   // the command is being carried out
+	yes    string // description of the confirming key
+	wrong  string // why the command failed
+	sent   bool   // the command is in progress
 	order  func(d *dialog) (job.Command, error)
 }
 
-// field is a text that is asked for.
+// field is a text that the user enters.
 type field struct{ name, text string }
 
 const maxField = 12 // characters
 
-// write adds to the field.
+// write appends text to the current field.
 func (d *dialog) write(text string) {
 	if d.sent || len(d.fields) == 0 {
 		return
@@ -43,7 +43,7 @@ func (d *dialog) write(text string) {
 	}
 }
 
-// propose opens the dialog of a key, unless the job takes no commands.
+// propose opens the dialog for a key, unless the job accepts no commands.
 func (m *top) propose(key string) {
 	if m.view == nil {
 		return
@@ -145,7 +145,7 @@ func stopDialog(s *job.Status) *dialog {
 	}
 }
 
-// confirms is the key that carries a dialog out: one with fields has y as text.
+// confirms returns the key that confirms the dialog. In a dialog with fields, y is text.
 func (d *dialog) confirms() string {
 	if len(d.fields) > 0 {
 		return "enter"
@@ -153,12 +153,12 @@ func (d *dialog) confirms() string {
 	return "y"
 }
 
-// dialogKey acts on a key while something is asked.
+// dialogKey handles a key while a dialog is open.
 func (m *top) dialogKey(name, text string) tea.Cmd {
 	d := m.dialog
 	switch {
 	case name == "esc" || name == "n" && len(d.fields) == 0:
-		m.dialog = nil // a command that is being carried out goes on
+		m.dialog = nil // a command in progress continues
 	case d.sent:
 	case name == d.confirms():
 		c, err := d.order(d)

@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// leastWidth and leastHeight are those of a screen on which something can be drawn.
+	// leastWidth and leastHeight are the size of the smallest screen that is drawn on.
 	leastWidth, leastHeight = 40, 12
-	// tallHeight is the height from which the last events are on all panes.
+	// tallHeight is the height of a screen from which all panes show the last events.
 	tallHeight = 36
 )
 
@@ -40,7 +40,7 @@ func (m *top) View() tea.View {
 	return v
 }
 
-// frame returns the lines of the screen, none wider than it.
+// frame returns the lines of the screen. No line is wider than the screen.
 func (m *top) frame() []string {
 	if m.width < leastWidth || m.height < leastHeight {
 		return m.fit([]string{fmt.Sprintf("The terminal is too small: %d×%d,", m.width, m.height), fmt.Sprintf("%d×%d is the least.", leastWidth, leastHeight)}, m.height)
@@ -60,7 +60,7 @@ func (m *top) frame() []string {
 	return append(m.fit(lines, m.height-1), m.cut(m.footer()))
 }
 
-// fit cuts lines to the width, and their number to so many.
+// fit truncates the lines to the width of the screen, and returns at most many of them.
 func (m *top) fit(lines []string, many int) []string {
 	out := make([]string, 0, many)
 	for _, line := range lines[:min(len(lines), many)] {
@@ -77,7 +77,7 @@ func (m *top) cut(line string) string { return ansi.Truncate(line, m.width, "…
 // wrap breaks a text into lines of the screen's width.
 func (m *top) wrap(text string) []string { return strings.Split(ansi.Wrap(text, m.width, " "), "\n") }
 
-// body draws the pane, or what is asked or explained in its place, in so many lines.
+// body draws the pane, or the dialog or help in its place, in room lines.
 func (m *top) body(room int) []string {
 	switch {
 	case m.dialog != nil:
@@ -101,7 +101,7 @@ func (m *top) body(room int) []string {
 	return m.scrolled(m.time(), room)
 }
 
-// scrolled is the part of a pane's lines that fits, from where it is scrolled to.
+// scrolled returns the lines of a pane that are visible at its scroll position.
 func (m *top) scrolled(lines []string, room int) []string {
 	from := max(0, min(m.scroll[m.pane], len(lines)-room))
 	m.scroll[m.pane] = from
@@ -112,7 +112,7 @@ func (m *top) scrolled(lines []string, room int) []string {
 	return lines
 }
 
-// stateStyle is the colour of a job's state.
+// stateStyle returns the colour of a job's state.
 func stateStyle(s *job.Status) lipgloss.Style {
 	switch s.State {
 	case job.Running, job.Done:
@@ -142,7 +142,7 @@ func (m *top) header() []string {
 	return []string{first, faint.Render(show.ShortCommand(m.view.Command)), m.facts()}
 }
 
-// facts are as many of the job's figures as there is room for, the most important first.
+// facts returns as many figures of the job as fit, the most important first.
 func (m *top) facts() string {
 	v, s := m.view, &m.view.Status
 	size := "–"
@@ -170,14 +170,14 @@ func (m *top) facts() string {
 	return line
 }
 
-// spent reports whether it is known what the job's time was spent on. It is not known of a command
-// without hvdrun's library.
+// spent reports whether the goodput of the job is known. It is not known for a program without
+// hvdrun's library.
 func (m *top) spent() bool {
 	s := &m.view.Status
 	return s.Goodput.Seconds > 0 && (s.Generation > 0 || s.Goodput.Of(job.PartTraining) > 0)
 }
 
-// banners are what a person should see first.
+// banners returns the lines that the user should see first.
 func (m *top) banners() []string {
 	v, s := m.view, &m.view.Status
 	var all []string
@@ -283,7 +283,7 @@ func helpLines() (lines []string) {
 	return append(lines, "", faint.Render("  d, x, r, s and S ask first. Any key goes back."))
 }
 
-// draw draws what is asked.
+// draw draws the dialog.
 func (d *dialog) draw() []string {
 	lines := []string{bold.Render("  " + d.title), ""}
 	for _, text := range d.text {
@@ -316,7 +316,7 @@ func (d *dialog) draw() []string {
 	return append(lines, "  "+bold.Render(keys))
 }
 
-// seconds is a time in words.
+// seconds converts seconds to a rounded duration.
 func seconds(s float64) time.Duration { return show.Round(time.Duration(s * float64(time.Second))) }
 
 func rateText(r float64) string {

@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// pane is what the middle of the screen shows.
+// pane is the content of the middle of the screen.
 type pane int
 
 const (
@@ -31,11 +31,11 @@ var paneNames = [panes]string{"World", "Ranks", "Time", "Generations", "Events",
 
 // The messages of top, besides those of the terminal.
 type (
-	// looked is a new look at the job.
+	// looked is the result of a new look at the job.
 	looked struct{ view *dashboard.View }
-	// due: it is time to look again, unless that was done since the turn.
+	// due: it is time for a new look, unless there was one since the turn.
 	due struct{ turn int }
-	// ordered is what came of a command.
+	// ordered is the result of a command.
 	ordered struct {
 		by   *dialog
 		done string
@@ -60,7 +60,7 @@ const (
 	topPause = time.Second
 	// maxShownOutput bounds the output that is kept of one rank, in bytes.
 	maxShownOutput = 256 << 10
-	// noticeLooks is for how many looks a notice stays.
+	// noticeLooks is the number of looks for which a notice is shown.
 	noticeLooks = 6
 )
 
@@ -77,7 +77,7 @@ type top struct {
 	view          *dashboard.View // nil: there was no look yet
 	turn          int             // number of looks
 	looking       bool
-	again         bool // look once more after this look
+	again         bool // look again after the look in progress
 
 	pane   pane
 	scroll [panes]int // first line that is shown
@@ -85,31 +85,31 @@ type top struct {
 	filter string     // of events
 	typing bool       // the filter
 	help   bool
-	dialog *dialog // what is asked; nil: nothing
+	dialog *dialog // the open dialog; nil: none
 	notice notice
 
 	out shownOutput
 }
 
-// notice is what came of the last command, and the turn in which it was told.
+// notice is the result of the last command, and the turn in which it was first shown.
 type notice struct {
 	text string
 	turn int
 }
 
-// shownOutput is the output of a rank, as far as it was read.
+// shownOutput is the part of a rank's output that has been read.
 type shownOutput struct {
 	of   outputOf
 	text string
-	to   int64  // what was read of it; negative: nothing
-	gone string // why no output is known
+	to   int64  // offset up to which it was read; negative: nothing was read
+	gone string // why there is no output
 }
 
 func newTop(j *topJob) *top {
 	return &top{job: j, width: 80, height: 24, out: shownOutput{to: -1}, looking: true}
 }
 
-// Init begins with a look.
+// Init implements tea.Model. It returns the first look.
 func (m *top) Init() tea.Cmd { return m.look() }
 
 func (m *top) look() tea.Cmd {
@@ -117,7 +117,7 @@ func (m *top) look() tea.Cmd {
 	return m.job.ask(func(ctx context.Context) tea.Msg { return looked{m.job.feed.Look(ctx, time.Now())} })
 }
 
-// Update takes a message, and returns what is to be asked next.
+// Update implements tea.Model. It handles a message and returns the next command of the terminal.
 func (m *top) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
@@ -140,7 +140,7 @@ func (m *top) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// took takes a look at the job.
+// took handles a new look at the job.
 func (m *top) took(v *dashboard.View) tea.Cmd {
 	m.view, m.looking = v, false
 	m.turn++
@@ -157,7 +157,8 @@ func (m *top) took(v *dashboard.View) tea.Cmd {
 	return tea.Batch(tea.Tick(topPause, func(time.Time) tea.Msg { return due{turn} }), m.follow())
 }
 
-// answered takes what came of a command. A refusal stays in its dialog, if that is open still.
+// answered handles the result of a command. A refusal is shown in the command's dialog, if that is
+// still open.
 func (m *top) answered(o ordered) tea.Cmd {
 	open := m.dialog == o.by
 	switch {
@@ -178,10 +179,10 @@ func (m *top) answered(o ordered) tea.Cmd {
 	return m.look()
 }
 
-// tell shows a notice for a while.
+// tell shows a notice for noticeLooks looks.
 func (m *top) tell(text string) { m.notice = notice{text, m.turn} }
 
-// follow reads what the picked rank has printed since, where that is shown.
+// follow reads the new output of the picked rank if its pane is shown.
 func (m *top) follow() tea.Cmd {
 	if m.pane != paneOutput || m.view == nil {
 		return nil
@@ -193,7 +194,7 @@ func (m *top) follow() tea.Cmd {
 	return m.job.read(m.out.of, m.out.to)
 }
 
-// forget drops what was read of the output of another rank or stream.
+// forget drops the output that was read, because another rank or stream is shown.
 func (m *top) forget() { m.out.text, m.out.to, m.out.gone, m.scroll[paneOutput] = "", -1, "", 0 }
 
 func (m *top) print(p printed) {
@@ -213,7 +214,7 @@ func (m *top) print(p printed) {
 	}
 }
 
-// key acts on a key.
+// key handles a key.
 func (m *top) key(k tea.KeyPressMsg) tea.Cmd {
 	name := k.String()
 	switch {
@@ -284,7 +285,7 @@ func (m *top) filterKey(name, text string) {
 	}
 }
 
-// write takes pasted text where text is written.
+// write handles pasted text.
 func (m *top) write(text string) {
 	switch {
 	case m.dialog != nil:
@@ -294,7 +295,7 @@ func (m *top) write(text string) {
 	}
 }
 
-// typedText is one line without what commands a terminal.
+// typedText returns text without the characters that control a terminal, as one line.
 func typedText(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
@@ -304,13 +305,13 @@ func typedText(text string) string {
 	}, ansi.Strip(text))
 }
 
-// shorter is a text without its last character.
+// shorter returns text without its last character.
 func shorter(text string) string {
 	r := []rune(text)
 	return string(r[:max(0, len(r)-1)])
 }
 
-// move moves the picked slot, or what is shown of a pane.
+// move moves the picked slot, or scrolls a pane.
 func (m *top) move(name string) tea.Cmd {
 	page := max(1, m.height-12)
 	step, is := map[string]int{"up": -1, "down": 1, "pgup": -page, "pgdown": page, "home": -1 << 30, "end": 1 << 30, "k": -1, "j": 1, "g": -1 << 30, "G": 1 << 30}[name]
@@ -325,9 +326,9 @@ func (m *top) move(name string) tea.Cmd {
 		m.pickRank(sideways)
 		return m.follow()
 	case m.pane == paneOutput && is:
-		m.scroll[m.pane] = max(0, m.scroll[m.pane]-step) // counted from the end
+		m.scroll[m.pane] = max(0, m.scroll[m.pane]-step) // the position counts from the end
 	case is:
-		m.scroll[m.pane] = max(0, m.scroll[m.pane]+step) // View bounds it
+		m.scroll[m.pane] = max(0, m.scroll[m.pane]+step) // View bounds the position
 	}
 	return nil
 }
@@ -370,7 +371,7 @@ func (m *top) workers() (all []spot) {
 	return all
 }
 
-// pickRank picks the worker that many rows further.
+// pickRank picks the worker step rows below the picked one.
 func (m *top) pickRank(step int) {
 	all := m.workers()
 	if len(all) == 0 {
@@ -384,7 +385,8 @@ func (m *top) pickRank(step int) {
 	m.picked = all[min(len(all)-1, max(0, at+step))]
 }
 
-// moveInWorld picks a slot beside, or in another line of, the picked one.
+// moveInWorld picks the slot that is sideways places after the picked one or, if sideways is 0, the
+// slot that is step lines below it.
 func (m *top) moveInWorld(step, sideways int) {
 	cells := m.grid().cells
 	if len(cells) == 0 {
@@ -402,8 +404,8 @@ func (m *top) moveInWorld(step, sideways int) {
 	m.picked = cells[at].spot
 }
 
-// nearestCell returns the cell that is so many lines further, or in the last line in that
-// direction.
+// nearestCell returns the index of the nearest cell that is step lines below cell at, or in the
+// last line in that direction.
 func nearestCell(cells []cell, at, step int) int {
 	from, best := cells[at], at
 	last := cells[len(cells)-1].line

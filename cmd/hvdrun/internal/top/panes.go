@@ -18,14 +18,14 @@ import (
 	"github.com/hvdrun/hvdrun/tasks"
 )
 
-// look is how the slots of a state are drawn.
+// slotLook is how slots of a state are drawn.
 type slotLook struct {
 	mark  string
 	style lipgloss.Style
 	words string
 }
 
-// slotStates are in the order of the legend.
+// slotStates lists the states in the order of the legend.
 var slotStates = []job.SlotState{
 	job.SlotTraining, job.SlotReady, job.SlotStarting, job.SlotLeaving, job.SlotStopping, job.SlotFree,
 	job.SlotExcluded, job.SlotDrained, job.SlotHeld,
@@ -43,13 +43,13 @@ var slotLooks = map[job.SlotState]slotLook{
 	job.SlotHeld:     {"H", magenta, "held"},
 }
 
-// cell is where a slot is in the grid.
+// cell is the position of a slot in the grid.
 type cell struct {
 	spot
 	line, column int
 }
 
-// grid is the world: hosts with their slots, and where these are.
+// grid is the drawn world: hosts with their slots, and the positions of the slots.
 type grid struct {
 	lines []string
 	cells []cell
@@ -58,7 +58,7 @@ type grid struct {
 // mostWithRanks is the largest number of slots of a world for which the grid shows ranks.
 const mostWithRanks = 160
 
-// grid draws the world, several hosts beside each other where there is room.
+// grid draws the world, with several hosts side by side if there is room.
 func (m *top) grid() grid {
 	hosts := m.view.Status.Hosts
 	name, most, slots := 0, 0, 0
@@ -103,8 +103,8 @@ func (m *top) grid() grid {
 	return g
 }
 
-// slotText draws a slot in so many columns: its rank or the mark of its state, and where there is
-// room what is wrong.
+// slotText draws a slot in wide columns: its rank or the mark of its state and, if there is room,
+// its problem.
 func (m *top) slotText(host string, s *job.Slot, wide int) string {
 	look := slotLooks[s.State]
 	text, style := look.mark, look.style
@@ -149,7 +149,7 @@ func (m *top) world(room int) []string {
 	left := max(1, room-len(about)-3)
 	from := m.scroll[paneWorld]
 	if i := slices.IndexFunc(g.cells, func(c cell) bool { return c.spot == m.picked }); i >= 0 {
-		from = min(max(from, g.cells[i].line-left+1), g.cells[i].line) // the picked one is seen
+		from = min(max(from, g.cells[i].line-left+1), g.cells[i].line) // keep the picked slot visible
 	}
 	from = max(0, min(from, len(g.lines)-left))
 	m.scroll[paneWorld] = from
@@ -235,7 +235,7 @@ func (m *top) about() []string {
 	return lines
 }
 
-// ranks draws a table of the workers, with the picked one in sight.
+// ranks draws a table of the workers. The picked worker is visible.
 func (m *top) ranks(room int) []string {
 	all := m.workers()
 	if len(all) == 0 {
@@ -285,7 +285,8 @@ func (m *top) ranks(room int) []string {
 	return lines
 }
 
-// kindLooks are the colours of kinds, with their names where these are not the kinds' own.
+// kindLooks are the colours of kinds, and their names, for kinds that are not shown by their own
+// name.
 var kindLooks = map[job.Kind]struct {
 	style lipgloss.Style
 	name  string
@@ -298,7 +299,7 @@ var kindLooks = map[job.Kind]struct {
 
 func kindName(k job.Kind) string { return cmp.Or(kindLooks[k].name, string(k)) }
 
-// generations are the rows of the table of worlds, newest first, and its head.
+// generations returns the head and the rows of the table of worlds, newest first.
 func (m *top) generations() (head string, rows []string) {
 	v := m.view
 	if len(v.Worlds) == 0 {
@@ -324,10 +325,10 @@ func (m *top) generations() (head string, rows []string) {
 	return head, rows
 }
 
-// timeWidth is the width of the times of the job's events.
+// timeWidth returns the width of the times of the job's events.
 func (m *top) timeWidth() int { return len(shortTime(m.view.Status.Begun, m.view.Status.Time)) }
 
-// shortTime is a time of the day, with the month and day where these are not now's.
+// shortTime formats a time of day, with the month and day if it is not today.
 func shortTime(t, now time.Time) string {
 	t, now = t.Local(), now.Local()
 	if t.Format(time.DateOnly) == now.Format(time.DateOnly) {
@@ -336,7 +337,7 @@ func shortTime(t, now time.Time) string {
 	return t.Format("01-02 15:04:05")
 }
 
-// fineSeconds is a short time, to the millisecond.
+// fineSeconds formats a short duration, to the millisecond.
 func fineSeconds(s float64) string {
 	d := time.Duration(s * float64(time.Second))
 	if d < time.Second {
@@ -358,8 +359,8 @@ func (m *top) filterLine() string {
 	return text
 }
 
-// chosen are the events that have all words of the filter, newest first, or without a filter those
-// that are not folded.
+// chosen returns the events that contain all words of the filter, newest first; without a filter,
+// the events that are not folded.
 func (m *top) chosen() (all []*dashboard.Event) {
 	words := strings.Fields(strings.ToLower(m.filter))
 	for i := len(m.view.Events) - 1; i >= 0; i-- {
@@ -375,7 +376,7 @@ func (m *top) chosen() (all []*dashboard.Event) {
 	return all
 }
 
-// events are the lines of the chosen events.
+// events returns the lines of the chosen events.
 func (m *top) events() (lines []string) {
 	for _, e := range m.chosen() {
 		lines = append(lines, m.eventLines(e)...)
@@ -397,7 +398,7 @@ func (m *top) eventLines(e *dashboard.Event) []string {
 	return lines
 }
 
-// lastEvents are so many lines of the newest events.
+// lastEvents returns room lines of the newest events.
 func (m *top) lastEvents(room int) (lines []string) {
 	for i := len(m.view.Events) - 1; i >= 0 && len(lines) < room; i-- {
 		lines = append(lines, m.eventLines(&m.view.Events[i])...)
@@ -408,7 +409,7 @@ func (m *top) lastEvents(room int) (lines []string) {
 	return lines[:room]
 }
 
-// outputLines is the end of what the picked rank has printed.
+// outputLines returns the end of the picked rank's output.
 func (m *top) outputLines(room int) []string {
 	stream, other := "stdout", "stderr"
 	if m.out.of.stderr {
@@ -421,7 +422,7 @@ func (m *top) outputLines(room int) []string {
 	var lines []string
 	for line := range strings.Lines(ansi.Strip(m.out.text)) {
 		line = strings.TrimRight(line, "\r\n")
-		line = line[strings.LastIndexByte(line, '\r')+1:] // what stays of a line that was written over
+		line = line[strings.LastIndexByte(line, '\r')+1:] // the visible rest of an overwritten line
 		line = strings.ReplaceAll(cli.Escape(line), "\t", "    ")
 		lines = append(lines, strings.Split(ansi.Hardwrap(line, m.width, true), "\n")...)
 	}
@@ -434,14 +435,14 @@ func (m *top) outputLines(room int) []string {
 	return append([]string{head}, lines[max(0, to-left):to]...)
 }
 
-// tasks are the tables of hvdrun tasks.
+// tasks returns the tables of hvdrun tasks.
 func (m *top) tasks() []string {
 	var s tasks.Status
 	if len(m.view.Tasks) == 0 || json.Unmarshal(m.view.Tasks, &s) != nil {
 		return []string{"This job runs no tasks."}
 	}
 	var b strings.Builder
-	_ = show.PrintTasks(&b, s) // into memory
+	_ = show.PrintTasks(&b, s) // cannot fail: it writes to memory
 	var lines []string
 	for line := range strings.Lines(b.String()) {
 		lines = append(lines, cli.EscapeCell(strings.TrimRight(line, "\n")))

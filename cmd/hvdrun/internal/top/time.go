@@ -21,7 +21,7 @@ var partStyles = map[job.Part]lipgloss.Style{
 	job.PartGrowing: cyan, job.PartShrinking: yellow,
 }
 
-// time draws what the time went into, the curves, the recoveries and the stragglers.
+// time draws the goodput, the curves, the recoveries and the stragglers.
 func (m *top) time() []string {
 	lines := m.goodput()
 	lines = append(lines, m.curves()...)
@@ -52,13 +52,13 @@ func (m *top) goodput() []string {
 	return append(lines, "")
 }
 
-// eighths are bars of one to eight eighths of a column, and levels those of a line.
+// eighths are bars of one to eight eighths of a column's width, and levels of a line's height.
 var (
 	eighths = []rune("▏▎▍▌▋▊▉█")
 	levels  = []rune("▁▂▃▄▅▆▇█")
 )
 
-// bar draws a share of so many columns, and something for all that is more than 0.
+// bar draws a share of wide columns. A share above 0 is always visible.
 func bar(share float64, wide int) string {
 	n := int(share*float64(wide)*8 + 0.5)
 	if n == 0 && share > 0 {
@@ -106,7 +106,8 @@ func (m *top) curves() []string {
 	return lines
 }
 
-// rates spreads points over so many columns of time, negative where nothing is known.
+// rates spreads the points over wide columns of time. Columns without data are negative. most is
+// the largest value.
 func rates(points []dashboard.Point, wide int) (all []float64, most float64) {
 	all = make([]float64, wide)
 	counts := make([]int, wide)
@@ -128,7 +129,7 @@ func rates(points []dashboard.Point, wide int) (all []float64, most float64) {
 	return all, most
 }
 
-// curve draws values from 0 to most in a line.
+// curve draws values from 0 to most in one line.
 func curve(values []float64, most float64) string {
 	var b strings.Builder
 	for _, v := range values {
@@ -144,7 +145,7 @@ func curve(values []float64, most float64) string {
 	return b.String()
 }
 
-// recoveries draws how long training took to go on after resets.
+// recoveries draws how long it took until training continued after resets.
 func (m *top) recoveries() []string {
 	r := &m.view.Recoveries
 	most, first, last := 0, -1, -1
@@ -172,7 +173,7 @@ func (m *top) recoveries() []string {
 	return append(lines, "")
 }
 
-// stragglers lists the workers that come last.
+// stragglers lists the workers that come last to operations.
 func (m *top) stragglers() []string {
 	type late struct {
 		text string

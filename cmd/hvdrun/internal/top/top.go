@@ -1,4 +1,4 @@
-// Package top implements hvdrun top, which shows and steers a job in a terminal.
+// Package top implements hvdrun top, which shows and controls a job in a terminal.
 package top
 
 import (
@@ -49,7 +49,7 @@ It needs a terminal: hvdrun status --watch is for pipes and files. With NO_COLOR
 	})
 }
 
-// openScreen returns the terminal from which keys are read, and on which frames are drawn.
+// openScreen returns the terminal for keys and the terminal for frames.
 func openScreen(p *cli.Program) (in, out *os.File, err error) {
 	out, drawn := p.Stdout.(*cli.Stream).Terminal()
 	in, is := p.Stdin.(*os.File)
@@ -63,7 +63,7 @@ func openScreen(p *cli.Program) (in, out *os.File, err error) {
 	return in, out, nil
 }
 
-// showTop shows the job until a person or ctx ends that.
+// showTop shows the job until the user quits or ctx ends.
 func showTop(ctx context.Context, p *cli.Program, d *jobdir.Dir, in, out *os.File) error {
 	j := newTopJob(ctx, page.Config(d).Job)
 	_, err := tea.NewProgram(newTop(j), tea.WithContext(ctx), tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(p.Env),
@@ -78,11 +78,11 @@ func showTop(ctx context.Context, p *cli.Program, d *jobdir.Dir, in, out *os.Fil
 	return nil
 }
 
-// topJob asks a job on behalf of top, in the background. The caller must call close.
+// topJob calls a job for top in the background. The caller must call close.
 type topJob struct {
 	dashboard.Job
-	feed *dashboard.Feed // of one look at a time
-	ctx  context.Context // of what is asked
+	feed *dashboard.Feed // used by one look at a time
+	ctx  context.Context // of the calls
 	stop context.CancelFunc
 
 	mu     sync.Mutex
@@ -95,7 +95,7 @@ func newTopJob(ctx context.Context, j dashboard.Job) *topJob {
 	return &topJob{Job: j, feed: dashboard.NewFeed(j), ctx: ctx, stop: stop}
 }
 
-// close ends what is being asked, and waits for that.
+// close cancels the calls in progress and waits for them.
 func (j *topJob) close() error {
 	j.mu.Lock()
 	j.closed = true
@@ -105,7 +105,7 @@ func (j *topJob) close() error {
 	return j.feed.Close()
 }
 
-// ask returns a command of the terminal that calls f, unless the job is closed by then.
+// ask returns a command of the terminal that calls f, unless j is closed by then.
 func (j *topJob) ask(f func(ctx context.Context) tea.Msg) tea.Cmd {
 	return func() tea.Msg {
 		j.mu.Lock()
@@ -120,7 +120,7 @@ func (j *topJob) ask(f func(ctx context.Context) tea.Msg) tea.Cmd {
 	}
 }
 
-// order asks the job to carry out a command.
+// order sends a command to the job.
 func (j *topJob) order(by *dialog, c job.Command) tea.Cmd {
 	return j.ask(func(ctx context.Context) tea.Msg {
 		done, err := j.Source.Command(ctx, c)
@@ -128,7 +128,7 @@ func (j *topJob) order(by *dialog, c job.Command) tea.Cmd {
 	})
 }
 
-// read reads the end of a rank's output, or what was added to it.
+// read reads a rank's output from offset from or, if from is negative, the end of it.
 func (j *topJob) read(of outputOf, from int64) tea.Cmd {
 	return j.ask(func(context.Context) tea.Msg {
 		stream := "stdout"

@@ -21,21 +21,22 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/replica"
 )
 
-// torchrunDriver is the subcommand that is the driver of a job of several nodes, at one of them.
+// torchrunDriver is the subcommand that runs the driver of a job of several nodes, on one of the
+// nodes.
 const torchrunDriver = "torchrun-driver"
 
-// seatFD is where it finds the connection to the node's agent.
+// seatFD is the descriptor of its connection to the node's agent.
 const seatFD = 3
 
-// driverStart is what the agent tells the driver first: its command line, and what the driver
-// before has left.
+// driverStart is the first message of the agent to the driver: its command line, and what the
+// previous driver left.
 type driverStart struct {
 	Args  []string     `json:"args"`
 	Found replica.Copy `json:"found"`
 }
 
-// driverSays is what the driver says: a change of the job's copy, or that it waits until all
-// changes before are kept by the nodes.
+// driverSays is a message of the driver: a change of the job's copy, or the request to report when
+// the nodes have stored all earlier changes.
 type driverSays struct {
 	Change *replica.Change `json:"change,omitempty"`
 	Sync   uint64          `json:"sync,omitempty"`
@@ -46,7 +47,8 @@ type driverTold struct {
 	Synced uint64 `json:"synced"`
 }
 
-// seat is the claim of a driver whose agent leads the nodes. It ends with the connection.
+// seat is the claim of a driver whose agent is the leader of the nodes. It ends with the
+// connection.
 type seat struct {
 	conn net.Conn
 	lost chan struct{}
@@ -80,7 +82,8 @@ func newSeat(conn net.Conn, in *json.Decoder) *seat {
 	return s
 }
 
-// say sends, unless the agent is gone, which is seen elsewhere.
+// say sends a message. It ignores errors: the reader of the connection notices that the agent is
+// gone.
 func (s *seat) say(what driverSays) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,10 +145,10 @@ func driverCommand(p *cli.Program) *cobra.Command {
 	}
 }
 
-// runTorchDriver begins the job, or goes on with it.
+// runTorchDriver starts the job, or takes it over.
 func runTorchDriver(ctx context.Context, p *cli.Program) error {
 	for _, w := range []io.Writer{p.Stdout, p.Stderr} {
-		if s, is := w.(*cli.Stream); is { // which the agent reads: it is dead, and must not count as a wish to stop the job
+		if s, is := w.(*cli.Stream); is { // the agent reads them; a failure means that it is dead and must not stop the job
 			s.WhenClosed(func(error) { os.Exit(1) })
 		}
 	}
@@ -183,13 +186,13 @@ func runTorchDriver(ctx context.Context, p *cli.Program) error {
 	return err
 }
 
-// goOn is the driver of a job whose driver on another node is gone.
+// goOn takes over a job whose driver on another node is gone.
 func goOn(ctx context.Context, p *cli.Program, start driverStart, c *jobrun.Claimed, log *logrus.Logger) error {
 	if start.Found.Behind {
 		c.Release(false)
 		return cli.Failed(errors.New("the job cannot be resumed: its last records are on no node"))
 	}
-	// The flags are those of the job, but for where this node's agent is.
+	// The flags are those of the job, except for the address of this node's agent.
 	d, err := jobrun.PlaceCopy(p, c, "", jobdir.Copy{Records: start.Found.Records, Files: start.Found.Files, Args: start.Args})
 	if err != nil {
 		c.Release(false)

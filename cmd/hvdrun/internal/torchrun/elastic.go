@@ -28,11 +28,11 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun"
 )
 
-// elasticFlags are those that have a meaning with --elastic.
+// elasticFlags are the flags that have an effect with --elastic.
 var elasticFlags = []string{"elastic", "nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf",
 	"standalone", "no-python", "local-addr", "shutdown-timeout", "log-level", "monitor-interval", "signals-to-handle"}
 
-// checkElastic refuses flags that would have no effect.
+// checkElastic returns an error for flags that would have no effect.
 func (f *torchFlags) checkElastic(fs *pflag.FlagSet) (err error) {
 	fs.Visit(func(flag *pflag.Flag) {
 		if err == nil && !slices.Contains(elasticFlags, flag.Name) {
@@ -45,7 +45,7 @@ func (f *torchFlags) checkElastic(fs *pflag.FlagSet) (err error) {
 	return err
 }
 
-// runTorchElastic is one node of a job whose programs use package elastic.
+// runTorchElastic runs one node of a job whose programs use package elastic.
 func runTorchElastic(ctx context.Context, p *cli.Program, f *torchFlags, command []string) error {
 	level, err := logrus.ParseLevel(f.logLevel)
 	if err != nil {
@@ -75,11 +75,11 @@ func runTorchElastic(ctx context.Context, p *cli.Program, f *torchFlags, command
 	if err := f.meet(ctx, p.Env, &cfg); err != nil {
 		return err
 	}
-	rendezvous := cfg.Rendezvous.(*torchrun.Dynamic) // checkElastic refuses the others
+	rendezvous := cfg.Rendezvous.(*torchrun.Dynamic) // checkElastic refuses other kinds
 	node := elasticNode{program: p, log: log, label: "torchrun " + f.id}
 	node.args = func(nodes int, gossip string) []string {
 		return append([]string{
-			// The fewest workers are those that fit into no fewer nodes.
+			// The smallest size is the number of workers that needs the smallest number of nodes.
 			"--np", strconv.Itoa(nodes * workers), "--min-np", strconv.Itoa((least-1)*workers + 1), "--max-np", strconv.Itoa(most * workers),
 			"--gossip-join", gossip, "--gossip-key-file", keyFile, "--gossip-label", node.label,
 			"--drain-timeout", drain.String(), "--log-level", level.String(), "--",
@@ -102,7 +102,7 @@ func runTorchElastic(ctx context.Context, p *cli.Program, f *torchFlags, command
 	return nil
 }
 
-// runAlone is a job of this node alone: its driver is this process.
+// runAlone runs a job of this node alone, with the driver in this process.
 func runAlone(ctx context.Context, p *cli.Program, f *torchFlags, workers int, command []string) error {
 	fs := pflag.NewFlagSet("hvdrun", pflag.ContinueOnError)
 	settings.AddFlags(fs, false)
@@ -125,10 +125,10 @@ type elasticNode struct {
 	log     *logrus.Logger
 	label   string // of the cluster of the nodes' agents
 	agent   agent.Config
-	args    func(nodes int, gossip string) []string // of hvdrun, for the driver
+	args    func(nodes int, gossip string) []string // arguments of hvdrun for the driver
 }
 
-// elasticAgent returns the agent of this node, but for the cluster that it is in.
+// elasticAgent returns the configuration of this node's agent, except for its cluster.
 func elasticAgent(peers *torchrun.Peers) (agent.Config, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -149,15 +149,15 @@ func elasticAgent(peers *torchrun.Peers) (agent.Config, error) {
 	}, nil
 }
 
-// serve implements torchrun.Elastic's.
+// serve implements the Serve of torchrun.Elastic.
 func (n *elasticNode) serve(ctx context.Context, seeds func() []string, joined func(addr string)) error {
 	cfg := n.agent
 	cfg.Join, cfg.Seeds, cfg.Joined = seeds(), seeds, joined
 	return agent.Run(ctx, cfg)
 }
 
-// drive implements torchrun.Elastic's: the driver is a process of its own, which can be killed
-// while the workers and this process go on.
+// drive implements the Drive of torchrun.Elastic. The driver is a separate process, so that it can
+// be killed while the workers and this process continue.
 func (n *elasticNode) drive(ctx context.Context, stop <-chan struct{}, at torchrun.Seat) (int, error) {
 	conn, theirs, err := socketPair()
 	if err != nil {
@@ -172,7 +172,7 @@ func (n *elasticNode) drive(ctx context.Context, stop <-chan struct{}, at torchr
 	cmd := exec.Command(program, torchrunDriver)
 	cmd.Env, cmd.Stdout, cmd.Stderr = p.Env, p.Stdout, p.Stderr
 	cmd.ExtraFiles = []*os.File{theirs}                   // seatFD
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal's signals are for this process
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the terminal's signals go to this process only
 	err = cmd.Start()
 	_ = theirs.Close()
 	if err != nil {
@@ -201,7 +201,7 @@ func (n *elasticNode) drive(ctx context.Context, stop <-chan struct{}, at torchr
 	return 0, fmt.Errorf("%w: %w", torchrun.ErrDriverDied, werr)
 }
 
-// socketPair returns two ends of a connection: one for this process, and one for its child.
+// socketPair returns the two ends of a connection: one for this process, and one for its child.
 func socketPair() (net.Conn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -216,8 +216,8 @@ func socketPair() (net.Conn, *os.File, error) {
 	return conn, theirs, nil
 }
 
-// signal kills the driver when ctx ends, and asks it to stop when stop is closed, again when a
-// person asks again.
+// signal kills the driver when ctx ends. It sends SIGTERM when stop is closed, and again when the
+// user asks again. It blocks until ctx ends or done is closed.
 func (n *elasticNode) signal(ctx context.Context, driver *os.Process, stop, done <-chan struct{}) {
 	var hurry <-chan struct{}
 	for {
@@ -236,8 +236,8 @@ func (n *elasticNode) signal(ctx context.Context, driver *os.Process, stop, done
 	}
 }
 
-// keep starts the driver at the other end, and sends the nodes what it says, to be kept, until the
-// connection ends.
+// keep sends start to the driver at the other end of conn, and stores the changes that the driver
+// sends on the nodes. It blocks until the connection ends.
 func keep(conn net.Conn, start driverStart, at torchrun.Seat) error {
 	out, in := json.NewEncoder(conn), json.NewDecoder(conn)
 	if err := out.Encode(start); err != nil {
@@ -263,7 +263,7 @@ func keep(conn net.Conn, start driverStart, at torchrun.Seat) error {
 	}
 }
 
-// key returns the key of the job's nodes, and the file that has it.
+// key returns the key of the job's nodes and the file that contains it.
 func (f *torchFlags) key(env []string) (key []byte, path string, err error) {
 	conf, _, err := f.pairs()
 	switch {
@@ -283,7 +283,7 @@ func (f *torchFlags) key(env []string) (key []byte, path string, err error) {
 	return key, path, err
 }
 
-// elasticCommand returns what a worker runs.
+// elasticCommand returns the command of a worker.
 func elasticCommand(args []string) ([]string, error) {
 	if strings.HasSuffix(args[0], ".py") {
 		return nil, fmt.Errorf("--elastic: %s is a script of Python, which does not use package elastic: leave out --elastic", args[0])

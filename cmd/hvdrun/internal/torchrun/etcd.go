@@ -18,13 +18,14 @@ import (
 	storeetcd "github.com/hvdrun/hvdrun/torchrun/store/etcd"
 )
 
-// etcdPrefix stands before the names of all jobs, and etcdPatience is how long etcd may be away.
+// etcdPrefix is the prefix of the keys of all jobs, and etcdPatience is how long etcd may be
+// unreachable.
 const (
 	etcdPrefix   = "/hvdrun/torchrun/"
 	etcdPatience = 30 * time.Second
 )
 
-// etcdStore returns the store of a job in etcd, and what ends it.
+// etcdStore returns the store of a job in etcd and a function that closes it.
 func (f *torchFlags) etcdStore(ctx context.Context, addr string, conf map[string]string, log logrus.FieldLogger) (store.Store, func(), error) {
 	secure := conf["protocol"] == "https" || conf["cacert"] != "" || conf["cert"] != ""
 	host, _, err := net.SplitHostPort(addr)

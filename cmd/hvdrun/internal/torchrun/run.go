@@ -38,7 +38,7 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
-// torchConfig is what the flags ask for, without what listens.
+// torchConfig returns the configuration that the flags describe, without anything that listens.
 func torchConfig(ctx context.Context, p *cli.Program, f *torchFlags, args []string) (cfg torchrun.Config, err error) {
 	if err = f.check(); err != nil {
 		return cfg, err
@@ -94,7 +94,7 @@ func torchConfig(ctx context.Context, p *cli.Program, f *torchFlags, args []stri
 	return cfg, nil
 }
 
-// localWorkers returns how many workers this node has.
+// localWorkers returns the number of workers of this node.
 func (f *torchFlags) localWorkers() (int, error) {
 	switch f.workers {
 	case "gpu":
@@ -181,8 +181,9 @@ func runTorchAgent(ctx context.Context, p *cli.Program, f *torchFlags, cfg torch
 	if _, is := cli.Lookup(cfg.Env, old); !is && !f.noPython && hostsource.Gpus() > 0 && before22(torchVersion(ctx, cfg.Command[0])) {
 		cfg.Env = append(slices.Clone(cfg.Env), old+"=1")
 	}
-	cfg.Env = append(slices.Clip(cfg.Env), "TORCHELASTIC_SIGNALS_TO_HANDLE="+f.signals) // as torchrun's workers find it
-	// Workers are in process groups of their own, which a terminal would stop as they read.
+	cfg.Env = append(slices.Clip(cfg.Env), "TORCHELASTIC_SIGNALS_TO_HANDLE="+f.signals) // as torchrun sets it for its workers
+	// Workers are in process groups of their own, which a terminal would stop when they read from
+	// it.
 	if in, is := p.Stdin.(*os.File); is && !term.IsTerminal(int(in.Fd())) {
 		cfg.Stdin = in
 	}
@@ -200,10 +201,10 @@ func runTorchAgent(ctx context.Context, p *cli.Program, f *torchFlags, cfg torch
 	return nil
 }
 
-// storeAddrs returns the addresses of loopback where programs look for the store by themselves: by
-// init_method=tcp://host:port, with --master-addr and --master-port or another port that the
-// script's arguments name, as they write it. An argument of a flag, before it or in it, counts only
-// if the flag's name says so: the script may listen itself at the addresses of other flags.
+// storeAddrs returns the loopback addresses at which programs may connect to the store without the
+// environment: --master-addr with --master-port, and the addresses tcp://host:port in the script's
+// arguments, as written there. An address that is the value of a flag counts only if the flag's
+// name contains init or dist: the script may itself listen on the addresses of other flags.
 func (f *torchFlags) storeAddrs(args []string) (addrs []string) {
 	var known []string // as IP addresses
 	take := func(host, port string) {
@@ -243,8 +244,8 @@ func (f *torchFlags) storeAddrs(args []string) (addrs []string) {
 	return addrs
 }
 
-// torchVersion returns the version of torch that a Python has; empty: it is not known. It does not
-// import torch.
+// torchVersion returns the version of torch that is installed for a Python, without importing
+// torch; empty: unknown.
 func torchVersion(ctx context.Context, python string) string {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -252,16 +253,16 @@ func torchVersion(ctx context.Context, python string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// before22 returns whether a version of torch is known and before 2.2. These read another variable
-// than later ones, which warn where they find the older.
+// before22 reports whether a version of torch is known and earlier than 2.2. Those versions read
+// another variable than later ones, which warn if the old variable is set.
 func before22(version string) bool {
 	var major, minor int
 	n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor)
 	return n == 2 && (major < 2 || major == 2 && minor < 2)
 }
 
-// watchTorchStop logs that the workers are being stopped, and kills them at the second signal. The
-// function it returns ends the watch.
+// watchTorchStop starts a goroutine that logs that the workers are being stopped, and calls kill at
+// the second signal. The function that it returns ends the goroutine.
 func watchTorchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kill func(), grace time.Duration) func() {
 	done := make(chan struct{})
 	var watching sync.WaitGroup
@@ -285,7 +286,8 @@ func watchTorchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kil
 	}
 }
 
-// handleSignals makes those signals stop the workers too that do not in the rest of hvdrun.
+// handleSignals makes the signals of --signals-to-handle stop the workers too, also those that do
+// not stop other jobs of hvdrun.
 func (f *torchFlags) handleSignals(ctx context.Context) (context.Context, func(), error) {
 	var more []os.Signal
 	for name := range strings.SplitSeq(f.signals, ",") {
@@ -322,7 +324,7 @@ func (f *torchFlags) handleSignals(ctx context.Context) (context.Context, func()
 	}, nil
 }
 
-// meet makes the rendezvous.
+// meet sets the rendezvous in cfg.
 func (f *torchFlags) meet(ctx context.Context, env []string, cfg *torchrun.Config) error {
 	least, most, err := f.nodes()
 	if err != nil {
@@ -340,9 +342,9 @@ func (f *torchFlags) meet(ctx context.Context, env []string, cfg *torchrun.Confi
 		cfg.RunID, cfg.Backend = rand.Text(), "c10d"
 		cfg.Rendezvous = new(torchrun.Single)
 		return nil
-	case most == 1: // nobody else can come
+	case most == 1: // no other node can join
 		if cfg.RunID == noID {
-			cfg.RunID = rand.Text() // jobs side by side tell themselves apart by it
+			cfg.RunID = rand.Text() // distinguishes jobs on one machine
 		}
 		cfg.Rendezvous = new(torchrun.Single)
 		return nil
@@ -354,10 +356,11 @@ func (f *torchFlags) meet(ctx context.Context, env []string, cfg *torchrun.Confi
 	return f.meetDynamic(ctx, env, cfg, least, most, conf)
 }
 
-// staticPort and dynamicPort are the ports of endpoints that name none.
+// staticPort and dynamicPort are the default ports of endpoints.
 const staticPort, dynamicPort = "29500", "29400"
 
-// where returns the endpoint's host and port, and whether that host is this machine.
+// where returns the endpoint's host, its address with the port, and whether that host is this
+// machine. port is the default.
 func (f *torchFlags) where(ctx context.Context, port string) (host, addr string, here bool, err error) {
 	flag, text := "--rdzv-endpoint", f.endpoint
 	if text == "" && f.backend == "static" {
@@ -379,7 +382,7 @@ func (f *torchFlags) where(ctx context.Context, port string) (host, addr string,
 	return host, net.JoinHostPort(host, given), here, nil
 }
 
-// peers returns how this node reaches the others, with the key that all have.
+// peers returns how this node connects to the others, with the key that all nodes share.
 func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf map[string]string) (*torchrun.Peers, error) {
 	route := ""
 	var err error
@@ -416,8 +419,8 @@ func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf
 	return peers, err
 }
 
-// machineKey returns the key of jobs whose nodes are all on this machine: the user's own, which is
-// made if it does not exist, and the file that has it.
+// machineKey returns the key of jobs whose nodes are all on this machine, and the file that
+// contains it. The key is the user's own and is made if it does not exist.
 func machineKey(env []string) (key []byte, path string, err error) {
 	var failed error
 	for _, jobs := range jobdir.StateDirs(env, jobdir.Shared) {
@@ -454,7 +457,7 @@ func readNewKey(path string) (key []byte, err error) {
 	return nil, err
 }
 
-// meetStatic makes the rendezvous of nodes that know their ranks.
+// meetStatic sets the rendezvous of nodes that know their ranks.
 func (f *torchFlags) meetStatic(ctx context.Context, env []string, cfg *torchrun.Config, nodes int, conf map[string]string) error {
 	if f.nodeRank >= nodes {
 		return fmt.Errorf("--node-rank: %d: the ranks of %d nodes are 0 to %d", f.nodeRank, nodes, nodes-1)
@@ -489,7 +492,7 @@ func (f *torchFlags) meetStatic(ctx context.Context, env []string, cfg *torchrun
 	return nil
 }
 
-// meetDynamic makes the rendezvous of nodes that come and go.
+// meetDynamic sets the rendezvous of nodes that join and leave.
 func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchrun.Config, least, most int, conf map[string]string) error {
 	set := dynamic.Settings{RunID: f.id, MinNodes: least, MaxNodes: most}
 	if _, err := set.ParseConf(conf); err != nil {
@@ -525,7 +528,8 @@ func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchru
 	return nil
 }
 
-// sharedStore returns what the nodes share, and what ends it, with the connections to them.
+// sharedStore returns the store that the nodes share, and a function that closes it and the
+// connections to it.
 func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, host, addr string, here bool, conf map[string]string, log logrus.FieldLogger) (
 	shared store.Store, end func(context.Context), err error,
 ) {
@@ -549,7 +553,7 @@ func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, hos
 		"and is that its --rdzv-endpoint too? is_host=true in --rdzv-conf makes this one the host", addr))
 	defer cancel()
 	shared, end, err = peers.Meet(bounded, addr, here)
-	if here && guessed && errors.Is(err, syscall.EADDRINUSE) { // another agent of this machine is the host
+	if here && guessed && errors.Is(err, syscall.EADDRINUSE) { // another agent on this machine hosts the store
 		log.Infof("torchrun: another program of this machine has %s: it is taken for the agent that has the store", addr)
 		here = false
 		shared, end, err = peers.Meet(bounded, addr, false)
@@ -563,7 +567,8 @@ func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, hos
 	return shared, end, nil
 }
 
-// meetTimeout is how long the host of the endpoint is waited for: read_timeout, and 60 s without.
+// meetTimeout returns how long a node waits for the host of the endpoint: read_timeout, by default
+// 60 s.
 func meetTimeout(conf map[string]string) time.Duration {
 	if d, err := settings.ParseDuration(conf["read_timeout"]); err == nil {
 		return d
@@ -571,8 +576,8 @@ func meetTimeout(conf map[string]string) time.Duration {
 	return 60 * time.Second
 }
 
-// listenHost is where a node listens that is not the endpoint's: for the other nodes, when it has
-// rank 0.
+// listenHost returns the address on which a node that does not host the endpoint listens for the
+// other nodes if it gets rank 0.
 func (f *torchFlags) listenHost(endpoint string) string {
 	if addr, err := netip.ParseAddr(f.localAddr); err == nil && identity.IsOwn(addr.Unmap()) {
 		return f.localAddr

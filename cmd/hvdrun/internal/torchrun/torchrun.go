@@ -17,7 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 )
 
-// torchFlags are the flags of torchrun, as text where their values are not plain.
+// torchFlags are the flags of torchrun. Flags whose values need parsing are kept as text.
 type torchFlags struct {
 	nnodes, workers                                              string
 	backend, endpoint, id, conf                                  string
@@ -31,7 +31,8 @@ type torchFlags struct {
 	healthPort                                                   int
 }
 
-// Commands returns hvdrun torchrun, and the command that is the driver of a job of its nodes.
+// Commands returns hvdrun torchrun, and the hidden command that runs the driver of a job of its
+// nodes.
 func Commands(p *cli.Program) []*cobra.Command {
 	return []*cobra.Command{torchrunCommand(p), driverCommand(p)}
 }
@@ -80,7 +81,7 @@ docs/torchrun.md lists the differences.`,
 	return cmd
 }
 
-// noID is the run id of a job that is given none.
+// noID is the run id of a job without --rdzv-id.
 const noID = "none"
 
 // addFlags defines the flags, in both spellings; the first word that is not a flag begins the
@@ -127,7 +128,7 @@ func (f *torchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&f.logLevel, "log-level", "warning", "least that is logged: trace, debug, info, warning or error")
 }
 
-// petPrefix begins the variables of torchrun's flags.
+// petPrefix is the prefix of the variables of torchrun's flags.
 const petPrefix = "PET_"
 
 // fromEnvironment sets the flags that were not given from their variables.
@@ -150,7 +151,7 @@ func (f *torchFlags) fromEnvironment(fs *pflag.FlagSet, env []string) (err error
 	return err
 }
 
-// nodes returns the fewest and the most nodes.
+// nodes returns the smallest and the largest number of nodes.
 func (f *torchFlags) nodes() (least, most int, err error) {
 	first, second, ranged := strings.Cut(f.nnodes, ":")
 	least, err1 := strconv.Atoi(first)
@@ -164,7 +165,7 @@ func (f *torchFlags) nodes() (least, most int, err error) {
 	return least, most, nil
 }
 
-// command returns what a worker runs.
+// command returns the command of a worker.
 func (f *torchFlags) command(args, env []string) ([]string, error) {
 	if f.module && f.noPython {
 		return nil, errors.New("--module and --no-python: give one of them")
@@ -185,11 +186,11 @@ func (f *torchFlags) command(args, env []string) ([]string, error) {
 	return append([]string{python, "-u"}, args...), nil
 }
 
-// confKeys are those of --rdzv-conf that have an effect here or in torchrun.
+// confKeys are the keys of --rdzv-conf that have an effect here or in torchrun.
 var confKeys = []string{"key_file", "insecure", "rank", "timeout", "join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout",
 	"keep_alive_interval", "keep_alive_max_attempt", "read_timeout", "is_host", "store_type", "use_libuv", "protocol", "cacert", "cert", "key"}
 
-// pairs returns --rdzv-conf, and the keys of it that are not known: they have no effect, as with
+// pairs returns the pairs of --rdzv-conf, and its unknown keys, which have no effect, as with
 // torchrun.
 func (f *torchFlags) pairs() (conf map[string]string, others []string, err error) {
 	conf = make(map[string]string)
@@ -210,7 +211,7 @@ func (f *torchFlags) pairs() (conf map[string]string, others []string, err error
 	return conf, others, nil
 }
 
-// check refuses values that say what is not done.
+// check returns an error for values that hvdrun does not support.
 func (f *torchFlags) check() error {
 	choices := []struct {
 		flag, value string
@@ -244,7 +245,7 @@ func (f *torchFlags) check() error {
 	return nil
 }
 
-// runTorch is the agent of this node.
+// runTorch runs the agent of this node.
 func runTorch(ctx context.Context, p *cli.Program, f *torchFlags, args []string) error {
 	cfg, err := torchConfig(ctx, p, f, args)
 	if err != nil {

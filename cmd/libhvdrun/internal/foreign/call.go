@@ -15,7 +15,7 @@ import (
 // Kind is the operation of a [Call].
 type Kind int32
 
-// The kinds. Send and Recv are between two ranks.
+// The kinds. Send and Recv are operations between two ranks.
 const (
 	AllReduce Kind = iota + 1
 	ReduceScatter
@@ -53,31 +53,33 @@ const (
 	types
 )
 
-// Call is one operation on memory of the caller, which nothing else may touch until it has ended.
+// Call is one operation on memory of the caller. Nothing else may access the memory until the
+// operation has ended.
 type Call struct {
 	Kind Kind
-	// Data is where Count elements lie: for AllToAll without Counts, and for ReduceTree, Count of
-	// each rank or node, one behind the other.
+	// Data points to Count elements. For AllToAll without Counts it points to Count elements for
+	// each rank, and for ReduceTree to Count elements for each node, one after another.
 	Data unsafe.Pointer
-	// Result is where the operation puts its result, for the kinds that do not put it into Data:
-	// ReduceScatter the part of this rank (as even as can be, the first ranks have one more),
-	// AllGather Count elements of each rank, AllToAll what the other ranks have sent, one behind
-	// the other, ReduceTree Count elements.
+	// Result points to the memory for the result, for the kinds that do not write it to Data: the
+	// part of this rank for ReduceScatter (the parts differ by at most one element, the larger ones
+	// first), Count elements of each rank for AllGather, the elements that each rank has sent, one
+	// after another, for AllToAll, and Count elements for ReduceTree.
 	Result unsafe.Pointer
 	Count  int64
 	Type   Type
 	// Arg is the operation of a reduction, as in package collective, the root of a Broadcast, or
 	// the other rank of a Send or Recv.
 	Arg int32
-	// Counts are, for AllToAll, the elements for each rank and then those of each rank; nil: Count
-	// for each. For ReduceTree they are the first leaf of each rank, and the number of leaves.
+	// Counts are, for AllToAll, the number of elements to send to each rank, followed by the number
+	// to receive from each rank; nil: Count for each. For ReduceTree they are the first leaf of
+	// each rank, followed by the number of leaves.
 	Counts []int64
 }
 
-// perform is an operation on elements of one type.
+// perform performs a call on elements of one type.
 type perform func(ctx context.Context, g *collective.Group, c *Call) error
 
-// typed has the operations for each type, and the size of its elements.
+// typed has, for each type, the size of its elements in bytes and the function that performs calls.
 var typed = [types]struct {
 	size    int64
 	perform perform
@@ -125,7 +127,7 @@ func of[T collective.Element](ctx context.Context, g *collective.Group, c *Call)
 	}
 }
 
-// at is memory of the caller.
+// at returns n elements of the caller's memory at p.
 func at[T any](p unsafe.Pointer, n int) []T { return unsafe.Slice((*T)(p), n) }
 
 // allToAll is AllToAll of parts of different lengths.
@@ -145,7 +147,7 @@ func allToAll[T collective.Element](ctx context.Context, g *collective.Group, c 
 	return nil
 }
 
-// parts cuts memory of the caller.
+// parts splits memory of the caller into parts of the given lengths.
 func parts[T any](p unsafe.Pointer, counts []int64) [][]T {
 	all := at[T](p, int(total(counts)))
 	cut := make([][]T, len(counts))
@@ -155,8 +157,8 @@ func parts[T any](p unsafe.Pointer, counts []int64) [][]T {
 	return cut
 }
 
-// reduceTree is ReduceTree where each rank has consecutive leaves, and the fewest nodes that have
-// them.
+// reduceTree is ReduceTree for ranks that have consecutive leaves each, as the fewest nodes that
+// cover them.
 func reduceTree[T collective.Element](ctx context.Context, g *collective.Group, c *Call) error {
 	size := g.Size()
 	leaves, held := int(c.Counts[size]), make([][]collective.Node, size)
@@ -174,7 +176,8 @@ func reduceTree[T collective.Element](ctx context.Context, g *collective.Group, 
 // mostLeaves is the largest number of leaves of a ReduceTree.
 const mostLeaves = 1 << 24
 
-// check refuses arguments that no operation can be done with, before any other rank is told.
+// check returns an error for arguments with which no operation is possible, before any other rank
+// sees the call.
 func (c *Call) check(rank, size int) error {
 	if c.Kind < 1 || c.Kind >= kinds {
 		return fmt.Errorf("there is no operation %d", c.Kind)
@@ -224,13 +227,13 @@ func (c *Call) checkArg(rank, size int) error {
 	return nil
 }
 
-// extent returns how many elements Data and Result have. For a value that only some kinds of calls
-// have, it counts one.
+// extent returns the number of elements of Data and of Result. A value that only some kinds of
+// calls use counts as one.
 func (c *Call) extent(rank, size int) (sent, received int64, err error) {
 	all := c.Count * int64(size)
 	switch c.Kind {
 	case ReduceScatter, AllGather:
-		return c.Count, c.Count, nil // at least one of them holds elements if the other does
+		return c.Count, c.Count, nil // neither is empty unless both are
 	case AllToAll:
 		if c.Counts == nil {
 			return all, all, nil

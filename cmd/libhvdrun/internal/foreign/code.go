@@ -15,7 +15,7 @@ const (
 	codeInterrupted = -5
 )
 
-// Code is the number of an error, which is negative.
+// Code returns the number of an error, which is negative.
 func Code(err error) int32 {
 	var mismatch *collective.MismatchError
 	switch {
@@ -31,7 +31,7 @@ func Code(err error) int32 {
 	return codeFailed
 }
 
-// Counts is how many numbers the Counts of a call have, in a group of size ranks.
+// Counts returns the length of the Counts of a call, in a group of size ranks.
 func (k Kind) Counts(size int) int {
 	switch k {
 	case AllToAll:

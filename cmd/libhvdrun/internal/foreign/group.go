@@ -12,44 +12,44 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// Group performs calls on a group of ranks: each of its lines performs its own, one after the other
-// in the order in which they come, and beside those of the other lines. Messages to each rank are a
-// line, those from each rank another one, and all other calls one more. A call that fails ends the
-// group, and with it all later calls. Any goroutine may use it.
+// Group performs calls on a group of ranks. It has several lines: each line performs its calls one
+// after another, in the order of the calls, and concurrently with the other lines. There is one
+// line for the messages to each rank, one for the messages from each rank, and one for all other
+// calls. A failed call ends the group: all later calls fail. Any goroutine may use a Group.
 type Group struct {
 	g      *collective.Group
-	parent *Group // of a subset; nil: it is not a subset
+	parent *Group // nil: the group is not a subset
 
 	mu     sync.Mutex
-	limit  time.Duration // of a call; 0: none
-	failed error         // why a call has failed
+	limit  time.Duration // time limit of a call; 0: none
+	failed error         // the error of the first failed call
 	lines  map[int]*line
 }
 
-// line is calls in their order. The group's mutex guards it.
+// line is a queue of calls. The group's mutex guards it.
 type line struct {
 	queue   []func(context.Context) error
-	room    [1]func(context.Context) error // for the queue, as long as that does
-	begun   uint64                         // calls so far
-	ended   uint64                         // of them, those that have ended well
-	running bool                           // the first of the queue is under way
+	room    [1]func(context.Context) error // memory for a queue of one call
+	begun   uint64                         // number of calls so far
+	ended   uint64                         // number of these that succeeded
+	running bool                           // the first call of the queue is in progress
 	turned  chan struct{}                  // closed and set to nil when a call has ended; nil: nobody waits
-	serving bool                           // a goroutine performs what was started
+	serving bool                           // a goroutine performs started calls
 	served  sync.WaitGroup
-	work    *sync.Cond // for it: the queue has changed
+	work    *sync.Cond // for that goroutine: the queue has changed
 
-	patience patience // of the call under way
+	patience patience // of the call in progress
 }
 
 func newGroup(g *collective.Group) *Group { return &Group{g: g, lines: map[int]*line{}} }
 
-// A ticket is the number of a call in its line, and above that the number of the line.
+// A ticket is the number of a call in its line, with the number of the line in the bits above.
 const (
 	lineShift = 40
 	mostCalls = 1<<lineShift - 1
 )
 
-// line returns a line by its number. The caller holds mu.
+// line returns the line with the given number. The caller holds mu.
 func (s *Group) line(n int) *line {
 	l := s.lines[n]
 	if l == nil {
@@ -62,7 +62,7 @@ func (s *Group) line(n int) *line {
 	return l
 }
 
-// line is the number of the line of a call: 0, and two more for each rank.
+// line returns the number of the call's line: two for each rank, and 0 for all other calls.
 func (c *Call) line() int {
 	switch c.Kind {
 	case Send:
@@ -75,21 +75,21 @@ func (c *Call) line() int {
 
 var errClosed = errors.New("the group is closed")
 
-// Limit sets the longest that a call may take from now on, from its beginning; 0: for ever. A call
-// that takes longer ends the group.
+// Limit sets the longest duration of each later call; 0: no limit. A call that takes longer ends
+// the group.
 func (s *Group) Limit(limit time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.limit = limit
 }
 
-// Rank is this process's rank, Size the number of ranks.
+// Rank returns this process's rank.
 func (s *Group) Rank() int { return s.g.Rank() }
 
-// Size is the number of ranks.
+// Size returns the number of ranks.
 func (s *Group) Size() int { return s.g.Size() }
 
-// Run performs a call, after all those before it, on the caller's goroutine.
+// Run performs a call on the caller's goroutine, after all earlier calls of its line.
 func (s *Group) Run(c Call, check Check) error {
 	do, err := s.operation(&c)
 	if err != nil {
@@ -108,7 +108,7 @@ func (s *Group) run(line int, do func(context.Context) error, check Check) error
 	return err
 }
 
-// Start begins a call, and returns the ticket for Wait. It keeps no reference to c.
+// Start queues a call and returns its ticket for Wait. It does not block, and copies c.Counts.
 func (s *Group) Start(c Call) (ticket uint64, err error) {
 	c.Counts = append([]int64(nil), c.Counts...)
 	if len(c.Counts) == 0 {
@@ -155,10 +155,10 @@ func (s *Group) push(line int, do func(context.Context) error) (ticket uint64, e
 	return uint64(line)<<lineShift | l.begun, nil
 }
 
-// Wait waits until the call of a ticket has ended, and returns its error. Where limit is not
-// negative it waits no longer than that, and done is false if the call has not ended. With a
-// negative limit it waits without one: it performs calls itself that nobody performs yet, and ends
-// the group where check says so.
+// Wait blocks until the call of a ticket has ended, and returns its error. If limit is not
+// negative, Wait blocks for at most limit, and done is false if the call has not ended. If limit is
+// negative, Wait performs calls itself that no goroutine performs yet, and ends the group if check
+// returns true.
 func (s *Group) Wait(ticket uint64, limit time.Duration, check Check) (done bool, err error) {
 	var until time.Time
 	if limit >= 0 {
@@ -173,7 +173,7 @@ func (s *Group) Wait(ticket uint64, limit time.Duration, check Check) (done bool
 			return false, fmt.Errorf("there is no call %d", ticket)
 		case number <= l.ended:
 			return true, nil
-		case s.failed != nil && !l.running: // nothing touches the caller's memory any more
+		case s.failed != nil && !l.running: // nothing accesses the caller's memory any more
 			return true, s.failed
 		case limit < 0 && !l.running && len(l.queue) > 0:
 			s.perform(l, check)
@@ -194,15 +194,15 @@ func (s *Group) Wait(ticket uint64, limit time.Duration, check Check) (done bool
 	}
 }
 
-// free calls check without mu, which the caller holds.
+// free unlocks mu, which the caller holds, while it calls check.
 func (s *Group) free(check Check) bool {
 	s.mu.Unlock()
 	defer s.mu.Lock()
 	return check()
 }
 
-// await waits for the end of a call of a line, for a slice of time at most. The caller holds mu,
-// which is free meanwhile.
+// await blocks until a call of a line has ended, for at most slice. The caller holds mu, which is
+// unlocked meanwhile.
 func (s *Group) await(l *line, slice time.Duration) (turned bool) {
 	if l.turned == nil {
 		l.turned = make(chan struct{})
@@ -220,7 +220,7 @@ func (s *Group) await(l *line, slice time.Duration) (turned bool) {
 	}
 }
 
-// perform performs the first call of a line. The caller holds mu, which is free meanwhile.
+// perform performs the first call of a line. The caller holds mu, which is unlocked meanwhile.
 func (s *Group) perform(l *line, check Check) {
 	do := l.queue[0]
 	l.queue[0] = nil
@@ -228,7 +228,7 @@ func (s *Group) perform(l *line, check Check) {
 		l.queue = l.room[:0]
 	}
 	l.running = true
-	ctx := context.Background() // of which an operation that waits asks less
+	ctx := context.Background() // cheaper for an operation that waits
 	if check != nil || s.limit > 0 {
 		l.patience.begin(check, s.limit)
 		ctx = &l.patience
@@ -236,7 +236,7 @@ func (s *Group) perform(l *line, check Check) {
 	s.mu.Unlock()
 	err := safely(ctx, do)
 	if err != nil {
-		s.g.Abort(err) // where it has not ended the group by itself
+		s.g.Abort(err) // if the operation has not ended the group itself
 	}
 	s.mu.Lock()
 	l.running = false
@@ -257,7 +257,7 @@ func (s *Group) perform(l *line, check Check) {
 	}
 }
 
-// safely is do; a panic of it is an error.
+// safely calls do and returns a panic as an error.
 func safely(ctx context.Context, do func(context.Context) error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -267,7 +267,7 @@ func safely(ctx context.Context, do func(context.Context) error) (err error) {
 	return do(ctx)
 }
 
-// end ends all calls that have not begun, and later ones. The caller holds mu.
+// end makes all calls that have not begun, and all later calls, fail with err. The caller holds mu.
 func (s *Group) end(err error) {
 	if s.failed == nil {
 		s.failed = err
@@ -279,7 +279,7 @@ func (s *Group) end(err error) {
 	}
 }
 
-// turn tells those who wait. The caller holds the group's mutex.
+// turn wakes the goroutines that wait for the line. The caller holds the group's mutex.
 func (l *line) turn() {
 	if l.turned != nil {
 		close(l.turned)
@@ -287,7 +287,7 @@ func (l *line) turn() {
 	}
 }
 
-// serve performs what was started in a line, until the group has failed or is closed.
+// serve performs the started calls of a line, until the group has failed or is closed.
 func (s *Group) serve(l *line) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -300,8 +300,8 @@ func (s *Group) serve(l *line) {
 	}
 }
 
-// Subset makes a group of some of the ranks of this one, which all ranks call alike; nil where this
-// rank is not among them. Calls on it do not wait for those of others.
+// Subset returns a new group of some of the ranks of s, or nil if this rank is not among them. All
+// ranks of s call it with the same list. Calls on the subset do not wait for calls on other groups.
 func (s *Group) Subset(ranks []int, check Check) (*Group, error) {
 	var made *collective.Group
 	err := s.run(0, func(ctx context.Context) (err error) {
@@ -316,7 +316,7 @@ func (s *Group) Subset(ranks []int, check Check) (*Group, error) {
 	return subset, nil
 }
 
-// Err is why the group has failed; nil while it has not.
+// Err returns the reason why the group has failed, or nil if it has not.
 func (s *Group) Err() error {
 	s.mu.Lock()
 	failed := s.failed
@@ -327,17 +327,17 @@ func (s *Group) Err() error {
 	return s.g.Err()
 }
 
-// Abort ends the group on all ranks: calls under way and later ones fail with the cause. It returns
-// when nothing touches the memory of calls any more; where the Check of a call under way calls it,
-// at once, and the call ends then.
+// Abort ends the group on all ranks: calls in progress and later calls fail with the cause. It
+// blocks until nothing accesses the memory of calls any more. If the Check of a call in progress
+// calls Abort, it returns at once, and that call ends afterwards.
 func (s *Group) Abort(cause string) {
 	err := errors.New(cause)
 	why := &collective.AbortedError{Generation: s.g.Generation(), Dead: []int{s.g.Rank()}, Cause: err}
 	s.leave(why, func() { s.g.Abort(err) })
 }
 
-// Close leaves the group, after which the other ranks cannot use it. Calls that have not ended
-// fail, on all ranks. A Check may call it as it may call Abort.
+// Close leaves the group, so that the other ranks cannot use it any more. Calls that have not ended
+// fail on all ranks. A Check may call Close, with the same effect as for Abort.
 func (s *Group) Close() {
 	s.leave(errClosed, func() {
 		s.mu.Lock()
@@ -347,8 +347,8 @@ func (s *Group) Close() {
 	})
 }
 
-// leave ends all calls, by a function that waits for those under way. If it is called by the check
-// of one of these, the rest is done after that one.
+// leave makes all calls fail with why, and calls by, which waits for calls in progress. If the
+// Check of a call in progress calls leave, by is called after that call has ended.
 func (s *Group) leave(why error, by func()) {
 	rest := func() {
 		by()
@@ -364,7 +364,7 @@ func (s *Group) leave(why error, by func()) {
 	rest()
 }
 
-// finish waits for what is under way.
+// finish waits for the calls in progress.
 func (s *Group) finish(err error) {
 	s.mu.Lock()
 	s.end(err)

@@ -13,8 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// Library holds the endpoints and groups of a process, each by a number that is used once. The zero
-// value is ready.
+// Library holds the endpoints and groups of a process. Each has a number that is never reused. The
+// zero value is ready for use.
 type Library struct {
 	mu        sync.RWMutex
 	last      int64
@@ -22,7 +22,7 @@ type Library struct {
 	groups    map[int64]*Group
 }
 
-// Options say how an endpoint listens. The zero value listens on all interfaces.
+// Options configures an endpoint. The zero value listens on all interfaces.
 type Options struct {
 	// Run is the id of the job, which is the same in all processes that connect.
 	Run string `json:"run"`
@@ -36,8 +36,8 @@ type Options struct {
 	Ports string `json:"ports"`
 }
 
-// World is whom a process connects to: what the protocol of workers says, of which other fields are
-// ignored.
+// World describes the ranks that a process connects to, as in the protocol of workers. Other fields
+// of the protocol's message are ignored.
 type World struct {
 	Generation uint64   `json:"generation"`
 	Rank       int      `json:"rank"`
@@ -47,11 +47,11 @@ type World struct {
 
 // Member is a rank of a World.
 type Member struct {
-	Host      string   `json:"host"` // ranks of one host share memory; empty: not
+	Host      string   `json:"host"` // ranks with the same host share memory; empty: they do not
 	Addresses []string `json:"addresses"`
 }
 
-// Listen opens an endpoint as Options in JSON say; "" are the zero ones.
+// Listen opens an endpoint with Options in JSON; "" stands for the zero Options.
 func (l *Library) Listen(options string) (endpoint int64, err error) {
 	var o Options
 	if options != "" {
@@ -68,8 +68,8 @@ func (l *Library) Listen(options string) (endpoint int64, err error) {
 		return 0, err
 	}
 	identity.UsePorts(ports)
-	// Proofs on connections need the id of the run and the key of the world, no certificate of
-	// the job's authority.
+	// The proofs on connections use the id of the run and the key of the world. They need no
+	// certificate of the job's authority.
 	if o.Run == "" {
 		o.Run = "foreign"
 	}
@@ -105,7 +105,7 @@ func (l *Library) endpoint(n int64) (*collective.Endpoint, error) {
 	return nil, fmt.Errorf("there is no endpoint %d", n)
 }
 
-// Group returns a group by its number.
+// Group returns the group with the given number.
 func (l *Library) Group(n int64) (*Group, error) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -115,7 +115,7 @@ func (l *Library) Group(n int64) (*Group, error) {
 	return nil, fmt.Errorf("there is no group %d", n)
 }
 
-// Addresses are where other ranks reach an endpoint.
+// Addresses returns the addresses at which other ranks reach an endpoint.
 func (l *Library) Addresses(endpoint int64) ([]string, error) {
 	e, err := l.endpoint(endpoint)
 	if err != nil {
@@ -133,8 +133,9 @@ func (l *Library) Widen(endpoint int64) error {
 	return err
 }
 
-// Connect connects a World in JSON, whose generation is higher than those before on the endpoint.
-// Where limit is not positive the bounds of [collective.Endpoint.Connect] apply.
+// Connect connects a World in JSON, whose generation must be higher than all earlier ones of the
+// endpoint. It blocks for at most limit; if limit is not positive, the bounds of
+// [collective.Endpoint.Connect] apply.
 func (l *Library) Connect(endpoint int64, world string, limit time.Duration, check Check) (group int64, err error) {
 	e, err := l.endpoint(endpoint)
 	if err != nil {
@@ -208,7 +209,7 @@ func (l *Library) add(g *Group) int64 {
 	return l.last
 }
 
-// Subset is [Group.Subset]; 0 where this rank is not in it.
+// Subset is [Group.Subset]. It returns 0 if this rank is not in the subset.
 func (l *Library) Subset(group int64, ranks []int, check Check) (subset int64, err error) {
 	g, err := l.Group(group)
 	if err != nil {

@@ -9,22 +9,22 @@ import (
 	"time"
 )
 
-// errInterrupted is the cause where the caller's Check has ended a wait.
+// errInterrupted is the cause if the caller's Check ended a wait.
 var errInterrupted = errors.New("the caller was interrupted")
 
-// errTimeout is the cause where a call has taken longer than the group's limit.
+// errTimeout is the cause if a call took longer than the group's limit.
 var errTimeout = errors.New("no end within")
 
-// Check reports whether a caller that waits is to give up. It is called on the goroutine that
-// waits, about every [Slice], and may run the caller's handlers of signals.
+// Check reports whether a waiting caller gives up. It is called on the waiting goroutine, about
+// every [Slice], and may run the caller's signal handlers.
 type Check func() (giveUp bool)
 
 // Slice is the time between two calls of a [Check].
 const Slice = 50 * time.Millisecond
 
-// patience is the context of the operations of a line. While an operation waits it asks for the
-// error of its context, on its own goroutine: that is when check is called. So a caller sees its
-// signals without another goroutine between it and the operation.
+// patience is the context of the operations of a line. A waiting operation polls the error of its
+// context on its own goroutine, and Err then calls check. So a caller handles its signals without
+// another goroutine between it and the operation.
 type patience struct {
 	check Check
 	limit time.Duration // 0: none
@@ -33,12 +33,12 @@ type patience struct {
 	done  chan struct{}
 	err   error
 
-	of    *Group   // whose operations these are
-	ended error    // why check has ended the group; nil: it has not
-	later []func() // what is left of that to do after the operation
+	of    *Group   // the group of the operations
+	ended error    // why check ended the group; nil: it has not
+	later []func() // what remains to be done after the operation
 }
 
-// checking has the patience whose check runs on a thread, by the thread's id.
+// checking has, by thread id, the patience whose check runs on the thread.
 var checking sync.Map
 
 // ask calls check.
@@ -51,8 +51,9 @@ func (p *patience) ask() (giveUp bool) {
 	return p.check()
 }
 
-// inCheck returns the patience whose check calls this, if its operation is of the group or of a
-// subset: one that waits for the operation waits for itself. Otherwise it returns nil.
+// inCheck returns the patience whose check is the caller of the present call, if its operation
+// belongs to s or to a subset of s; otherwise nil. Such a caller must not wait for the operation,
+// since it would wait for itself.
 func (s *Group) inCheck() *patience {
 	found, is := checking.Load(syscall.Gettid())
 	if !is {
@@ -67,7 +68,7 @@ func (s *Group) inCheck() *patience {
 	return nil
 }
 
-// begin makes it the context of another operation. After a failed operation it is not called again.
+// begin makes p the context of the next operation. It is not called after a failed operation.
 func (p *patience) begin(check Check, limit time.Duration) {
 	now := time.Now()
 	p.check, p.limit, p.began, p.asked = check, limit, now, now
@@ -76,16 +77,17 @@ func (p *patience) begin(check Check, limit time.Duration) {
 	}
 }
 
-// Deadline returns no deadline: an operation would set a timer for it.
+// Deadline returns no deadline, because an operation would set a timer for one.
 func (p *patience) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 // Done is closed once Err has returned an error.
 func (p *patience) Done() <-chan struct{} { return p.done }
 
-// Value is nil for every key.
+// Value returns nil for every key.
 func (p *patience) Value(any) any { return nil }
 
-// Err is why the operation is to end. One goroutine calls it, that of the operation.
+// Err returns the reason why the operation must end, or nil. Only the operation's goroutine calls
+// it.
 func (p *patience) Err() error {
 	if p.err != nil {
 		return p.err
