@@ -1,8 +1,9 @@
-// Package audit records who asked for what, and the outcome. Records are among the events of a job,
-// in the log of an agent, and in the folder of a cluster.
+// Package audit records who made which request, and the outcome. A Recorder passes records on, and
+// a Trail collects them for one reader. Records are among the events of a job, in the log of an
+// agent, and in the folder of a cluster.
 //
-// A record contains no secret: only the program of a command line, and nothing of an environment.
-// Texts from others are shortened, and unprintable characters are replaced.
+// A record contains no secret: of a command line it has only the program, and of an environment
+// nothing. Texts from other processes are shortened, and their unprintable characters are replaced.
 package audit
 
 import (
@@ -16,7 +17,7 @@ import (
 	"unicode/utf8"
 )
 
-// Name is the name of the event, and of the field of a log, that has a record.
+// Name is the name of the event, and of the log field, that holds a record.
 const Name = "audit"
 
 // Who is the author of a request. Unknown fields are empty.
@@ -39,19 +40,19 @@ type Who struct {
 	From string `json:"from,omitempty"`
 }
 
-// Self returns this process, of the given role, which may be empty, in a run.
+// Self returns the Who of this process in the given run. role may be empty.
 func Self(role, run string) Who {
 	return Who{Role: role, Run: run, UID: strconv.Itoa(os.Getuid()), PID: os.Getpid()}
 }
 
-// Record is one line: who asked for what, where, and the outcome. Fields that do not apply are
-// empty.
+// Record is one line: who made which request, on what object, and the outcome. Fields that do not
+// apply are empty.
 type Record struct {
 	Time time.Time `json:"time"`
 	Who  Who       `json:"who"`
-	// What is a word: stop, start, attach.
+	// What is the request in one word: stop, start, attach.
 	What string `json:"what"`
-	// How has details: "now", "for 1m0s".
+	// How holds details: "now", "for 1m0s".
 	How string `json:"how,omitempty"`
 	// Run, Host and Slot are the object of the request. Dir and Program are the folder and the
 	// first word of a command, As is the user that runs it, and PID its process.
@@ -64,7 +65,8 @@ type Record struct {
 	PID     int    `json:"pid,omitempty"`
 	// Outcome is "done", or a result of Refused or Failed.
 	Outcome string `json:"outcome"`
-	// Dropped is the number of earlier refusals without a record, because there were too many.
+	// Dropped is the number of refusals before this one that have no record, because there were too
+	// many.
 	Dropped int `json:"dropped,omitempty"`
 }
 
@@ -74,7 +76,7 @@ const Done = "done"
 const (
 	refused = "refused: "
 	failed  = "failed: "
-	// maxText bounds each text of a record, in bytes; longer ones end with cut.
+	// maxText bounds each text of a record, in bytes; cut marks the end of a longer text.
 	maxText = 300
 	cut     = "…"
 )
@@ -131,33 +133,33 @@ func (r Record) MarshalJSON() ([]byte, error) {
 func (r Record) String() string {
 	text, err := json.Marshal(r)
 	if err != nil {
-		return err.Error() // there is nothing in it that could not be encoded
+		return err.Error() // a record contains nothing that cannot be encoded
 	}
 	return string(text)
 }
 
 const (
-	// mostRefusals bounds the records of refusals within refusalWindow: whoever reaches a listener
-	// could fill the disk with them.
+	// mostRefusals is the largest number of records of refusals within refusalWindow. Otherwise
+	// anyone who can reach a listener could fill the disk with them.
 	mostRefusals  = 30
 	refusalWindow = time.Minute
 )
 
-// Recorder passes records on. It passes on some refusals in each minute, and counts the others. Its
-// methods may be called by several goroutines. A nil Recorder drops everything.
+// Recorder passes records on. It limits the refusals that it passes on in each minute, and counts
+// the rest. Its methods are safe for concurrent use. A nil Recorder drops everything.
 type Recorder struct {
 	write func(Record)
 
 	mu      sync.Mutex
-	window  time.Time // when the count began
+	window  time.Time // start of the current refusalWindow
 	count   int
 	dropped int
 }
 
-// NewRecorder returns one that calls write, which may be called concurrently, with each record.
+// NewRecorder returns a Recorder that calls write, possibly concurrently, with each record.
 func NewRecorder(write func(Record)) *Recorder { return &Recorder{write: write} }
 
-// Add passes a record on; a zero Time is now.
+// Add passes a record on. If its Time is zero, Add sets it to now.
 func (c *Recorder) Add(r Record) {
 	if c == nil {
 		return
@@ -174,7 +176,8 @@ func (c *Recorder) Add(r Record) {
 	c.write(r)
 }
 
-// admit returns whether there is room for a refusal, and how many were dropped since the last.
+// admit reports whether a refusal may pass, and how many have been dropped since the last one that
+// passed.
 func (c *Recorder) admit(now time.Time) (dropped int, pass bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -190,11 +193,11 @@ func (c *Recorder) admit(now time.Time) (dropped int, pass bool) {
 	return dropped, true
 }
 
-// mostWaiting bounds the records that wait in a Trail.
+// mostWaiting is the largest number of records that a Trail holds.
 const mostWaiting = 16 << 10
 
-// Trail holds records until its one reader takes them. Its methods may be called by several
-// goroutines; adding never blocks.
+// Trail holds records until its one reader takes them. Its methods are safe for concurrent use.
+// Adding never blocks.
 type Trail struct {
 	*Recorder
 	wake chan struct{} // of capacity 1
@@ -222,7 +225,7 @@ func (t *Trail) keep(r Record) {
 	}
 }
 
-// News receives when there may be records to take.
+// News returns a channel that receives a value when there may be records to take.
 func (t *Trail) News() <-chan struct{} { return t.wake }
 
 // Take returns the records, in the order in which they were added.

@@ -11,8 +11,8 @@
 //
 //	sh -c discover.sh → Script → Poll → the driver's loop → decide.Machine
 //
-// Package conformance has the requirements for every Discoverer, package discoverytest the same as
-// tests. README.md explains how to write one.
+// Package conformance checks the requirements for every Discoverer, and package discoverytest runs
+// these checks as tests. README.md explains how to write a Discoverer.
 package discovery
 
 import (
@@ -45,8 +45,8 @@ type Discoverer interface {
 // changed, one call at a time and none after Watch has returned; found owns the list. Watch blocks
 // until ctx ends or until it can watch no longer, and returns the reason. After a failure it is
 // called again, and then starts with the complete list. The promises of Discoverer about lists and
-// the end of ctx apply here too. If it finds out only then that it cannot push, it returns
-// ErrNoWatch, and the source is polled instead.
+// the end of ctx apply here too. If a Watch cannot push after all, it returns ErrNoWatch, and the
+// source is polled instead.
 type Watcher interface {
 	Watch(ctx context.Context, found func([]plan.Host)) error
 }
@@ -57,11 +57,11 @@ var ErrNoWatch = errors.New("discovery: the source cannot push")
 
 // Scaler is an optional interface of a Discoverer that can create hosts.
 //
-// Scale asks for slots, from least to most, as many as the source can get. It takes a step towards
-// that and returns soon; it is called every few seconds, by one goroutine. The source lists new
-// hosts, and before it takes hosts away it lists them as draining. If most is 0 the job is over:
-// the source gives all hosts back, and returns when it has asked for that. If it finds out only
-// then that it cannot create hosts, it returns ErrNoScale.
+// Scale asks for slots: as many as the source can get, from least to most. It takes one step
+// towards that and returns soon. It is called every few seconds, by one goroutine. The source lists
+// new hosts, and lists hosts as draining before it takes them away. If most is 0 the job is over:
+// the source gives all hosts back, and returns when it has requested that. If a Scale cannot create
+// hosts after all, it returns ErrNoScale.
 type Scaler interface {
 	Scale(ctx context.Context, least, most int) error
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Fixed is a Discoverer that always finds these hosts. The zero value finds none.
+// Fixed is a Discoverer that always finds the hosts in it. The zero value finds none.
 type Fixed []plan.Host
 
 // Discover returns a copy of the hosts, or an error if ctx has ended. It does not block.

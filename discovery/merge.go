@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Named is a source with the name that reports of its failures use.
+// Named is a source with a name for messages about its failures.
 type Named struct {
 	Name   string
 	Source Discoverer
@@ -25,12 +25,12 @@ func (n Named) named(err error) error {
 	return fmt.Errorf("%s: %w", n.Name, err)
 }
 
-// Merged is one source made of several. Merge makes one.
+// Merged is one source that consists of several. Merge makes one.
 type Merged struct {
 	sources []Named
 
 	mu    sync.Mutex
-	order []string // of the hosts of the last list
+	order []string // host names of the last list
 }
 
 // Merge makes one source of several by these rules:
@@ -50,8 +50,8 @@ type Merged struct {
 // second and failures go to the standard log.
 func Merge(sources ...Named) *Merged { return &Merged{sources: slices.Clone(sources)} }
 
-// Discover asks all sources at once. If one fails there is no complete list, but an error that
-// names the source.
+// Discover asks all sources at once. If one fails, the list would be incomplete, and Discover
+// returns an error that names the source.
 func (m *Merged) Discover(ctx context.Context) ([]plan.Host, error) {
 	lists, errs := make([][]plan.Host, len(m.sources)), make([]error, len(m.sources))
 	var all sync.WaitGroup
@@ -74,8 +74,8 @@ func (m *Merged) Discover(ctx context.Context) ([]plan.Host, error) {
 	return m.merge(lists), nil
 }
 
-// Scale asks each source that can provide hosts for all slots; there should be one such source. It
-// returns ErrNoScale if none of them is one.
+// Scale asks each source that can create hosts for all slots; there should be only one such source.
+// It returns ErrNoScale if no source can.
 func (m *Merged) Scale(ctx context.Context, least, most int) error {
 	some := false
 	var errs []error
@@ -95,13 +95,13 @@ func (m *Merged) Scale(ctx context.Context, least, most int) error {
 	return errors.Join(errs...)
 }
 
-// Watch calls found when every source has given its first list, and then with each change. It ends
-// with ctx, or with the failure of a source's first discovery.
+// Watch calls found when every source has provided its first list, and then with each change. It
+// ends with ctx, or when the first discovery of a source fails.
 func (m *Merged) Watch(ctx context.Context, found func([]plan.Host)) error {
 	return m.watch(ctx, &Poll{}, found)
 }
 
-// watch runs a Poll like that one for each source.
+// watch runs a Poll with the settings of like for each source.
 func (m *Merged) watch(ctx context.Context, like *Poll, found func([]plan.Host)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -109,7 +109,7 @@ func (m *Merged) watch(ctx context.Context, like *Poll, found func([]plan.Host))
 	if len(m.sources) == 0 {
 		found(nil)
 	}
-	var mu sync.Mutex // guards failed, and keeps the calls of like's functions apart
+	var mu sync.Mutex // guards failed, and serialises the calls of like's functions
 	failed := make([]bool, len(m.sources))
 	var all sync.WaitGroup
 	for i, source := range m.sources {
@@ -149,13 +149,13 @@ type mergeSession struct {
 	found  func([]plan.Host)
 
 	mu    sync.Mutex
-	lists [][]plan.Host // the last of each source
-	heard []bool        // which of them there are
+	lists [][]plan.Host // the last list of each source
+	heard []bool        // which sources have provided a list
 	told  bool
 	last  []plan.Host
 }
 
-// take notes the new list of a source, and hands on what that makes of the whole if it differs.
+// take records the new list of a source, and passes on the merged list if it has changed.
 func (s *mergeSession) take(source int, hosts []plan.Host) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,7 +171,7 @@ func (s *mergeSession) take(source int, hosts []plan.Host) {
 	s.found(list)
 }
 
-// merge returns the whole that the sources' lists make, and remembers its order.
+// merge returns the merged list of the sources' lists, and remembers its order.
 func (m *Merged) merge(lists [][]plan.Host) []plan.Host {
 	hosts := map[string]plan.Host{}
 	var newcomers []string

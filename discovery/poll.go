@@ -16,21 +16,21 @@ import (
 
 const defaultInterval = time.Second
 
-// Poll turns a Discoverer into a stream of host lists. It is used for one Run.
+// Poll turns a Discoverer into a stream of host lists. A Poll is used for one Run.
 type Poll struct {
-	// Source is asked again and again. If it is a Watcher it is watched instead, unless its Watch
+	// Source is asked repeatedly. If it is a Watcher it is watched instead, unless its Watch
 	// returns ErrNoWatch.
 	Source Discoverer
 	// Interval is the pause after each question, and after a failure of a Watcher. 0: 1 s.
 	Interval time.Duration
 	// RemovalAfter is the number of consecutive lists without a host after which the host counts as
-	// gone. An empty list counts for all hosts together; it takes at least two of them. A list of a
-	// Watcher counts once when it is pushed, and once more for each Interval in which the source
-	// pushes nothing else; each source of a Merged has its own count. 0: 1.
+	// gone. An empty list counts for all hosts together, and at least two of them are needed. A
+	// list of a Watcher counts once when it is pushed, and again for each Interval in which the
+	// source pushes nothing else. Each source of a Merged is counted separately. 0: 1.
 	RemovalAfter int
-	// Known are the hosts that an earlier Run has reported. The first list is compared with them,
-	// and they stand until then, so no failure is one before the first list. Nil: there was no
-	// earlier Run.
+	// Known are the hosts that an earlier Run has reported. They are current until the first list,
+	// which is compared with them, so that no failure counts as one before the first list. Nil:
+	// there was no earlier Run.
 	Known []plan.Host
 	// Failed is called with each failure after the first list, and with the time since the source
 	// last confirmed its list, or since Run was called. It is called from one goroutine at a time
@@ -82,7 +82,7 @@ func (p *Poll) Run(ctx context.Context, found func([]plan.Host)) error {
 	ask := p.discover
 	switch source := p.Source.(type) {
 	case *Merged:
-		k.settle, k.stands = nil, nil // each of the sources has its own
+		k.settle, k.stands = nil, nil // each of the merged sources has its own
 		ask = func(ctx context.Context, k *keeper) error {
 			return watch(ctx, k, interval, func(ctx context.Context, found func([]plan.Host)) error {
 				return source.watch(ctx, p, found)
@@ -126,7 +126,7 @@ func (p *Poll) log() logrus.FieldLogger {
 	return p.Log
 }
 
-// discover asks once.
+// discover asks the source once.
 func (p *Poll) discover(ctx context.Context, k *keeper) error {
 	hosts, err := p.Source.Discover(ctx)
 	if err != nil || ctx.Err() != nil {
@@ -135,9 +135,9 @@ func (p *Poll) discover(ctx context.Context, k *keeper) error {
 	return k.take(hosts)
 }
 
-// watch listens until the source can watch no longer, or says what cannot be. A list that is to be
-// seen again before it counts is taken as said again by a source that says nothing else for the
-// interval.
+// watch receives lists until the source stops watching or sends an invalid list. A list that must
+// be repeated before it counts is counted again for each interval in which the source pushes
+// nothing else.
 func watch(ctx context.Context, k *keeper, interval time.Duration, listen func(context.Context, func([]plan.Host)) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -145,9 +145,9 @@ func watch(ctx context.Context, k *keeper, interval time.Duration, listen func(c
 		mu    sync.Mutex // a source may call from goroutines of its own
 		ended bool
 		heard bool
-		lists int // that were pushed
+		lists int // number of lists pushed
 	)
-	var take func(hosts []plan.Host) // the lock is held
+	var take func(hosts []plan.Host) // the caller holds mu
 	take = func(hosts []plan.Host) {
 		if ended || ctx.Err() != nil {
 			return
@@ -177,9 +177,9 @@ func watch(ctx context.Context, k *keeper, interval time.Duration, listen func(c
 	defer mu.Unlock()
 	ended = true
 	if heard {
-		k.confirmed = time.Now() // it would have told of a change until now
+		k.confirmed = time.Now() // until now it would have reported a change
 	}
-	if ctx.Err() != nil { // a list was refused, or all is over
+	if ctx.Err() != nil { // a list was refused, or Run is ending
 		return context.Cause(ctx)
 	}
 	if err == nil {
@@ -195,13 +195,13 @@ type keeper struct {
 	log       logrus.FieldLogger
 	known     bool
 	last      []plan.Host
-	confirmed time.Time // when the source last stood by the list, or Run was called
-	failures  retry.Row // since then
+	confirmed time.Time // when the source last confirmed the list, or Run was called
+	failures  retry.Row // failures since then
 	settle    *settle   // nil: every list counts as it is
-	kept      int       // hosts that still count, though the list lacks them
+	kept      int       // hosts that still count although the list lacks them
 }
 
-// take checks a list and hands it on where it is news.
+// take checks a list and passes it on if it differs from the last.
 func (k *keeper) take(hosts []plan.Host) error {
 	if err := checkList(hosts); err != nil {
 		return err
@@ -225,7 +225,8 @@ func (k *keeper) take(hosts []plan.Host) error {
 	return nil
 }
 
-// settled returns what counts of a list, and logs where hosts begin to be missing.
+// settled returns the hosts that count, given a list, and logs when further hosts are missing from
+// it.
 func (k *keeper) settled(hosts []plan.Host) []plan.Host {
 	if k.settle == nil {
 		return hosts
@@ -246,7 +247,7 @@ func checkList(hosts []plan.Host) error {
 	return nil
 }
 
-// failed logs a failure, if it is due, and returns the age of the list that stays.
+// failed logs a failure, if it is due, and returns the age of the last list, which stays.
 func (k *keeper) failed(err error) time.Duration {
 	age := time.Since(k.confirmed)
 	if !k.failures.Failed(time.Now(), err) {
@@ -257,20 +258,20 @@ func (k *keeper) failed(err error) time.Duration {
 	return age
 }
 
-// emptyAfter is how many empty lists in a row it takes to remove all hosts: a source that has a
-// moment of trouble often prints nothing, and ends well.
+// emptyAfter is the number of consecutive empty lists that removes all hosts: a source with a brief
+// problem often prints nothing and exits with 0.
 const emptyAfter = 2
 
-// settle decides which hosts a list stands for: one that the list lacks goes only when it was
-// missing from so many lists in a row. It reads no clock and is for one goroutine.
+// settle decides which hosts count: a host is removed only after it was missing from a number of
+// consecutive lists. It reads no clock. It is not safe for concurrent use.
 type settle struct {
-	after   int            // lists from which a host must be missing
-	stands  []plan.Host    // what counts, as of the last list
-	missing map[string]int // from how many lists in a row a host of these was
+	after   int            // number of lists from which a host must be missing
+	stands  []plan.Host    // hosts that count, as of the last list
+	missing map[string]int // by host, the number of consecutive lists that lacked it
 }
 
-// take returns what counts when the source has said that list, and how many hosts of it the list
-// lacks. Those stand at its end, with the slots that they had.
+// take returns the hosts that count after the list said, and how many of them that list lacks.
+// These are last, with the slots that they had.
 func (s *settle) take(said []plan.Host) (stands []plan.Host, kept int) {
 	need := max(1, s.after)
 	if len(said) == 0 {

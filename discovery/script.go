@@ -24,8 +24,8 @@ const (
 	maxScriptOutput      = 1 << 20
 	maxStderrLine        = 4 << 10
 
-	// drainGrace is how long the pipes of a script that has ended may stay open. Its own processes
-	// are gone by then; only one that left the group can hold them.
+	// drainGrace is how long the pipes of a script that has ended may stay open. Its process group
+	// is gone by then; only a process that left the group can hold them.
 	drainGrace = time.Second
 )
 
@@ -33,38 +33,38 @@ const (
 // of plan.ParseHosts.
 //
 // The shell runs the command in a separate process group, with the environment and directory of
-// this process and an empty stdin. The output when the shell ends is the list, if the exit status
-// is 0; the rest of the group is killed then. The group is also killed when the command takes
-// longer than Timeout or prints more than 1 MiB, and when ctx ends; when this process dies, the
-// shell dies with it. Lines on stderr go to the log.
+// this process and an empty stdin. If the shell exits with 0, the output until then is the list;
+// the rest of the group is then killed. The group is also killed when the command takes longer than
+// Timeout or prints more than 1 MiB, and when ctx ends. When this process dies, the shell dies with
+// it. Lines on stderr go to the log.
 type Script struct {
-	// Command is given to sh -c.
+	// Command is passed to sh -c.
 	Command string
 	// Env is added to this process's environment. If a driver sets its plan.EnvRunID there, no
 	// process of the command remains, however the driver ends.
 	Env []string
-	// DefaultSlots is the number of slots of a line without slots. 0: one.
+	// DefaultSlots is the number of slots of a host whose line has none. 0: one.
 	DefaultSlots int
 	// Timeout bounds one run. 0: 30 s.
 	Timeout time.Duration
 	// Log takes the command's stderr, one message a line; long lines are cut. Nil:
 	// logrus.StandardLogger().
 	Log logrus.FieldLogger
-	// Told, if not nil, keeps what has been logged: a line of stderr that an earlier run with it
-	// has printed, but for digits, is not logged again.
+	// Told, if not nil, remembers what has been logged: a line of stderr that equals one from an
+	// earlier run with the same Told, apart from digits, is not logged again.
 	Told *Told
 }
 
-// Told remembers lines. The zero value has none. Its method may be called by many goroutines.
+// Told remembers lines. The zero value is empty. It is safe for concurrent use.
 type Told struct {
 	mu    sync.Mutex
 	lines map[string]bool
 }
 
-// mostTold bounds the lines of a Told: one that is full begins anew.
+// mostTold is the largest number of lines in a Told. When it is full, it starts over.
 const mostTold = 1000
 
-// news returns whether a line is new, and remembers it.
+// news reports whether a line is new, and remembers it.
 func (t *Told) news(line []byte) bool {
 	if t == nil {
 		return true
@@ -143,7 +143,8 @@ func (s Script) output(ctx context.Context) ([]byte, error) {
 	ended := make(chan error, 1)
 	go func() {
 		err := runGroup(ctx, cmd)
-		// Start has given the script copies of these, and without them the readers come to the end.
+		// Start has given the script its copies of these ends. With ours closed, the readers reach
+		// the end of the output.
 		late := time.Now().Add(drainGrace)
 		stdout.SetReadDeadline(late)
 		stderr.SetReadDeadline(late)
@@ -174,7 +175,7 @@ func (s Script) output(ctx context.Context) ([]byte, error) {
 	case err != nil:
 		return nil, fmt.Errorf("discovery: script %w", err)
 	case errors.Is(readErr, os.ErrDeadlineExceeded):
-		// What it goes on to print might belong to the list.
+		// What that process prints later might belong to the list.
 		return nil, errors.New("discovery: script left a process behind that holds its stdout")
 	case readErr != nil:
 		return nil, fmt.Errorf("discovery: script: %w", readErr)
@@ -182,8 +183,9 @@ func (s Script) output(ctx context.Context) ([]byte, error) {
 	return out, nil
 }
 
-// rest reads at most so many bytes that lie in a pipe, without waiting, and returns whether it has
-// ended. Where the machine is busy, a deadline passes before what has long been there is read.
+// rest reads up to most bytes that are already in a pipe, without waiting, and reports whether the
+// pipe has ended. It is needed because on a busy machine a read deadline can pass before available
+// data is read.
 func rest(pipe *os.File, most int) (out []byte, ended bool) {
 	raw, err := pipe.SyscallConn()
 	if err != nil || pipe.SetReadDeadline(time.Time{}) != nil {
@@ -209,8 +211,8 @@ func rest(pipe *os.File, most int) (out []byte, ended bool) {
 	return out, false
 }
 
-// logLines logs the script's stderr until the pipe ends, and returns the line that says why it
-// fails, if it does.
+// logLines logs the script's stderr until the pipe ends. It returns the line that says why the
+// script failed, if there is one.
 func (s Script) logLines(stderr io.Reader) (why string) {
 	log := s.Log.WithField("script", s.Command)
 	r := bufio.NewReaderSize(stderr, maxStderrLine)
@@ -227,15 +229,15 @@ func (s Script) logLines(stderr io.Reader) (why string) {
 			words.Write(line)
 			words.Write([]byte("\n"))
 		}
-		for more && err == nil { // the rest of a line that is too long
+		for more && err == nil { // skip the rest of a line that is too long
 			_, more, err = r.ReadLine()
 		}
 	}
 }
 
-// runGroup runs cmd, whose files are pipes' ends that it closes, in a process group, and returns
-// when that is gone: killed when ctx ends, or when its leader has ended and left others behind. The
-// error reads on after "script".
+// runGroup runs cmd in a process group. cmd's files are ends of pipes, which runGroup closes after
+// the start. It returns when the group is gone; it kills the group when ctx ends, and kills what is
+// left of it when its leader has ended. The text of an error continues a sentence after "script".
 func runGroup(ctx context.Context, cmd *exec.Cmd) error {
 	child, err := proc.Start(cmd)
 	for _, end := range []any{cmd.Stdout, cmd.Stderr} {

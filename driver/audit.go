@@ -6,19 +6,20 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// noteAudit makes events and lines of the log of the records so far. Events go through the machine,
-// as all events do: a driver that takes over finds them in the journal, and knows what the events
-// file has to hold.
+// noteAudit turns the audit records so far into events and log lines. The events go through the
+// machine like all others, so that a driver that takes over finds them in the journal and knows the
+// contents of the events file.
 func (l *loop) noteAudit() {
 	for _, r := range l.cfg.Audit.Take() {
 		r = r.Clean()
-		_ = l.feed([]posted{{input: decide.Audited{Record: r}}}) // which ends no job
+		_ = l.feed([]posted{{input: decide.Audited{Record: r}}}) // audit records never end a job
 		log := l.cfg.Log.WithField(audit.Name, r)
 		log.Debug("audit")
 	}
 }
 
-// recordStart records the start of a worker, of this driver and not of one before.
+// recordStart records that this driver has started a worker, or failed to. Workers that a previous
+// driver started are not recorded.
 func (l *loop) recordStart(a *decide.StartWorker, pid int, err error) {
 	if a.Forked {
 		return

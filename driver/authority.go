@@ -9,8 +9,8 @@ import (
 // Authority issues the credentials of all parties of a job: anyone who has it can impersonate any
 // of them. NewAuthority makes one.
 type Authority interface {
-	// Encode returns it as one line of text, for DecodeAuthority: text for a file that only its
-	// owner may read.
+	// Encode returns the authority as one line of text for DecodeAuthority. Store the text only in
+	// a file that nobody but its owner can read.
 	Encode() (string, error)
 }
 
@@ -23,8 +23,8 @@ func NewAuthority(runID string) (Authority, error) {
 	return a, nil
 }
 
-// DecodeAuthority returns the authority whose Encode has returned the text. Errors reveal nothing
-// about the text.
+// DecodeAuthority returns the authority that Encode encoded as text. Errors reveal nothing about
+// the text.
 func DecodeAuthority(text string) (Authority, error) {
 	a, err := identity.DecodeAuthority(text)
 	if err != nil {

@@ -19,8 +19,8 @@ type Config struct {
 	// RunID identifies the job. Empty: a random one.
 	RunID string
 	// Command is the command line of every worker. Env is its environment, to which the worker's
-	// own variables are added; plan.WithoutNode(os.Environ()) is this process's without what
-	// describes its node alone. Dir is its working directory; empty: the driver's.
+	// own variables are added; plan.WithoutNode(os.Environ()) is this process's environment without
+	// the variables that describe only its node. Dir is its working directory; empty: the driver's.
 	Command []string
 	Env     []string
 	Dir     string
@@ -30,11 +30,11 @@ type Config struct {
 	// RemovalAfter is the number of consecutive lists without a host after which the host is
 	// removed; an empty list must occur at least twice. 0: 1.
 	RemovalAfter int
-	// Launcher starts workers. Nil: launch.Local. A launch.Router sets the address on which the
-	// driver listens; without one it is a loopback address.
+	// Launcher starts workers. Nil: launch.Local. If it is a launch.Router, it determines the
+	// address on which the driver listens; otherwise that is a loopback address.
 	Launcher launch.Launcher
-	// Authority issues the credentials of the job. Nil: a new one. Resume needs the previous
-	// driver's.
+	// Authority issues the credentials of the job. Nil: a new one. Resume needs the authority of
+	// the previous driver.
 	Authority Authority
 	// Output takes the workers' output. Nil: this process's stdout and stderr.
 	Output *launch.Output
@@ -57,15 +57,16 @@ type Config struct {
 
 	// Events is called with each event of the job, in order, from one goroutine. Nil: not called.
 	Events func(job.Event)
-	// Mirror, if not nil, gets a copy of the journal. The events that lead to a world, or to the
-	// job's end, are in the mirror before it happens.
+	// Mirror, if not nil, gets a copy of the journal. The mirror has all events that lead to a
+	// world, or to the job's end, before that world is published or the job ends.
 	Mirror Mirror
-	// Mark is called between two calls of Events when the journal is compacted and the events so
-	// far are dropped from it. It returns, as JSON, what Marked needs to know about them. Nil:
+	// Mark is called between two calls of Events when the journal is compacted, which drops the
+	// earlier events from it. It returns, as JSON, what Marked needs to know about them. Nil:
 	// nothing.
 	Mark func() json.RawMessage
-	// Marked is called by Resume with the last result of Mark, if any. Replayed is called after it,
-	// and before Events, with each event of previous drivers since that mark. Nil: not called.
+	// Marked is called by Resume with the last result of Mark, if any. Then Replayed is called with
+	// each event of previous drivers since that mark, before the first call of Events. Nil: not
+	// called.
 	Marked   func(json.RawMessage)
 	Replayed func(job.Event)
 	// Control is the path, of any length, of a unix socket on which the job's user asks for the
@@ -80,16 +81,16 @@ type Config struct {
 	// world or at the job's end, by one goroutine at a time. The job waits for it only at its end.
 	// Nil: not called.
 	Traces func(Trace)
-	// TaskEvents has the scheduler's events for operators. Nil: none.
+	// TaskEvents delivers the scheduler's events for operators. Nil: none.
 	TaskEvents <-chan job.TaskEvent
-	// Audit has the records of the requests that this process has made and received for the job.
+	// Audit holds the records of the requests that this process has made and received for the job.
 	// The driver adds its own, and writes all of them among the events until the job has ended.
 	// Nil: a new one.
 	Audit *audit.Trail
 	// Meter, if not nil, measures the job.
 	Meter *Meter
-	// Stop is called on a stop command. It must end the context of Run, and if now is set the
-	// workers must be killed. It must not block. Nil: stop commands are refused.
+	// Stop is called on a stop command. It must end the context of Run and, if now is set, kill the
+	// workers. It must not block. Nil: stop commands are refused.
 	Stop func(now bool)
 	// Log takes the driver's log messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger

@@ -42,7 +42,7 @@ type controlled loop
 
 var errEnded = &job.RefusedError{Reason: "the job has ended"}
 
-// Status makes the loop take the status between two events.
+// Status asks the loop for the status, which the loop takes between two events.
 func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 	var s job.Status
 	taken := make(chan error, 1)
@@ -96,7 +96,7 @@ func (l *controlled) Command(ctx context.Context, c job.Command) (string, error)
 	}
 }
 
-// stopJob records the command before it has an effect: the loop may end at once.
+// stopJob records the command before it takes effect, because the loop may end at once.
 func (l *controlled) stopJob(c job.Command) (string, error) {
 	if l.cfg.Stop == nil {
 		err := &job.RefusedError{Reason: "the program that runs the job does not stop it on command"}
@@ -112,8 +112,9 @@ func (l *controlled) stopJob(c job.Command) (string, error) {
 	return fmt.Sprintf("the workers are being stopped, within %v, or as long as a last checkpoint grows", l.cfg.Timeouts.Drain), nil
 }
 
-// InspectStatus returns the last status of a job without a driver, from its journal. Its goodput
-// counts until now, as the next driver does. Inspect reports whether a driver runs.
+// InspectStatus returns the last status of a job without a driver, from its journal. The time since
+// then counts in its goodput, as it does for the next driver. Inspect reports whether a driver
+// runs.
 func InspectStatus(path string) (job.Status, error) {
 	f, err := safefile.Read(path)
 	if err != nil {
@@ -134,9 +135,9 @@ func InspectStatus(path string) (job.Status, error) {
 	return s, err
 }
 
-// InspectEvents returns the events that the journal of a job tells, oldest first, as in an events
-// file: all since it was compacted last, and the last few before. It reads the journal also while
-// the job's driver runs, and changes nothing.
+// InspectEvents returns the events in the journal of a job, oldest first, as in an events file: all
+// events since the journal was last compacted, and the last few before. It may be called while the
+// job's driver runs, and changes nothing.
 func InspectEvents(path string) ([]json.RawMessage, error) {
 	f, err := safefile.Read(path)
 	if err != nil {
@@ -160,8 +161,8 @@ func InspectEvents(path string) ([]json.RawMessage, error) {
 	if i := slices.IndexFunc(told, func(e json.RawMessage) bool { return bytes.Equal(e, last[0]) }); i >= 0 {
 		return told, nil
 	}
-	// The oldest of the last few is of a time before the journal was compacted. What told begins
-	// with may be missing among the last: they have no records of who asked for what.
+	// The oldest of the recent events precedes the last compaction. The first entries of told may
+	// be missing among the recent events, which omit audit records.
 	before := len(last)
 	for _, e := range told {
 		if i := slices.IndexFunc(last, func(l json.RawMessage) bool { return bytes.Equal(l, e) }); i >= 0 {

@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/line"
 )
 
-// longest returns the lane in which a member has waited longest; nil if it waits in none or its
-// heartbeats are missing.
+// longest returns the lane in which the member has waited longest. It returns nil if the member
+// waits in no lane or its heartbeats are missing.
 func (s *stalls) longest(member *member) *line.Lane {
 	if b := s.fresh(member); b != nil {
 		return longestWait(b)
@@ -18,7 +18,7 @@ func (s *stalls) longest(member *member) *line.Lane {
 	return nil
 }
 
-// longestWait returns the lane in which the worker has waited longest; nil if it waits in none.
+// longestWait returns the lane in which the worker has waited longest, or nil if it waits in none.
 func longestWait(b *line.Beat) (in *line.Lane) {
 	for i := range b.Lanes {
 		if l := &b.Lanes[i]; l.Waiting && (in == nil || l.For > in.For) {
@@ -28,8 +28,8 @@ func longestWait(b *line.Beat) (in *line.Lane) {
 	return in
 }
 
-// jammed reports that all ranks wait and none is missing, once at the warning and once at the
-// limit.
+// jammed reports that all ranks wait in an operation and none is missing: once when they have
+// waited for the warning time and once when they have waited for the limit.
 func (s *stalls) jammed() []decide.Input {
 	if len(s.world) < 2 {
 		return nil
@@ -62,8 +62,8 @@ func (s *stalls) jammed() []decide.Input {
 	return changes
 }
 
-// unjammed reports, once, that a rank of a world that was reported waits no more. If they all wait
-// again, that is reported again.
+// unjammed reports, once, that a rank of a jammed world no longer waits. If all ranks wait again,
+// jammed reports that again.
 func (s *stalls) unjammed() []decide.Input {
 	if s.jam != jamNamed {
 		return nil

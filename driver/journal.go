@@ -34,18 +34,19 @@ func newClock(then time.Time) clock {
 
 func (c clock) now() time.Time { return time.Unix(0, c.wall+int64(time.Since(c.start))).UTC() }
 
-// Mirror keeps a copy of the journal where other machines read it. Its methods are called one after
-// the other, with the records in their order; only State may be called while Sync blocks.
+// Mirror keeps a copy of the journal that other machines can read. Its methods are called one after
+// another, with the records in order; only State may be called while Sync blocks.
 type Mirror interface {
 	// Append adds a record, and Replace replaces all records. SetBehind marks the copy as
-	// incomplete, until Replace. They do not block, and keep no argument that changes later.
+	// incomplete until the next Replace. They do not block, and keep no argument that changes
+	// later.
 	Append(payload []byte)
 	Replace(records [][]byte)
 	SetBehind()
-	// Sync blocks until the copy has all records. It does not return if another driver may have
-	// taken over the job: this driver must not act any more.
+	// Sync blocks until the copy has all records. If another driver may have taken over the job, it
+	// never returns, because this driver must not act any more.
 	Sync()
-	// State says why the copy is incomplete; empty: it is complete.
+	// State describes why the copy is incomplete; empty: it is complete.
 	State() string
 }
 
@@ -55,10 +56,10 @@ type journalWriter struct {
 	k      *journal.Keeper // nil: nothing is written
 	mirror Mirror          // nil: no mirror
 	meter  *Meter          // nil: nothing is measured
-	asks   <-chan func()   // what others ask of the loop
+	asks   <-chan func()   // requests of other goroutines to the loop
 	ids    []string        // of workers named since the last record
 	log    logrus.FieldLogger
-	retry  <-chan time.Time // when the next snapshot is due that has failed; nil: none has
+	retry  <-chan time.Time // when to retry the snapshot that has failed; nil: none has failed
 }
 
 // journalSize is the size in bytes up to which a journal is not compacted.
@@ -70,7 +71,7 @@ func (w *journalWriter) newID(plan.SlotID) string {
 	return id
 }
 
-// keep sets what writes the journal.
+// keep sets up w to write the journal.
 func (w *journalWriter) keep(cfg Config) {
 	w.k = &journal.Keeper{Rules: journal.Rules{
 		Path: cfg.Journal, Run: cfg.RunID, Least: journalSize, Reserve: true, Strict: true,
@@ -100,9 +101,9 @@ func (w *journalWriter) take(cfg Config, j *journal.Journal) {
 	w.k.Take(j)
 }
 
-// note records the inputs of a step before its actions are performed. Before a world is published,
-// a command is answered, and the job ends, the records are synced to disk, because a host that
-// crashes must not forget what workers and users have seen. It reports whether they were.
+// note records the inputs of a step before its actions are performed. It syncs the records to disk
+// before a world is published, a command is answered, or the job ends, because a host that crashes
+// must not forget what workers and users have seen. It reports whether it synced them.
 func (w *journalWriter) note(now time.Time, inputs []decide.Input, actions []decide.Action) bool {
 	ids := w.ids
 	w.ids = nil
@@ -147,8 +148,8 @@ func (w *journalWriter) write(record any, sync bool) {
 	}
 }
 
-// awaitMirror blocks until the mirror has all records. What others ask of the loop is answered
-// meanwhile: the status and the metrics tell of a mirror that cannot be written.
+// awaitMirror blocks until the mirror has all records. Meanwhile it answers requests of other
+// goroutines to the loop, so that the status and the metrics show that a mirror cannot be written.
 func (w *journalWriter) awaitMirror() {
 	done := make(chan struct{})
 	go func() {
@@ -165,11 +166,11 @@ func (w *journalWriter) awaitMirror() {
 	}
 }
 
-// due reports whether the journal has to be compacted or written again now. quiet: the loop has
+// due reports whether the journal must be compacted or rewritten now. quiet means that the loop has
 // nothing else to do.
 func (w *journalWriter) due(quiet bool) bool { return w.k != nil && w.k.Due(time.Now(), quiet) }
 
-// renew replaces the journal's records by a snapshot, which includes those that could not be
+// renew replaces the journal's records by a snapshot, which includes records that could not be
 // written.
 func (w *journalWriter) renew(records [][]byte) {
 	w.retry = nil
@@ -182,7 +183,7 @@ func (w *journalWriter) renew(records [][]byte) {
 	}
 }
 
-// giveUp removes a journal that is of no further use.
+// giveUp removes a journal that is no longer useful.
 func (w *journalWriter) giveUp(err error) {
 	w.k.GiveUp(err)
 	if w.mirror != nil {
@@ -201,7 +202,7 @@ func (w *journalWriter) state() string {
 	return ""
 }
 
-// tidy compacts the journal if that is due.
+// tidy compacts the journal if it is due.
 func (l *loop) tidy() {
 	if !l.writer.due(len(l.events) == 0 && !l.m.Resetting()) {
 		return
@@ -239,11 +240,11 @@ func (l *loop) closeJournal() {
 	k.Close()
 }
 
-// Resume continues a job whose driver has died. cfg.Journal is its journal; the rest of cfg must be
+// Resume continues a job whose driver has died. cfg.Journal is its journal. The rest of cfg must be
 // as for that driver, except that RunID, Size, Blame and Timeouts are taken from the journal.
-// Workers that agents have kept are taken over. Otherwise Resume works like Run. It also returns
-// job.ErrDriven if the driver is alive, job.ErrFinished if the job has ended, and an error if the
-// journal cannot be read.
+// Resume takes over the workers that agents have kept, and otherwise works like Run. It also
+// returns job.ErrDriven if the driver is alive, job.ErrFinished if the job has ended, and an error
+// if the journal cannot be read.
 func Resume(ctx context.Context, cfg Config) error {
 	p := &decide.Replay{Told: cfg.Replayed, Marked: cfg.Marked}
 	var records [][]byte // for the mirror
@@ -304,7 +305,7 @@ type Job struct {
 	RunID string
 	// Begun is when the job began; Last is the time of its last event.
 	Begun, Last time.Time
-	// Running: a driver runs.
+	// Running: a driver runs the job.
 	Running bool
 	// Finished: the job has ended, with Result (nil: success).
 	Finished bool

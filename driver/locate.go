@@ -19,37 +19,38 @@ import (
 )
 
 const (
-	// mostLocated is the number of workers that are looked at together: if a thousand hang at once,
-	// a few show where.
+	// mostLocated is the number of workers located at a time: if a thousand hang at once, a few
+	// show the cause.
 	mostLocated = decide.MostNamed
-	// locatePause is the least time between two such looks.
+	// locatePause is the shortest time between two such lookups.
 	locatePause = time.Second
 	// probeBound and askBound are how long the agent and the worker may take to answer. A worker
-	// that can answer does so within milliseconds, or on a starved host within a second. To read
-	// a worker's memory is the last resort and takes computing time: readBound is its bound.
+	// that can answer does so within milliseconds, or on an overloaded host within a second.
+	// readBound is how long reading a worker's memory may take, which is the last resort and needs
+	// processor time.
 	probeBound = 2 * time.Second
 	askBound   = 1500 * time.Millisecond
 	readBound  = 15 * time.Second
-	// lookers is the number of workers that are looked at concurrently on request.
+	// lookers is the number of workers located concurrently on request.
 	lookers = 16
-	// mostAnswer bounds the answer to such a request, in bytes, and fewGroups the groups of
-	// goroutines of one worker in it unless all are wanted.
+	// mostAnswer bounds the answer to such a request, in bytes. fewGroups bounds the groups of
+	// goroutines of each worker in it, unless all are wanted.
 	mostAnswer = 8 << 20
 	fewGroups  = 8
 	// mostStacks bounds the answer of one worker, in bytes.
 	mostStacks = 256 << 10
 )
 
-// locator finds out where workers are that hold up others.
+// locator finds out where workers that hold up others are.
 type locator struct {
-	wanted chan string // incarnations; those that it has no room for are not looked at
+	wanted chan string // incarnations; those for which the channel has no room are not located
 
 	mu    sync.Mutex
-	last  uint64              // the number of a question
-	asked map[uint64]question // that wait for an answer
+	last  uint64              // number of the last question
+	asked map[uint64]question // questions without an answer yet
 }
 
-// question is one that a worker was asked.
+// question is a question to a worker.
 type question struct {
 	incarnation string
 	answer      chan []byte // of capacity 1
@@ -59,8 +60,8 @@ func newLocator() *locator {
 	return &locator{wanted: make(chan string, mostLocated), asked: make(map[uint64]question)}
 }
 
-// ask asks a worker where its goroutines are, by tell. The answer is within the bounds of the
-// package stacks. It blocks until ctx ends at most.
+// ask asks a worker where its goroutines are, by a message that it passes to tell. The answer is
+// within the bounds of package stacks. ask blocks until the worker answers or ctx ends.
 func (f *locator) ask(ctx context.Context, incarnation string, tell func(text []byte)) (stacks.Worker, error) {
 	q := question{incarnation, make(chan []byte, 1)}
 	f.mu.Lock()
@@ -80,7 +81,7 @@ func (f *locator) ask(ctx context.Context, incarnation string, tell func(text []
 	select {
 	case text := <-q.answer:
 		w, err := stacks.Parse(text)
-		w.Processes = nil // that is for its agent to say
+		w.Processes = nil // the agent reports these
 		return w, err
 	case <-ctx.Done():
 		return stacks.Worker{}, errors.New("the worker does not say where it is")
@@ -97,10 +98,11 @@ func (l *loop) Located(from identity.Subject, s line.StacksLine) {
 	}
 }
 
-// everybody stands for some workers of a world in which all wait.
+// everybody, in place of an incarnation, stands for some workers of a world in which all wait.
 const everybody = ""
 
-// report takes a finding after which a worker is to be located. It does not block.
+// report requests that the worker of a finding be located, if it is a finding that needs this. It
+// does not block.
 func (f *locator) report(in decide.Input) {
 	id := everybody
 	switch in := in.(type) {
@@ -112,11 +114,12 @@ func (f *locator) report(in decide.Input) {
 	}
 	select {
 	case f.wanted <- id:
-	default: // there are many: these few do
+	default: // many are waiting already: they suffice
 	}
 }
 
-// locateStalled looks at workers that are reported until ctx ends, and posts where they are.
+// locateStalled locates the workers that report has queued, until ctx ends, and posts where they
+// are.
 func (l *loop) locateStalled(ctx context.Context) {
 	for {
 		var ids []string
@@ -148,7 +151,7 @@ func (l *loop) locateStalled(ctx context.Context) {
 	}
 }
 
-// located is a member of the world, and where it is.
+// located is a member of the world with its location.
 type located struct {
 	subject identity.Subject
 	rank    int
@@ -156,7 +159,7 @@ type located struct {
 	stacks.Worker
 }
 
-// chosen returns the members to look at.
+// chosen returns the members to locate.
 func chosen(members []located, ids []string) []located {
 	all := slices.Contains(ids, everybody)
 	members = slices.DeleteFunc(members, func(m located) bool {
@@ -165,7 +168,7 @@ func chosen(members []located, ids []string) []located {
 	return members[:min(len(members), mostLocated)]
 }
 
-// members returns the members of the current world, which the loop tells between two events.
+// members returns the members of the current world, which the loop provides between two events.
 func (l *loop) members(ctx context.Context) (all []located, err error) {
 	done := make(chan struct{})
 	ask := func() {
@@ -188,7 +191,7 @@ func (l *loop) members(ctx context.Context) (all []located, err error) {
 	return all, nil
 }
 
-// seek finds out where each of the members is.
+// seek locates each of the members.
 func (l *loop) seek(ctx context.Context, members []located) []located {
 	var looking sync.WaitGroup
 	room := make(chan struct{}, lookers)
@@ -203,11 +206,11 @@ func (l *loop) seek(ctx context.Context, members []located) []located {
 	return members
 }
 
-// whereIs looks at one worker: at its processes by its agent, then at its goroutines, which it
-// tells itself, or which are read from its memory if it does not answer. A worker is not asked if
-// that would make things worse: one of its threads waits in the kernel where nothing can interrupt
-// it, and outside of a system call, as for a page of a file; to stop the world would stop all
-// others until that ends.
+// whereIs locates one worker. It asks the agent about its processes, then the worker about its
+// goroutines; if the worker does not answer, the agent reads them from its memory. The worker is
+// not asked if the question would do harm: if one of its threads waits in the kernel
+// uninterruptibly and outside of a system call, as for a page of a file, stopping the world would
+// stop all other threads until that wait ends.
 func (l *loop) whereIs(ctx context.Context, m *located) (w stacks.Worker) {
 	var errs []error
 	prober, _ := l.cfg.Launcher.(launch.Prober)
@@ -245,7 +248,7 @@ func (l *loop) whereIs(ctx context.Context, m *located) (w stacks.Worker) {
 	return w
 }
 
-// tell posts where workers are, once for those that are at the same place.
+// tell posts where workers are, with one finding for all that are at the same place.
 func (l *loop) tell(found []located) {
 	for len(found) > 0 {
 		first := found[0]
@@ -275,7 +278,7 @@ func (l *loop) tell(found []located) {
 	}
 }
 
-// Stacks finds out where workers are: those of the given ranks, or all.
+// Stacks locates the workers of the given ranks, or all workers if of is empty.
 func (l *controlled) Stacks(ctx context.Context, of []int, all bool) ([]byte, error) {
 	members, err := (*loop)(l).members(ctx)
 	if err != nil {
@@ -311,8 +314,8 @@ func (l *controlled) Stacks(ctx context.Context, of []int, all bool) ([]byte, er
 	return text, err
 }
 
-// few leaves the goroutines that run the user's code, and of processes that have any the first
-// thread.
+// few keeps only the goroutines that run the user's code and, of processes that have goroutines,
+// only the first thread.
 func few(w *stacks.Worker) {
 	user := func(g stacks.Goroutines) bool { return g.Training || len(stacks.UserFrames(g.Frames)) > 0 }
 	goes := slices.ContainsFunc(w.Goroutines, user)
@@ -326,7 +329,7 @@ func few(w *stacks.Worker) {
 	}
 }
 
-// cut leaves so many groups of goroutines, and threads.
+// cut keeps at most the given number of groups of goroutines, and of threads.
 func cut(w *stacks.Worker, most int) {
 	if n := len(w.Goroutines); n > most {
 		w.Goroutines = w.Goroutines[:most]

@@ -33,8 +33,8 @@ import (
 
 // Run runs a job and blocks until it ends. It returns nil if the job succeeded; otherwise one of
 // the errors of package job, wrapped, a *job.WorkerError, or the error that prevented the start.
-// When ctx ends, the workers are stopped, with Timeouts.Drain between SIGTERM and SIGKILL, and the
-// context's cause is returned. No process and no goroutine of the job outlives Run.
+// When ctx ends, Run stops the workers, with Timeouts.Drain between SIGTERM and SIGKILL, and
+// returns the context's cause. No process and no goroutine of the job outlives Run.
 func Run(ctx context.Context, cfg Config) error {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -60,7 +60,7 @@ func (l *loop) guarded(ctx context.Context) error {
 }
 
 // loop passes events to the machine and performs its actions. Other goroutines only post events;
-// the goroutine in run alone uses the machine. Its fields are grouped by lifetime.
+// only the goroutine in run uses the machine. The fields are grouped by lifetime.
 type loop struct {
 	cfg    Config
 	m      *decide.Machine
@@ -76,7 +76,7 @@ type loop struct {
 	crew
 }
 
-// record is what the job's next driver finds.
+// record is what the job's next driver will find.
 type record struct {
 	writer  journalWriter
 	outputs outputs
@@ -87,37 +87,37 @@ type record struct {
 // services are set up by serve, before the first event.
 type services struct {
 	credentials *identity.Authority
-	workers     *identity.Credentials // of all workers, without the ticket of each
+	workers     *identity.Credentials // of all workers, without a worker's ticket
 	meet        meeting
 	push        pusher
 	say         func(workers []string, ranks []uint32, text, tail []byte)
-	lines       *server.Server // of workers that the launcher starts in this process; nil: it is a launch.Teller
+	lines       *server.Server // of workers that the launcher starts in this process; nil if the launcher is a launch.Teller
 	door        string         // its address
 	store       tcpstore.Store // for programs that speak by their workers' sockets
 }
 
-// inboxRoom is how many events may wait. A worker posts few at a time, and is not to wait, nor to
-// make others of its host wait, while the loop writes to a slow disk.
+// inboxRoom is how many events can be queued. A worker posts few at a time, and neither it nor the
+// other workers of its host should wait while the loop writes to a slow disk.
 const inboxRoom = 1 << 14
 
 // inbox is open until run returns.
 type inbox struct {
 	events chan posted
-	// stoppedBy is who has given a stop command first; nil: nobody has.
+	// stoppedBy is who gave the first stop command; nil: nobody.
 	stoppedBy atomic.Pointer[audit.Who]
 	asks      chan func()   // functions for the loop's goroutine
-	batch     []posted      // room for the inputs of a step
+	batch     []posted      // reused for the inputs of a step
 	ended     chan struct{} // closed when the loop takes no more events
 }
 
-// crew is the workers that run, and the goroutines for them.
+// crew is the running workers and the goroutines that serve them.
 type crew struct {
 	keeper launch.Keeper       // the launcher, if it is a Keeper
 	procs  map[string]*process // by incarnation
 	wg     sync.WaitGroup      // goroutines that post events
 	output sync.WaitGroup      // forwarding of the workers' output; awaited only at the job's end
 
-	oneThread sync.Once // the log has said that workers have one thread of OpenMP
+	oneThread sync.Once // the log has said that workers get one OpenMP thread
 }
 
 // meeting and pusher are the parts of rendezvous.Server and notify.Pusher that the loop uses.
@@ -145,10 +145,10 @@ type process struct {
 	over    atomic.Bool  // its end was posted before its output was written
 	stopped atomic.Bool  // it was told to end
 	stop    context.CancelFunc
-	forget  func()        // ends the wait for its end
-	hurry   func()        // ends its grace
-	more    chan struct{} // restarts its grace; capacity 1
-	look    chan struct{} // demands a look whether a signal is ending it; capacity 1
+	forget  func()        // stops waiting for its end
+	hurry   func()        // ends its grace period
+	more    chan struct{} // restarts its grace period; capacity 1
+	look    chan struct{} // asks to check whether a signal is terminating it; capacity 1
 }
 
 // posted is an event for the loop.
@@ -159,7 +159,7 @@ type posted struct {
 	answer chan<- decide.Answer
 }
 
-// tellSender tells the sender of an event that it need not repeat it.
+// tellSender tells the sender of an event that it need not repeat the event.
 func (in posted) tellSender() {
 	if in.noted != nil {
 		in.noted()
@@ -211,7 +211,8 @@ func (l *loop) open() (err error) {
 	return nil
 }
 
-// network returns where the workers are. Those of a test may be on one of its own, with the driver.
+// network returns the network of the workers. In tests they may be on a network of their own,
+// together with the driver.
 func (l *loop) network() identity.Network {
 	if own, ok := l.cfg.Launcher.(interface{ Network() identity.Network }); ok {
 		return own.Network()
@@ -270,8 +271,8 @@ func (l *loop) serve(ctx context.Context) error {
 	return l.run(ctx)
 }
 
-// openLines sets how lines reach workers: by the launcher if it is a launch.Teller, otherwise from
-// this process.
+// openLines sets how lines are sent to workers: by the launcher if it is a launch.Teller, otherwise
+// from this process.
 func (l *loop) openLines(ctx context.Context) (closeDoor func(), err error) {
 	if teller, ok := l.cfg.Launcher.(launch.Teller); ok {
 		l.say = teller.Tell
@@ -366,7 +367,7 @@ func (l *loop) run(ctx context.Context) error {
 			in.input = decide.TasksTold{TaskEvent: e}
 		case <-timer.C:
 			if len(l.events) > 0 {
-				l.setTimer(timer) // pending events come first: one may be what the deadline waits for
+				l.setTimer(timer) // pending events come first: the deadline may be waiting for one of them
 				continue
 			}
 			in.input = decide.DeadlinePassed{}
@@ -382,23 +383,22 @@ func (l *loop) run(ctx context.Context) error {
 }
 
 const (
-	// mostAtOnce bounds the inputs of a step, and with them the time between two looks at the
-	// timer.
+	// mostAtOnce bounds the inputs of a step, and thereby the time between two checks of the timer.
 	mostAtOnce = 1024
-	// crowded is how many inputs at once show that many workers have something to say.
+	// crowded is the number of inputs at once that shows that many workers are about to post.
 	crowded = 8
 )
 
-// gather appends in, and the events that have been posted already, as far as they can share a step
-// with it: when a thousand workers join, the machine need not look at all of them a thousand times.
-// If there are many, it first lets workers post that are about to.
+// gather appends in to batch, and then the events that have already been posted and can share a
+// step with it: when a thousand workers join, the machine need not examine all of them a thousand
+// times. If there are many events, gather first yields to workers that are about to post.
 func gather(batch []posted, in posted, events <-chan posted) []posted {
 	batch = append(batch, in)
-	looked := 0 // at the channel, when the batch had so many
+	looked := 0 // length of the batch at the last yield
 	for in.ofWorker() && len(batch) < mostAtOnce {
 		select {
 		case in = <-events:
-			batch = append(batch, in) // the last may be of another kind
+			batch = append(batch, in) // the last one may be of another kind
 			continue
 		default:
 		}
@@ -411,7 +411,7 @@ func gather(batch []posted, in posted, events <-chan posted) []posted {
 	return batch
 }
 
-// ofWorker reports whether the input is one of those of which each worker sends its own.
+// ofWorker reports whether the input is of a kind that every worker sends for itself.
 func (in posted) ofWorker() bool {
 	switch in.input.(type) {
 	case decide.WorkerForked, decide.WorkerJoined, decide.WorkerReported, decide.WorkerWrites, decide.WorkerEnded,
@@ -421,9 +421,9 @@ func (in posted) ofWorker() bool {
 	return false
 }
 
-// admit feeds inputs.
+// admit feeds inputs to the machine.
 func (l *loop) admit(batch []posted) *decide.FinishJob {
-	l.noteAudit() // what was recorded before the inputs comes before what they lead to
+	l.noteAudit() // audit records from before the inputs come before the events that these cause
 	return l.feed(batch)
 }
 
@@ -593,7 +593,7 @@ func (l *loop) publish(a decide.PublishWorld) {
 	l.meet.Publish(a.World, members, a.Root, a.Seq)
 }
 
-// finishOutput waits until the workers' output is written or can no longer be.
+// finishOutput waits until the workers' output is written or can no longer be written.
 func (l *loop) finishOutput() {
 	done := make(chan struct{})
 	go func() {
@@ -603,15 +603,15 @@ func (l *loop) finishOutput() {
 	l.cfg.Output.Finish(done)
 }
 
-// subjectOf returns who a worker is.
+// subjectOf returns the identity of a worker.
 func (l *loop) subjectOf(incarnation string, slot plan.SlotID) identity.Subject {
 	return identity.Subject{RunID: l.cfg.RunID, Role: identity.Worker, Host: slot.Host, Index: slot.Index, Incarnation: incarnation}
 }
 
-// post sends an event to the loop; after the loop's end it is dropped.
+// post sends an event to the loop. After the loop's end it drops the event.
 func (b *inbox) post(in decide.Input) { b.send(posted{input: in}) }
 
-// send is post with all of an event. It returns false after the loop's end.
+// send is like post, with all fields of an event. It returns false after the loop's end.
 func (b *inbox) send(in posted) bool {
 	select {
 	case b.events <- in:
@@ -621,8 +621,8 @@ func (b *inbox) send(in posted) bool {
 	}
 }
 
-// postThen also has noted called when the event is in the journal, so that its sender need not
-// repeat it to another driver, or after the loop's end.
+// postThen is like post, and calls noted when the event is in the journal, so that its sender need
+// not repeat it to another driver, or after the loop's end.
 func (b *inbox) postThen(in decide.Input, noted func()) {
 	if !b.send(posted{input: in, noted: noted}) {
 		noted()
@@ -635,7 +635,7 @@ func (b *inbox) postThen(in decide.Input, noted func()) {
 	}
 }
 
-// drop drops the events that wait, after the loop's end.
+// drop drops the queued events after the loop's end.
 func (b *inbox) drop() {
 	for {
 		select {
@@ -647,7 +647,7 @@ func (b *inbox) drop() {
 	}
 }
 
-// postNoted is post, and blocks until the event is in the journal, or the loop has ended.
+// postNoted is like post, but blocks until the event is in the journal or the loop has ended.
 func (b *inbox) postNoted(in decide.Input) {
 	noted := make(chan struct{})
 	b.postThen(in, func() { close(noted) })
@@ -677,18 +677,18 @@ func (l *loop) BackendReported(from identity.Subject, generation uint64, backend
 	l.postThen(decide.BackendTold{ID: from.Incarnation, Generation: generation, Backend: backend}, noted)
 }
 
-// FailureReported is called by the rendezvous with what a program says of the error that ends it.
+// FailureReported is called by the rendezvous with a program's report of the error that ends it.
 func (l *loop) FailureReported(from identity.Subject, text string, noted func()) {
 	l.postThen(decide.WorkerFailing{ID: from.Incarnation, Said: text}, noted)
 }
 
-// Heard is called by the rendezvous with what a worker was told.
+// Heard is called by the rendezvous when a worker acknowledges what it was told.
 func (l *loop) Heard(from identity.Subject, h line.Heard) {
 	l.push.Heard(from.Incarnation, h.Seq, notify.Known{Generation: h.LostGeneration, Ranks: h.LostRanks}, h.Again)
 }
 
 // Beaten is called by the rendezvous with a worker's heartbeat. The machine gets an input only if
-// its last checkpoint grows, or a world begins to train; stalls evaluates the rest.
+// the worker's last checkpoint grows or a world begins to train; stalls evaluates the rest.
 func (l *loop) Beaten(from identity.Subject, b line.Beat) {
 	now := l.clock.now()
 	if len(b.Entered) > 0 {
@@ -702,7 +702,7 @@ func (l *loop) Beaten(from identity.Subject, b line.Beat) {
 	}
 }
 
-// interruption returns why the job is to end, with the user who has given the command.
+// interruption returns why the job is to end, including the user who gave the command.
 func (l *loop) interruption(ctx context.Context) error {
 	cause, by := context.Cause(ctx), l.stoppedBy.Load()
 	if command, is := errors.AsType[job.StopCommand](cause); is && by != nil {

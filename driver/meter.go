@@ -13,15 +13,15 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// Measures are the numbers of a job at one moment.
+// Measures holds the numbers of a job at one moment.
 type Measures = job.Measures
 
 // Meter measures a job. Set its fields before Run or Resume. A meter serves one such call. The zero
 // Meter is ready for use.
 type Meter struct {
-	// Delivered is called with the time until a worker acknowledged a notification, and Synced with
-	// the time until the journal was on the disk. They are called concurrently and must not block.
-	// Nil: not called.
+	// Delivered is called with the time that a worker took to acknowledge a notification, and
+	// Synced with the time that a sync of the journal to disk took. They are called concurrently
+	// and must not block. Nil: not called.
 	Delivered, Synced func(time.Duration)
 
 	loop atomic.Pointer[loop]
@@ -30,8 +30,8 @@ type Meter struct {
 // ErrNotRunning is returned by Meter.Read if no job runs.
 var ErrNotRunning = errors.New("driver: no job runs")
 
-// Read returns the numbers of now. It waits for the loop to be between two events, at most until
-// ctx ends, and may be called at any time.
+// Read returns the current numbers. It may be called at any time, and blocks until the loop is
+// between two events, or until ctx ends.
 func (m *Meter) Read(ctx context.Context) (Measures, error) {
 	l := m.loop.Load()
 	if l == nil {
@@ -48,7 +48,8 @@ func (m *Meter) Read(ctx context.Context) (Measures, error) {
 	return <-taken, nil
 }
 
-// delivered returns what the pusher calls when a worker has acknowledged an update; nil: nothing.
+// delivered returns the function that the pusher calls when a worker has acknowledged an update;
+// nil: none.
 func (l *loop) delivered() func(time.Duration) {
 	if l.cfg.Meter == nil {
 		return nil
@@ -56,7 +57,7 @@ func (l *loop) delivered() func(time.Duration) {
 	return l.cfg.Meter.Delivered
 }
 
-// measure returns the numbers of now; the loop's goroutine calls it.
+// measure returns the current numbers. Only the loop's goroutine calls it.
 func (l *loop) measure() Measures {
 	now := l.clock.now()
 	m := Measures{
@@ -76,18 +77,18 @@ func (l *loop) measure() Measures {
 	return m
 }
 
-// sourceAge is what is known of the age of the list of hosts. It is safe for concurrent use.
+// sourceAge records the age of the list of hosts. It is safe for concurrent use.
 type sourceAge struct {
-	stood atomic.Int64 // when the source last confirmed its list, in nanoseconds since 1970; 0: it does now
+	stood atomic.Int64 // when the source last confirmed its list, in nanoseconds since 1970; 0: the list is current
 }
 
-// fails notes a failure of the source, which last confirmed its list so long ago.
+// fails records a failure of the source, which last confirmed its list age ago.
 func (s *sourceAge) fails(age time.Duration) { s.stood.Store(time.Now().Add(-age).UnixNano()) }
 
-// stands notes that the source stands by its list.
+// stands records that the source confirms its list.
 func (s *sourceAge) stands() { s.stood.Store(0) }
 
-// stale returns how long ago the source last confirmed its list; 0: it does now.
+// stale returns how long ago the source last confirmed its list; 0: the list is current.
 func (s *sourceAge) stale() time.Duration {
 	at := s.stood.Load()
 	if at == 0 {
@@ -104,7 +105,7 @@ func (w *journalWriter) measure() job.Journal {
 	return m
 }
 
-// synced syncs the journal, and measures it.
+// synced syncs the journal to disk and measures the time that this takes.
 func (w *journalWriter) synced() error {
 	begun := time.Now()
 	err := w.k.Sync(begun)
@@ -114,7 +115,7 @@ func (w *journalWriter) synced() error {
 	return err
 }
 
-// work is what workers have done by their counters. None of its numbers ever becomes smaller.
+// work is the work of workers according to their counters. None of its numbers ever decreases.
 type work struct {
 	commits, commitBytes uint64
 	commitTime           time.Duration
@@ -132,7 +133,7 @@ type (
 	}
 )
 
-// hear takes a worker's counters. It ignores what is smaller than before.
+// hear updates w by a worker's counters. It ignores numbers that have decreased.
 func (w *work) hear(c *line.Counters) {
 	if c == nil {
 		return
@@ -146,13 +147,13 @@ func (w *work) hear(c *line.Counters) {
 		key := operationKind{o.Kind, o.Backend, o.SizeClass}
 		was, known := w.operations[key]
 		if !known && len(w.operations) >= line.MaxOperations {
-			continue // a worker that makes kinds up
+			continue // a worker that invents kinds
 		}
 		w.operations[key] = operationSum{max(was.count, o.Count), max(was.bytes, o.Bytes), max(was.duration, o.Duration)}
 	}
 }
 
-// add adds what another worker has done, in at most mostKinds kinds of operations.
+// add adds the work of another worker, with at most mostKinds kinds of operations.
 func (w *work) add(o *work) {
 	w.commits, w.commitBytes, w.commitTime = w.commits+o.commits, w.commitBytes+o.commitBytes, w.commitTime+o.commitTime
 	if w.operations == nil {
@@ -169,13 +170,13 @@ func (w *work) add(o *work) {
 }
 
 // mostKinds bounds the kinds of operations of a job: workers of this version have 13 kinds, ten
-// classes of sizes and four backends, of which a job uses a few dozen. Those beyond it are counted
-// as otherKind.
+// size classes and four backends, of which a job uses a few dozen combinations. Kinds beyond the
+// bound are counted as otherKind.
 const mostKinds = 600
 
 var otherKind = operationKind{kind: "other", backend: "other"}
 
-// inOperations is the time in collective operations.
+// inOperations returns the time spent in collective operations.
 func (w *work) inOperations() (all time.Duration) {
 	for _, s := range w.operations {
 		all += s.duration

@@ -26,8 +26,8 @@ type outputs struct {
 	at map[string]outputNote // by incarnation
 }
 
-// outputNote is a record: how many bytes of a worker's output have been forwarded, except for the
-// incomplete last lines in Out and Err.
+// outputNote is a record: how many bytes of a worker's output have been forwarded. Out and Err are
+// the incomplete last lines, which have not been forwarded.
 type outputNote struct {
 	Worker string `json:"worker"`
 	Bytes  uint64 `json:"bytes,omitempty"`
@@ -59,7 +59,7 @@ func (o *outputs) open(cfg Config) error {
 	case !errors.Is(err, journal.ErrLocked):
 		cfg.Log.WithError(err).Warn("the record of forwarded output cannot be read: some output may be repeated")
 		clear(o.at)
-		if journal.Remove(o.k.Path) == nil { // else the first error says why
+		if journal.Remove(o.k.Path) == nil { // otherwise the first error says why
 			err = o.k.Create()
 		}
 	}
@@ -78,14 +78,14 @@ func (o *outputs) take(n outputNote) {
 	}
 }
 
-// of returns the last note of a worker, or the zero note.
+// of returns the last note of a worker, or the zero note if it has none.
 func (o *outputs) of(worker string) outputNote {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.at[worker]
 }
 
-// note records a note. It does not keep the note's slices.
+// note records n. It does not keep the slices of n.
 func (o *outputs) note(n outputNote) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -95,10 +95,10 @@ func (o *outputs) note(n outputNote) {
 	o.take(n.clone())
 	now := time.Now()
 	if b, err := json.Marshal(n); err == nil {
-		_ = o.k.Append(now, b) // the keeper tells, and a snapshot has it otherwise
+		_ = o.k.Append(now, b) // the keeper reports errors; the next snapshot has the note
 	}
 	if o.k.Due(now, false) {
-		_ = o.k.Compact(now, o.all) // the keeper tells
+		_ = o.k.Compact(now, o.all) // the keeper reports the error
 	}
 }
 
@@ -129,7 +129,7 @@ func (o *outputs) close(ended bool) {
 	}
 	o.k.Close() // every record has been written already
 	if ended {
-		_ = journal.Remove(o.k.Path) // harmless if it stays
+		_ = journal.Remove(o.k.Path) // a leftover file is harmless
 	}
 	o.k = nil
 }

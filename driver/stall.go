@@ -17,8 +17,8 @@ import (
 
 const (
 	// silentLooks is the number of looks for which a worker of a small world may be silent; it
-	// sends a heartbeat every fourth look. Silence is counted in looks because no worker is to
-	// blame if the driver itself was suspended.
+	// sends a heartbeat every fourth look. Silence is counted in looks so that no worker is blamed
+	// while the driver itself is suspended.
 	silentLooks = 10
 	leastMove   = time.Second
 )
@@ -33,13 +33,13 @@ type stalls struct {
 
 	mu      sync.Mutex
 	workers map[string]*beating // workers known to the loop, by incarnation
-	beats   uint64              // heartbeats so far
-	past    work                // of workers that have ended
+	beats   uint64              // number of heartbeats so far
+	past    work                // work of workers that have ended
 	world   []*member           // members of the current world, by rank
 	number  uint64              // its generation
 	before  int                 // size of the previous world, whose heartbeat interval connecting workers keep
-	jam     jam                 // of the current world
-	trains  bool                // its rank 0 does, by its heartbeats
+	jam     jam                 // state of the current world
+	trains  bool                // rank 0 of the current world trains, by its heartbeats
 
 	// late holds the workers awaited in the next world, with the time when they were reported or
 	// last made progress.
@@ -54,24 +54,24 @@ type stalls struct {
 type beating struct {
 	beat  line.Beat // the zero Beat: none yet
 	at    time.Time
-	looks int // since the last heartbeat
+	looks int // number of looks since the last heartbeat
 
-	used       *proc.Usage // by the last heartbeat that told it; nil: none has
+	used       *proc.Usage // from the last heartbeat that included it; nil: none has
 	usedAt     time.Time
-	processors float64 // busy between the last two of these
-	short      bool    // of memory, at the last look
+	processors float64 // processors busy between the last two of these heartbeats
+	short      bool    // the worker was short of memory at the last look
 
 	written   uint64    // largest beat.Written so far
 	writtenAt time.Time // when the machine was last informed of it
 
 	work      work
-	lanes     map[uint64]laneFrom // of the last heartbeat
+	lanes     map[uint64]laneFrom // lanes of the last heartbeat
 	enteredAt time.Time           // when its world was published
 	trial
 }
 
-// laneFrom is what the driver itself has seen of a lane: since when it can be at that operation,
-// and wait there.
+// laneFrom is what the driver itself has seen of a lane: the earliest times at which the worker can
+// have entered the operation, and begun to wait in it.
 type laneFrom struct {
 	operation    uint64
 	at, waitFrom time.Time
@@ -81,8 +81,8 @@ type laneFrom struct {
 type member struct {
 	id    string
 	held  *holdUp // the hold-up that was reported; nil: none
-	where string  // where it is meanwhile; empty: unknown
-	ended bool    // it was reported as hung
+	where string  // where the member is meanwhile; empty: unknown
+	ended bool    // the member was reported as hung
 }
 
 // holdUp is an operation that a worker holds up.
@@ -93,7 +93,7 @@ type holdUp struct {
 	long            time.Duration
 }
 
-// jam is what was reported about a world in which all ranks wait and none is missing.
+// jam is what has been reported about a world in which all ranks wait and none is missing.
 type jam uint8
 
 const (
@@ -138,7 +138,7 @@ func (s *stalls) forget(id string) {
 }
 
 // hear records a heartbeat. It reports whether the machine must be informed that the worker's last
-// checkpoint has grown: a few times per grace.
+// checkpoint has grown, which happens a few times per grace period.
 func (s *stalls) hear(now time.Time, id string, b line.Beat) (writes bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,7 +148,7 @@ func (s *stalls) hear(now time.Time, id string, b line.Beat) (writes bool) {
 	}
 	s.beats++
 	w.work.hear(b.Counters)
-	b.Counters = nil // w.work has them
+	b.Counters = nil // w.work has the counters
 	s.hearLanes(now, w, &b)
 	if is := b.Usage; is != nil {
 		if w.used != nil && now.After(w.usedAt) {
@@ -239,8 +239,8 @@ func (s *stalls) look(now time.Time) (changes []decide.Input) {
 	return changes
 }
 
-// await sets the workers that have been reported for not joining the next world; look reports their
-// progress.
+// await sets the workers that have been reported for not joining the next world, so that look
+// reports their progress.
 func (s *stalls) await(now time.Time, late []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -289,8 +289,9 @@ func (s *stalls) silent(w *beating) bool {
 	return w.looks > silentLooks*line.BeatSpacing(max(len(s.world), s.before))
 }
 
-// holds returns, by rank, the operation that each member holds up, and for how long: not for longer
-// than it has been where it is. A member that moves holds up nobody, whatever others report.
+// holds returns, by rank, the operation that each member holds up, and for how long. That is at
+// most the time that the member has been where it is. A member that moves holds up nobody, whatever
+// others report.
 func (s *stalls) holds(now time.Time) map[int]*holdUp {
 	waits := s.waits()
 	if len(waits) == 0 {
@@ -323,7 +324,7 @@ func (s *stalls) holds(now time.Time) map[int]*holdUp {
 	return found
 }
 
-// waits returns the operations in which a rank has waited too long: per lane, the last one.
+// waits returns, by lane, the last operation in which a rank has waited too long.
 func (s *stalls) waits() map[uint64]*holdUp {
 	patience := s.patience()
 	waits := map[uint64]*holdUp{}
@@ -362,7 +363,7 @@ const (
 func (s *stalls) standing(member *member, wait *holdUp) standing {
 	w := s.workers[member.id]
 	if w == nil {
-		return isThere // it has ended
+		return isThere // the member has ended
 	}
 	if w.beat.Phase == 0 && !s.silent(w) {
 		return isThere // no heartbeat yet since this driver took over

@@ -8,31 +8,31 @@ import (
 	"github.com/hvdrun/hvdrun/internal/line"
 )
 
-// A worker's heartbeat says what no other can check: for how long it has waited, and for which
-// operation. It counts only as far as the driver's own clock and the other workers bear it out, so
-// that a false one does not make the driver stop others.
+// A worker's heartbeat reports what no other worker can check: for how long the worker has waited,
+// and in which operation. The driver trusts it only as far as its own clock and the other workers
+// confirm it, so that a false heartbeat cannot make the driver stop other workers.
 
-// beatSlack is how much longer than seen by the driver a worker may have waited: its clock and the
-// arrival of its heartbeats are not exact.
+// beatSlack is by how much a wait that a worker reports may exceed the time seen by the driver,
+// because the worker's clock and the arrival of its heartbeats are not exact.
 const beatSlack = time.Second
 
-// trial is what the heartbeats of one worker say after another has reported done.
+// trial is the evidence from the heartbeats of one worker after another worker has reported done.
 type trial struct {
-	untrue  int    // heartbeats from which it follows that its training goes on
-	commits uint64 // by the first of them, of a worker that does not say whether it has trained
+	untrue  int    // number of heartbeats that imply that its training continues
+	commits uint64 // in the last of them, if the worker does not report Trained
 	told    bool
 }
 
-// doneWatch is the generation in which a worker has reported done.
+// doneWatch identifies the generation in which a worker has reported done.
 type doneWatch struct {
 	doneIn   uint64 // 0: none
 	doneFrom time.Time
 }
 
-// hearLanes notes since when the worker can be in the operations of a heartbeat, and limits the
-// waits that it tells to that.
+// hearLanes records the earliest time at which the worker can have entered each operation of a
+// heartbeat, and limits the waits in the heartbeat to the time since then.
 func (s *stalls) hearLanes(now time.Time, w *beating, b *line.Beat) {
-	before := w.at // it may have begun just after its last heartbeat
+	before := w.at // an operation may have begun just after the last heartbeat
 	if before.Before(w.enteredAt) {
 		before = w.enteredAt
 	}
@@ -66,7 +66,7 @@ func (s *stalls) hearLanes(now time.Time, w *beating, b *line.Beat) {
 	w.lanes = lanes
 }
 
-// still returns for how long the member has not moved on in a lane, as far as the driver knows.
+// still returns for how long the member has made no progress in a lane, as far as the driver knows.
 func (s *stalls) still(now time.Time, m *member, lane uint64) time.Duration {
 	w := s.workers[m.id]
 	if w == nil {
@@ -78,14 +78,15 @@ func (s *stalls) still(now time.Time, m *member, lane uint64) time.Duration {
 	return now.Sub(w.enteredAt) + beatSlack
 }
 
-// Heartbeats that arrive when another worker has just reported done may have been made before. If
-// two arrive later than a heartbeat may take, the second was made after the first had arrived.
+// Heartbeats that arrive just after another worker has reported done may have been sent before
+// that. beatTakes is the longest time that a heartbeat may be in flight. Of two heartbeats that
+// arrive later than that, the second was certainly made after the report.
 const (
 	beatsToRefute = 2
 	beatTakes     = time.Second
 )
 
-// watchDone begins to look for members that train although a worker has reported done.
+// watchDone starts to look for members that train although a worker has reported done.
 func (s *stalls) watchDone(now time.Time, generation uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,8 +96,8 @@ func (s *stalls) watchDone(now time.Time, generation uint64) {
 	}
 }
 
-// hearTrained counts the heartbeats from which it follows that the worker trains. One of an older
-// version does not say so: its commits go on.
+// hearTrained counts the heartbeats that imply that the worker still trains. A heartbeat of an
+// older version does not say so directly; for such a worker, increasing commit numbers do.
 func (s *stalls) hearTrained(now time.Time, w *beating) {
 	b := &w.beat
 	if s.doneIn == 0 || b.Generation != s.doneIn || now.Before(s.doneFrom.Add(beatTakes)) {
@@ -113,7 +114,8 @@ func (s *stalls) hearTrained(now time.Time, w *beating) {
 	}
 }
 
-// refutals returns the members that have been found to train since a worker reported done.
+// refutals returns inputs for the members that have been found to train since a worker reported
+// done.
 func (s *stalls) refutals(now time.Time) (changes []decide.Input) {
 	if s.doneIn == 0 || s.doneIn != s.number {
 		return nil

@@ -10,36 +10,36 @@ import (
 )
 
 const (
-	// mostCompared is the largest number of operations that are compared at a time. Each rank sends
-	// 64 of them with a heartbeat at most, so an operation stays for several heartbeats.
+	// mostCompared is the largest number of operations compared at a time. Each rank sends at most
+	// 64 of them with a heartbeat, so an operation is kept for several heartbeats.
 	mostCompared = 256
-	// leastApart is the difference between the longest and the shortest wait of an operation that
-	// counts: less is what it takes the ranks to leave it.
+	// leastApart is the smallest difference between the longest and the shortest wait in an
+	// operation that counts. Smaller differences arise while the ranks leave the operation.
 	leastApart = time.Millisecond
-	// forgetsHalf is the time after which an operation counts half as much.
+	// forgetsHalf is the time after which the weight of an operation has halved.
 	forgetsHalf = time.Minute
-	// leastWeight is that of the operations of a score that is known.
+	// leastWeight is the smallest total weight of operations for which a score is known.
 	leastWeight = 0.5
 )
 
-// stragglers finds out which rank comes late to operations, from how long each rank was in them.
-// Ranks leave an operation at about the same time, so the rank with the shortest time came last; no
-// clock is compared with another. Its caller serialises calls.
+// stragglers determines which rank arrives late at operations, from the time that each rank spent
+// in them. Ranks leave an operation at about the same time, so the rank with the shortest time
+// arrived last. No clocks are compared. Callers serialise calls.
 type stragglers struct {
 	world  []string               // incarnations by rank
 	ranks  map[string]int         // of the world
-	open   map[uint64]*comparison // operations that some ranks have told
-	order  []uint64               // of open, oldest first
+	open   map[uint64]*comparison // operations that only some ranks have reported
+	order  []uint64               // keys of open, oldest first
 	scores map[string]*lateness   // by incarnation
 }
 
-// comparison is an operation with the times that are known.
+// comparison is an operation with the times that are known so far.
 type comparison struct {
 	waits []time.Duration // by rank; negative: unknown
 	known int
 }
 
-// lateness is the score of one worker: sums with weights that decay.
+// lateness is the score of one worker, as sums with decaying weights.
 type lateness struct {
 	at                   time.Time
 	operations, last, by float64
@@ -49,8 +49,8 @@ func newStragglers() stragglers {
 	return stragglers{open: map[uint64]*comparison{}, scores: map[string]*lateness{}}
 }
 
-// enter begins a world, whose operations have nothing to do with those of the last. Workers keep
-// their scores.
+// enter begins a world, whose operations are unrelated to those of the last one. Workers keep their
+// scores.
 func (s *stragglers) enter(members []string) {
 	s.world, s.order = members, nil
 	s.ranks = make(map[string]int, len(members))
@@ -62,7 +62,7 @@ func (s *stragglers) enter(members []string) {
 
 func (s *stragglers) forget(id string) { delete(s.scores, id) }
 
-// hear takes the waits of a heartbeat from the current world.
+// hear records the waits from a heartbeat of a worker in the current world.
 func (s *stragglers) hear(now time.Time, id string, waits []line.Wait) {
 	rank, member := s.ranks[id]
 	if !member || len(s.world) < 2 {
@@ -74,7 +74,7 @@ func (s *stragglers) hear(now time.Time, id string, waits []line.Wait) {
 			c = s.begin(w.Operation)
 		}
 		if c.waits[rank] >= 0 {
-			continue // it says the same operation twice
+			continue // the worker reports the same operation twice
 		}
 		c.waits[rank] = w.For
 		if c.known++; c.known == len(s.world) {
@@ -84,7 +84,7 @@ func (s *stragglers) hear(now time.Time, id string, waits []line.Wait) {
 	}
 }
 
-// begin returns a new comparison; if there are too many, the oldest is given up.
+// begin returns a new comparison. If there are too many, it drops the oldest.
 func (s *stragglers) begin(operation uint64) *comparison {
 	for len(s.open) >= mostCompared || len(s.order) >= 4*mostCompared {
 		delete(s.open, s.order[0])
@@ -120,7 +120,7 @@ func (s *stragglers) count(now time.Time, waits []time.Duration) {
 	}
 }
 
-// decay reduces the weights by the time that has passed.
+// decay reduces the weights according to the time that has passed.
 func (l *lateness) decay(now time.Time) {
 	passed := now.Sub(l.at)
 	if passed <= 0 {

@@ -12,7 +12,7 @@ import (
 // Trace describes the time from the first sign that a world had to be left, or from the start of
 // the job, until the first commit of the next world.
 type Trace struct {
-	// Generation is that of the next world; 0: none was published.
+	// Generation is the generation of the next world; 0: none was published.
 	Generation uint64
 	// Cause says what led to it.
 	Cause string
@@ -20,8 +20,8 @@ type Trace struct {
 	Spans []Span
 }
 
-// Span is a part of a Trace. All times are by the driver's clock: workers report how long ago
-// something happened.
+// Span is a part of a Trace. All times are by the driver's clock: workers report durations ago, not
+// times.
 type Span struct {
 	Name string
 	// Role is the party of the span: "driver", "agent" or "worker".
@@ -31,32 +31,32 @@ type Span struct {
 	Host       string
 	Slot, Rank int
 	Start, End time.Time
-	// Error is the reason if it failed; empty: it did not.
+	// Error is the reason for a failure; empty: the span did not fail.
 	Error string
 }
 
 const (
-	// mostTraced is the number of workers whose own spans a trace has: those that start, and the
-	// lowest ranks.
+	// mostTraced is the number of workers for which a trace has spans: starting workers, and
+	// members in the order of their ranks.
 	mostTraced = 64
 	// mostSpans bounds a trace.
 	mostSpans = 1024
-	// traceWait is how long after the first commit the spans of workers are waited for, beyond two
-	// heartbeats.
+	// traceWait is how long to wait for the spans of workers after the first commit, in addition to
+	// two heartbeat intervals.
 	traceWait = 3 * time.Second
 )
 
-// tracer makes traces of the machine's inputs and actions, and of what workers tell of their way
-// into a world. Its methods are safe for concurrent use.
+// tracer builds traces from the machine's inputs and actions, and from the phases that workers
+// report on their way into a world. Its methods are safe for concurrent use.
 type tracer struct {
 	mu      sync.Mutex
 	workers map[string]*tracedWorker
 	size    int      // of the current world
-	open    *tracing // nil: nothing goes on
+	open    *tracing // the trace that is being built; nil: none
 	done    []Trace
 }
 
-// tracedWorker is a worker, and when it was where.
+// tracedWorker is a worker with the times of its start.
 type tracedWorker struct {
 	host           string
 	slot, rank     int
@@ -68,15 +68,15 @@ type tracedWorker struct {
 type tracing struct {
 	Trace
 	traced  map[string]bool      // workers with spans
-	left    map[string]time.Time // joins since its beginning
-	last    time.Time            // join
-	awaited map[string]bool      // members of the next world that have not told their way
-	commit  time.Time            // the first one in the next world
+	left    map[string]time.Time // times of joins since the trace began
+	last    time.Time            // time of the last join
+	awaited map[string]bool      // members of the next world that have not reported phases
+	commit  time.Time            // time of the first commit in the next world
 }
 
 func newTracer() *tracer { return &tracer{workers: map[string]*tracedWorker{}} }
 
-// begin begins a trace, unless one goes on in which no world was published yet.
+// begin begins a trace, unless one is open whose world has not been published yet.
 func (t *tracer) begin(now time.Time, cause string) {
 	if o := t.open; o != nil {
 		if o.Generation == 0 {
@@ -89,7 +89,7 @@ func (t *tracer) begin(now time.Time, cause string) {
 	t.open.Spans = []Span{{Name: "reset", Role: "driver", Rank: -1, Start: now}}
 }
 
-// add adds a span of a worker, or with an empty id of the driver.
+// add adds a span of the worker id, or of the driver if id is empty.
 func (t *tracer) add(id string, s Span) {
 	o := t.open
 	s.Rank = -1
@@ -105,7 +105,7 @@ func (t *tracer) add(id string, s Span) {
 	}
 }
 
-// step takes a step of the machine, which took from began until now.
+// step records a step of the machine, which lasted from began to now.
 func (t *tracer) step(began, now time.Time, inputs []decide.Input, actions []decide.Action) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -136,7 +136,7 @@ func (t *tracer) step(began, now time.Time, inputs []decide.Input, actions []dec
 	}
 }
 
-// input takes what is known before the machine's actions.
+// input records what an input shows, before the machine's actions.
 func (t *tracer) input(now time.Time, in decide.Input) {
 	switch e := in.(type) {
 	case decide.WorkerForked:
@@ -164,7 +164,7 @@ func (t *tracer) input(now time.Time, in decide.Input) {
 	}
 }
 
-// death records that a member of the world was seen to be lost, once.
+// death records, once, that a member of the world was found to be lost.
 func (t *tracer) death(now time.Time, id, what string) {
 	w := t.workers[id]
 	if w == nil || w.generation == 0 {
@@ -214,7 +214,7 @@ func (t *tracer) published(began, now time.Time, a decide.PublishWorld) {
 	for r, m := range a.Members {
 		w := t.workers[m.ID()]
 		if w == nil {
-			continue // of the driver before
+			continue // a worker of the previous driver
 		}
 		w.rank, w.generation = r, a.World.Generation
 		if from, is := o.left[m.ID()]; is {
@@ -226,7 +226,7 @@ func (t *tracer) published(began, now time.Time, a decide.PublishWorld) {
 	}
 }
 
-// beat takes what a worker tells of its way into the world.
+// beat adds the spans of the phases that a worker reports on its way into the world.
 func (t *tracer) beat(now time.Time, id string, b *line.Beat) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -240,20 +240,21 @@ func (t *tracer) beat(now time.Time, id string, b *line.Beat) {
 		name, is := wayNames[e.Phase]
 		from, to := now.Add(-e.Ago), now.Add(-b.Entered[i+1].Ago)
 		if !is || to.Before(from) || from.Before(begun) {
-			continue // before this reset, or not so
+			continue // before this reset, or inconsistent
 		}
 		t.add(id, Span{Name: name, Role: "worker", Start: from, End: to})
 	}
 }
 
-// wayNames are the spans of the phases that a worker passes through.
+// wayNames are the names of the spans of the phases that a worker passes through.
 var wayNames = map[line.Phase]string{
 	line.Joins: "join", line.Connecting: "connect", line.Syncing: "sync", line.Training: "first step",
 	line.Resetting: "OnReset", line.Fetches: "fetch state", line.Outside: "outside of elastic.Run",
 }
 
-// take returns the traces that are complete by now: all awaited workers have told their way, or
-// have had the time. end: the job has ended.
+// take returns the completed traces. The open trace is complete if all awaited workers have
+// reported their phases or had enough time to, or if end is set, which means that the job has
+// ended.
 func (t *tracer) take(now time.Time, end bool) []Trace {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -271,7 +272,8 @@ func (t *tracer) take(now time.Time, end bool) []Trace {
 	return done
 }
 
-// finish ends the open trace. It ends with the first commit, or now if there was none.
+// finish closes the open trace. The trace ends at the first commit, or at now with the error why if
+// there was none.
 func (t *tracer) finish(now time.Time, why string) {
 	o := t.open
 	t.open = nil
@@ -289,10 +291,10 @@ func (t *tracer) finish(now time.Time, why string) {
 	}
 }
 
-// mostDone is the number of traces that wait to be taken; others are dropped.
+// mostDone is the number of complete traces kept until take returns them; further ones are dropped.
 const mostDone = 16
 
-// handTraces hands complete traces to the config's function, if it wants them.
+// handTraces passes complete traces to Config.Traces, if it is set.
 func (l *loop) handTraces(end bool) {
 	if l.cfg.Traces == nil {
 		return

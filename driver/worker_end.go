@@ -10,7 +10,8 @@ import (
 )
 
 // workerEnd posts the end of a worker: when its output is written, or outputGrace after its process
-// has ended. It must be counted by the loop's wg, until that is posted or the worker is forgotten.
+// has ended if that is earlier. The loop's wg must count it until it has posted the end or forget
+// has been called.
 type workerEnd struct {
 	loop    *loop
 	process *process
@@ -18,19 +19,19 @@ type workerEnd struct {
 	written chan job.Exit // capacity 1
 
 	mu         sync.Mutex
-	ended, all bool // processEnded, outputWritten was called
+	ended, all bool // processEnded, outputWritten have been called
 
-	posted, wrote sync.Once // the loop's wg, and its output, count it no more
+	posted, wrote sync.Once // guard the one decrement of the loop's wg, and of its output
 }
 
-// forget takes that nobody waits for the worker any more: its host may never answer.
+// forget records that nobody waits for the worker any more, because its host may never answer.
 func (e *workerEnd) forget() {
 	e.posted.Do(e.loop.wg.Done)
 	e.wrote.Do(e.loop.output.Done)
 }
 
-// processEnded takes that the process has ended. Its output may still be written. It does not
-// block.
+// processEnded records that the process has ended. Its output may still be being written. It does
+// not block.
 func (e *workerEnd) processEnded(exit job.Exit) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -38,7 +39,7 @@ func (e *workerEnd) processEnded(exit job.Exit) {
 		return
 	}
 	e.ended = true
-	go func() { // counted as the worker
+	go func() { // the worker's count in wg covers this goroutine
 		ran := e.ran(exit)
 		late := time.NewTimer(outputGrace)
 		defer late.Stop()
@@ -52,7 +53,7 @@ func (e *workerEnd) processEnded(exit job.Exit) {
 	}()
 }
 
-// outputWritten takes that the process has ended and its output is written. It is called once.
+// outputWritten records that the process has ended and its output is written. It is called once.
 func (e *workerEnd) outputWritten(exit job.Exit) {
 	e.mu.Lock()
 	e.all = true
@@ -65,7 +66,7 @@ func (e *workerEnd) outputWritten(exit job.Exit) {
 	}
 }
 
-// ran returns the functions of tasks that the worker ran when it ended.
+// ran returns the functions whose tasks the worker was running when it ended.
 func (e *workerEnd) ran(exit job.Exit) []string {
 	if e.loop.cfg.Tasks == nil || exit.Unkillable || exit.Err != nil {
 		return nil

@@ -18,8 +18,8 @@ import (
 	"github.com/hvdrun/hvdrun/python"
 )
 
-// outputGrace is how long the end of a worker is delayed so that its last output can be written
-// first.
+// outputGrace is how long the report of a worker's end is delayed so that its last output can be
+// written first.
 const outputGrace = 500 * time.Millisecond
 
 // start runs a worker in its own goroutines, which post its start and its end. The end is posted
@@ -50,12 +50,12 @@ func (l *loop) start(a decide.StartWorker) {
 	}()
 }
 
-// workerRun is one run of a worker. Its goroutine waits with small frames: a job can have thousands
-// of workers.
+// workerRun is one run of a worker. Its goroutine blocks with small stack frames, because a job can
+// have thousands of workers.
 type workerRun struct {
 	workerEnd
 	worker         decide.StartWorker
-	hurry          <-chan struct{} // closed when its grace is over
+	hurry          <-chan struct{} // closed when the grace period is over
 	spec           launch.Spec
 	stdout, stderr *launch.LineWriter
 }
@@ -69,7 +69,7 @@ func (r *workerRun) run(ctx context.Context) {
 	r.finish(r.loop.cfg.Launcher.Run(ctx, &r.spec, r.started))
 }
 
-// prepare sets what is launched.
+// prepare sets up the process to launch.
 func (r *workerRun) prepare(ctx context.Context) error {
 	l, a, p := r.loop, &r.worker, r.process
 	env, err := l.environ(ctx, a)
@@ -117,13 +117,13 @@ func (r *workerRun) prepare(ctx context.Context) error {
 	return nil
 }
 
-// started takes that the process runs.
+// started records that the process runs.
 func (r *workerRun) started(pid int) {
 	r.loop.recordStart(&r.worker, pid, nil)
 	r.loop.postNoted(decide.WorkerForked{ID: r.worker.ID, PID: pid})
 }
 
-// finish takes what the launcher's Run has returned.
+// finish handles the result of the launcher's Run.
 func (r *workerRun) finish(err error) {
 	l := r.loop
 	var start *launch.StartError
@@ -135,7 +135,7 @@ func (r *workerRun) finish(err error) {
 	}
 	r.outputWritten(exitOf(err))
 	if r.process.over.Load() {
-		l.outputs.note(outputNote{Worker: r.worker.ID, Ended: true}) // again: notes may have followed the first one
+		l.outputs.note(outputNote{Worker: r.worker.ID, Ended: true}) // again, because other notes may have followed the first one
 	}
 }
 
@@ -151,7 +151,7 @@ func (l *loop) environ(ctx context.Context, a *decide.StartWorker) ([]string, er
 	env := plan.Worker{
 		RunID: l.cfg.RunID, Incarnation: a.ID, Elastic: l.cfg.Size.Elastic,
 		Slot: a.Slot, Size: a.Trial.Size, GroupRank: a.Trial.GroupRank, GroupSize: a.Trial.GroupSize,
-		LauncherAddr: l.door, // agents replace it by their own
+		LauncherAddr: l.door, // agents replace it by their own address
 		Credentials:  l.workers.ForWorker().Encode(),
 		Restarts:     a.Resets, MaxRestarts: l.maxResets(),
 		MasterAddr: masterAddr, MasterPort: l.job.MasterPort,
@@ -160,8 +160,9 @@ func (l *loop) environ(ctx context.Context, a *decide.StartWorker) ([]string, er
 	return slices.Concat(l.cfg.Env, l.workerDefaults(a.Slot.LocalSize), env.Environ()), nil
 }
 
-// workerDefaults returns the variables that a worker has where nobody has set them: output that
-// Python writes at once, and as torchrun does, one thread of OpenMP where workers share a host.
+// workerDefaults returns the variables that a worker gets unless the user has set them: Python
+// writes output without buffering and, as with torchrun, OpenMP uses one thread if workers share a
+// host.
 func (l *loop) workerDefaults(local int) (env []string) {
 	missing := func(name string) bool {
 		return !slices.ContainsFunc(l.cfg.Env, func(entry string) bool { return strings.HasPrefix(entry, name+"=") })
@@ -178,7 +179,7 @@ func (l *loop) workerDefaults(local int) (env []string) {
 	return env
 }
 
-// masterAddr returns the MASTER_ADDR of workers that use one.
+// masterAddr returns the MASTER_ADDR of workers, for those that use it.
 func (l *loop) masterAddr(ctx context.Context, a *decide.StartWorker) (string, error) {
 	if router, ok := l.cfg.Launcher.(launch.Router); ok {
 		return router.HostAddr(ctx, a.Trial.First)
@@ -186,7 +187,8 @@ func (l *loop) masterAddr(ctx context.Context, a *decide.StartWorker) (string, e
 	return a.Trial.First, nil
 }
 
-// maxResets returns the reset limit for torchrun's variables, which cannot express the lack of one.
+// maxResets returns the reset limit for torchrun's variables, which cannot express that there is no
+// limit.
 func (l *loop) maxResets() int {
 	if limit := l.cfg.Blame.ResetLimit; limit != nil {
 		return *limit

@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// announcement describes the pieces that a rank has. All ranks exchange them in a sync.
+// announcement describes the pieces that a rank holds. All ranks exchange announcements in a sync.
 type announcement struct {
 	Replicas int
 	Current  saveID
@@ -33,7 +33,7 @@ func (l *locals) announce() announcement {
 	return a
 }
 
-// of returns the announced set with the ID, or nil.
+// of returns the set with the ID in the announcement, or nil.
 func (a *announcement) of(id saveID) *announcedSet {
 	for i := range a.Sets {
 		if a.Sets[i].ID == id {
@@ -63,17 +63,17 @@ func gatherAnnouncements(ctx context.Context, g *collective.Group, mine announce
 }
 
 // assignment maps the bundles of a set to the ranks of a new world. It depends only on the
-// announcements, so all ranks compute the same.
+// announcements, so all ranks compute the same assignment.
 type assignment struct {
-	same    bool  // the new world has the set's ranks, and each has its own pieces
+	same    bool  // the new world has the ranks of the set, and each has its own pieces
 	takes   []int // by new rank: number of the bundle that becomes its own; -1: none
 	gives   []int // by number: the new rank that sends it to others; -1: lost
 	orphans []int // bundles that no rank takes over, in order
 	holding []map[int]bool
 }
 
-// assignPieces assigns to each rank of the set's world its own bundle, and to the other ranks, in
-// their order, the bundles of ranks that have left and then the orphaned ones.
+// assignPieces assigns to each rank of the set's world its own bundle. The other ranks, in their
+// order, get the bundles of ranks that have left, and after these the orphaned bundles.
 func assignPieces(set *announcedSet, all []announcement) assignment {
 	total := set.Size + len(set.Orphans)
 	h := assignment{same: len(all) == set.Size, takes: make([]int, len(all)), gives: make([]int, total), holding: make([]map[int]bool, len(all))}
@@ -120,7 +120,7 @@ func assignPieces(set *announcedSet, all []announcement) assignment {
 	return h
 }
 
-// need says what a rank must receive of a bundle.
+// need describes what a rank must receive of a bundle.
 type need struct {
 	number int
 	plain  bool // parts without a Redistribute function, for itself or to keep an orphaned bundle
@@ -135,9 +135,9 @@ func (h *assignment) needs(r, number, size int, shared bool) need {
 	return need{number, h.takes[r] == number || i >= 0 && i%len(h.takes) == r, shared && !h.same && number < size}
 }
 
-// distribute sets every rank's Local parts in a new world from the save that the root restores: to
-// its own pieces or those of a rank that has left. It prepares the save at the end of the sync, see
-// [State.keep]. Without Local parts it does nothing.
+// distribute sets every rank's Local parts in a new world, from the save that the root restores, to
+// the rank's own pieces or those of a rank that has left. It also prepares the save at the end of
+// the sync; see [State.keep]. Without Local parts it does nothing.
 func (l *locals) distribute(ctx context.Context, g *collective.Group, root int) error {
 	l.sync = nil
 	if len(l.parts) == 0 {
@@ -156,7 +156,7 @@ func (l *locals) distribute(ctx context.Context, g *collective.Group, root int) 
 	l.keepOnly(used...)
 	set := all[root].of(all[root].Current)
 	if set == nil || set.ID.Generation == l.worker.Generation() {
-		return nil // no save, or one of this world: live values stay
+		return nil // no save, or one of this world: keep the live values
 	}
 	h := assignPieces(set, all)
 	if set.Mine >= 0 && h.takes[root] != set.Mine {
@@ -174,15 +174,15 @@ func (l *locals) distribute(ctx context.Context, g *collective.Group, root int) 
 	return nil
 }
 
-// nextSave is the set of the save at the end of a sync, and the base of its messages.
+// nextSave describes the save at the end of a sync: its set, and the base of its messages.
 type nextSave struct {
 	set    *pieceSet
 	before bundle
 	base   base
 }
 
-// transfer sends bundles to the ranks that need them, and returns all that this rank has or
-// received.
+// transfer sends bundles to the ranks that need them, and returns all bundles that this rank had or
+// has received.
 func (l *locals) transfer(ctx context.Context, g *collective.Group, set *announcedSet, h *assignment) (map[int]bundle, error) {
 	shared := slices.ContainsFunc(l.parts, localPart.shared)
 	have := make(map[int]bundle)
@@ -235,7 +235,7 @@ func (l *locals) transfer(ctx context.Context, g *collective.Group, set *announc
 	return have, nil
 }
 
-// message encodes what a rank needs of a set.
+// message encodes the bundles of a set that a rank needs.
 func (l *locals) message(id saveID, list []need, have map[int]bundle) []byte {
 	m := appendHead(nil, id, saveID{}, len(list))
 	for _, want := range list {
@@ -250,7 +250,7 @@ func (l *locals) message(id saveID, list []need, have map[int]bundle) []byte {
 	return m
 }
 
-// apply sets the live values.
+// apply sets the live values of the Local parts.
 func (l *locals) apply(g *collective.Group, set *announcedSet, h *assignment, have map[int]bundle) error {
 	for i, p := range l.parts {
 		if p.shared() && !h.same {
@@ -305,7 +305,7 @@ func (l *locals) continueFrom(g *collective.Group, set *announcedSet, h *assignm
 	return next
 }
 
-// reportAssignment logs, on rank 0, which pieces are lost and which no rank takes over.
+// reportAssignment logs, on rank 0, which pieces are lost and which are taken over by no rank.
 func (l *locals) reportAssignment(g *collective.Group, set *announcedSet, h *assignment) {
 	if g.Rank() != 0 {
 		return

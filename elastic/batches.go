@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Batches assigns samples to the microbatches of each epoch. All ranks must have equal ones: the
-// results of String are compared at every sync.
+// Batches assigns samples to the microbatches of each epoch. All ranks must use equal Batches:
+// every sync compares the results of String.
 type Batches interface {
 	// Len returns the number of microbatches of an epoch.
 	Len(epoch int) int
@@ -17,13 +17,14 @@ type Batches interface {
 }
 
 // NewBatches returns the microbatches of n samples: in each epoch every sample is in exactly one of
-// them. Batch of the options is the number of samples of a microbatch; the last one of an epoch may
-// have fewer. Order and shuffling are as in a [Sampler].
+// them. opts.Batch is the number of samples of a microbatch; the last one of an epoch may have
+// fewer. Order and shuffling are as in a [Sampler].
 func NewBatches(n int, opts SamplerOptions) Batches {
 	return &batches{NewSampler(n, opts)}
 }
 
-// batches draws the order of an epoch once, and again when another epoch is asked for.
+// batches computes the order of an epoch when it is first asked for, and keeps it until another
+// epoch is asked for.
 type batches struct{ sampler *Sampler }
 
 func (b *batches) Len(int) int {

@@ -26,7 +26,7 @@ type beater interface {
 	// stallWarning is the wait for other ranks after which the driver is informed at once. 0: the
 	// default; negative: never.
 	stallWarning() time.Duration
-	// usage returns what the worker's process uses; nil: unknown. It takes a millisecond.
+	// usage returns what the worker's process uses; nil: unknown. It takes about a millisecond.
 	usage() *proc.Usage
 }
 
@@ -44,28 +44,28 @@ type doing struct {
 	entered func(line.Phase)              // nil: none
 	commits atomic.Uint64                 // number of the last commit in the generation Worker.entering; 0: none
 	trained atomic.Bool                   // the training function has returned nil in that generation
-	trace   line.Trace                    // of its entry into its world
+	trace   line.Trace                    // trace of its entry into its world
 	last    atomic.Pointer[atomic.Uint64] // bytes of the job's last checkpoint on disk; nil: this rank does not write it
 	made    commitCounts
 	figures figures
 	news    chan struct{} // makes the pulse beat at once; capacity 1; nil without a pulse
 }
 
-// commitCounts counts commits. It is written by Run's goroutine and read by the pulse.
+// commitCounts counts commits. Run's goroutine writes it, and the pulse reads it.
 type commitCounts struct{ commits, nanoseconds, bytes atomic.Uint64 }
 
-// note counts a commit that has begun then.
+// note counts a commit that began at the given time.
 func (c *commitCounts) note(begun time.Time, bytes int) {
 	c.commits.Add(1)
 	c.nanoseconds.Add(uint64(max(0, time.Since(begun))))
 	c.bytes.Add(uint64(bytes))
 }
 
-// hasNews has the driver told of the phase at once, not at the next beat.
+// hasNews makes the pulse report the phase to the driver at once, instead of at the next beat.
 func (d *doing) hasNews() {
 	select {
 	case d.news <- struct{}{}:
-	default: // there is no pulse, or it is about to look
+	default: // there is no pulse, or it is about to report anyway
 	}
 }
 
@@ -103,7 +103,7 @@ type pulse struct {
 	lanes      map[uint64]*laneSeen
 	reported   bool // the current long wait was reported
 
-	usedAt time.Time // when the process was looked at for what it uses
+	usedAt time.Time // when the usage of the process was last read
 }
 
 // laneSeen is the state of a lane at the last observation.
@@ -159,8 +159,8 @@ func (p *pulse) run(ctx context.Context) {
 			spacing = is
 			ticker.Reset(spacing * p.pause)
 		}
-		// The limit excludes the time in which this process was stopped: the other ranks waited for
-		// it then, not it for them.
+		// The limit excludes the time during which this process was stopped: then the other ranks
+		// waited for it, not it for them.
 		waits := p.look(min(now.Sub(looked), 2*spacing*beatEvery))
 		looked = now
 		long := p.warning > 0 && waits >= p.warning
@@ -258,8 +258,8 @@ func (p *pulse) progress() (generation uint64, lanes []collective.Progress) {
 	return place.world.Generation, place.group.Progress()
 }
 
-// beat returns the last observation. If there are too many lanes it includes those with the longest
-// waits.
+// beat returns the last observation as a heartbeat. If there are too many lanes it includes those
+// with the longest waits.
 func (p *pulse) beat() line.Beat {
 	b := line.Beat{Generation: p.generation, Phase: line.Phase(p.last), Quiet: p.quiet}
 	// A worker that enters a world resets commits first and sets its generation then.
@@ -271,7 +271,7 @@ func (p *pulse) beat() line.Beat {
 		b.Written = last.Load()
 	}
 	b.Counters, b.Figures = p.counters(), p.worker.doing.figures.list()
-	if now := time.Now(); now.Sub(p.usedAt) >= beatEvery/2 { // the beats of a reset have no time to look
+	if now := time.Now(); now.Sub(p.usedAt) >= beatEvery/2 { // not in the frequent beats of a reset
 		b.Usage, p.usedAt = p.to.usage(), now
 	}
 	b.Waits, b.Entered = p.waits(), p.worker.doing.trace.Told(time.Now())
@@ -293,7 +293,8 @@ func (p *pulse) beat() line.Beat {
 	return b
 }
 
-// addOperations adds those of one algorithm to those of others of the same kind.
+// addOperations adds o, the operations of one algorithm, to all, in which operations of the same
+// kind are added up.
 func addOperations(all []line.Operations, o line.Operations) []line.Operations {
 	i := slices.IndexFunc(all, func(x line.Operations) bool {
 		return x.Kind == o.Kind && x.Backend == o.Backend && x.SizeClass == o.SizeClass
@@ -317,14 +318,14 @@ func (p *pulse) counters() *line.Counters {
 		told := line.Operations{Kind: o.Kind, Backend: o.Backend, SizeClass: o.SizeClass, Count: o.Count, Duration: o.Duration, Bytes: o.Bytes}
 		c.Operations = addOperations(c.Operations, told)
 	}
-	if len(c.Operations) > line.MaxOperations { // the rare ones are left out
+	if len(c.Operations) > line.MaxOperations { // omit the rare ones
 		slices.SortStableFunc(c.Operations, func(x, y line.Operations) int { return cmp.Compare(y.Count, x.Count) })
 		c.Operations = c.Operations[:line.MaxOperations]
 	}
 	return c
 }
 
-// waits returns how long operations have taken that have ended since the last beat.
+// waits returns the durations of the operations that have ended since the last beat.
 func (p *pulse) waits() (all []line.Wait) {
 	place := p.worker.member.Load()
 	if place == nil || place.world.Generation != p.generation {

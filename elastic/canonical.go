@@ -47,7 +47,8 @@ func appendCanonical(b []byte, v reflect.Value) ([]byte, error) {
 	return b, nil // gob omits channels and functions
 }
 
-// marshalled returns the encoding of v by the methods that gob would call, and whether it has any.
+// marshalled returns the encoding of v by the methods that gob would call, and reports whether v
+// has such methods.
 func marshalled(v reflect.Value) ([]byte, bool, error) {
 	if v.Kind() == reflect.Pointer && v.IsNil() || v.Kind() == reflect.Interface {
 		return nil, false, nil

@@ -14,30 +14,31 @@ import (
 	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
-// A worker that trains by Steps comes into its first world with the state of the others, whatever
-// each step changes: it takes one commit from a member, which holds it meanwhile, and calls train,
-// whose Steps compute nothing: they apply the averages of the member's steps. Once it is at most
-// one step behind it joins, and goes on like that until the join is answered: a newcomer soon, a
-// spare when a member has died. The settlement in the new world does the rest, and train is called
-// anew.
+// A worker that trains with Steps has the others' state before it enters its first world, however
+// much of the state each step changes. It takes one commit from a member, which holds that commit
+// meanwhile, and calls train. Its Steps compute nothing: they apply the averages of the member's
+// steps. Once the worker is at most one step behind, it joins, and continues to apply steps until
+// the join is answered, which happens soon for a newcomer, and for a spare when a member has died.
+// The settlement in the new world handles the last step (steps_settle.go), and train is called
+// again.
 
-// arrival says where catchUp has left a worker.
+// arrival says in which state catchUp has left a worker.
 type arrival uint8
 
 const (
-	apart        arrival = iota // in no world: it fetches a commit, and joins
-	inside                      // in its first world: it synchronises
-	synchronised                // it trains
+	apart        arrival = iota // in no world: it fetches a commit and joins
+	inside                      // in its first world: it still has to synchronise
+	synchronised                // in its first world and synchronised
 )
 
 const (
-	mostTakes  = 5          // commits taken in a row after which no step was applied
-	busyTakes  = 3          // takes in a row for whose pause a worker waits that waits for its turn
+	mostTakes  = 5          // commits taken in a row without a step applied in between
+	busyTakes  = 3          // takes counted for the pause of a worker that waits for its turn
 	samples    = 8          // chunks that a follower compares in each step
 	sampleStep = 0x9e3779b1 // spreads them over all chunks
 )
 
-// takeBackoff is the pause before another commit is taken.
+// takeBackoff is the pause before the next commit is taken.
 var takeBackoff = retry.Backoff{First: 20 * time.Millisecond, Most: refetchMost}
 
 var (
@@ -46,7 +47,7 @@ var (
 	errThread  = errors.New("elastic: the steps that follow are not known any more")
 )
 
-// catchUp is the entry of a worker into its first world by the steps of others.
+// catchUp is the entry of a worker into its first world by applying the steps of others.
 type catchUp struct {
 	runner *runner
 	from   supplier
@@ -55,25 +56,25 @@ type catchUp struct {
 	before *membership // of the trial assignment
 
 	follower *transfer.Follower // nil: none
-	applied  int                // steps since the commit was taken
-	broken   bool               // they ended because no further ones came
-	spoiled  bool               // one could not be applied: the state is not one of training
+	applied  int                // number of steps applied since the commit was taken
+	broken   bool               // following ended because no further steps came
+	spoiled  bool               // a step could not be applied: the state is invalid
 	reported time.Time
 
 	answered chan struct{} // closed when the join is answered; nil: not joined yet
 	joining  sync.WaitGroup
-	err      error // of joining; valid after joining.Wait
+	err      error // result of joining; valid after joining.Wait
 
-	inside bool // the world is entered, and the Step that is under way synchronises
+	inside bool // the worker has entered the world, and the Step in progress synchronises
 	synced bool
-	failed error // of synchronising
+	failed error // result of synchronising
 }
 
-// catchingUp reports whether train runs in no world.
+// catchingUp reports whether train is running in no world.
 func (s *State) catchingUp() bool { return s.catchUp != nil && !s.catchUp.inside }
 
 // catchUp enters the first world as described above, if the state can be reached in that way and
-// train calls nothing but Step and Commit.
+// train calls only Step and Commit.
 func (r *runner) catchUp() (arrival, error) {
 	s, w := r.state, r.worker
 	from, ok := w.meeting.(supplier)
@@ -84,7 +85,7 @@ func (r *runner) catchUp() (arrival, error) {
 	c.ctx, c.cancel = context.WithCancel(r.ctx)
 	c.begin()
 	defer c.end()
-	takes, fruitless := 0, 0 // in a row after which no step was applied; those without them that waited for their turn
+	takes, fruitless := 0, 0 // takes in a row without a step applied; those of them that did not wait for their turn
 	for fruitless < mostTakes || c.answered != nil {
 		takes, fruitless = takes+1, fruitless+1
 		if err := c.take(); err != nil {
@@ -92,7 +93,7 @@ func (r *runner) catchUp() (arrival, error) {
 			if errors.Is(err, errNobody) && c.answered == nil || errors.Is(err, transfer.ErrOther) {
 				break
 			}
-			if errors.Is(err, transfer.ErrBusy) { // its turn comes
+			if errors.Is(err, transfer.ErrBusy) { // its turn will come
 				c.report()
 				takes, fruitless = min(takes, busyTakes), 0
 			}
@@ -133,21 +134,21 @@ func (r *runner) catchUp() (arrival, error) {
 	return inside, c.err
 }
 
-// begin makes the worker one that is in no world, and whose train runs.
+// begin puts the worker into the state in which it is in no world and runs train.
 func (c *catchUp) begin() {
 	w := c.runner.worker
 	c.runner.state.catchUp = c
 	none := collective.Local(1)[0]
 	none.Abort(errOutside)
 	w.first.none.Store(none)
-	if p := *c.before; p.slot.Rank == 0 && p.world.Size() > 1 { // rank 0 is another, which logs and writes for all
+	if p := *c.before; p.slot.Rank == 0 && p.world.Size() > 1 { // rank 0 is another worker, which logs and writes for all
 		p.slot.Rank = p.world.Size() - 1
 		w.member.Store(&p)
 	}
 	w.doing.enter(line.Fetches)
 }
 
-// end ends what is under way, and waits for it.
+// end cancels joining and following, and waits for their end.
 func (c *catchUp) end() {
 	w := c.runner.worker
 	c.cancel()
@@ -160,7 +161,7 @@ func (c *catchUp) end() {
 	}
 }
 
-// leave ends following.
+// leave stops following and returns the memory for averages.
 func (c *catchUp) leave() {
 	if c.follower != nil {
 		c.follower.Close()
@@ -169,7 +170,8 @@ func (c *catchUp) leave() {
 	c.runner.state.steps.returned()
 }
 
-// pause waits, and reports whether another commit may be taken.
+// pause waits for t, and reports whether another commit may be taken: not if the join is answered
+// or the catch-up ends meanwhile.
 func (c *catchUp) pause(t time.Duration) bool {
 	timer := time.NewTimer(t)
 	defer timer.Stop()
@@ -184,7 +186,7 @@ func (c *catchUp) pause(t time.Duration) bool {
 
 var errNobody = errors.New("elastic: no worker trains")
 
-// take sets the state to the newest commit of a worker, and follows that.
+// take sets the state to the newest commit of a worker, and starts to follow that worker.
 func (c *catchUp) take() error {
 	s := c.runner.state
 	sources, err := c.from.sources(c.ctx)
@@ -204,7 +206,7 @@ func (c *catchUp) take() error {
 	return errors.Join(errs...)
 }
 
-// follow takes the commit of one source.
+// follow takes the commit of one source and starts to follow that source.
 func (c *catchUp) follow(source transfer.Source, memory transfer.Memory) error {
 	s, w := c.runner.state, c.runner.worker
 	conn, err := source(c.ctx)
@@ -216,7 +218,7 @@ func (c *catchUp) follow(source transfer.Source, memory transfer.Memory) error {
 	if err != nil {
 		return err
 	}
-	w.prepared() // from now on the bytes that arrive show that the worker is alive
+	w.prepared() // from now on, arriving bytes show that the worker is alive
 	c.report()
 	tick := time.NewTicker(fetchReports)
 	defer tick.Stop()
@@ -243,7 +245,7 @@ func (c *catchUp) follow(source transfer.Source, memory transfer.Memory) error {
 	return nil
 }
 
-// taken makes the state that of the commit.
+// taken completes the state with the head of the commit, and saves it.
 func (c *catchUp) taken(f *transfer.Follower) error {
 	s := c.runner.state
 	if err := s.readCarried(f.Head.Carried); err != nil {
@@ -256,9 +258,10 @@ func (c *catchUp) taken(f *transfer.Follower) error {
 	return s.saveReplayed()
 }
 
-// saveReplayed saves the state that a replayed step, or a commit of another worker, has led to. It
-// does not while further steps wait to be applied, of which only the last one counts, or others
-// wait in the next world: the sync saves. A save in place is always made, since it takes no time.
+// saveReplayed saves the state after a replayed step, or after a commit of another worker was
+// taken. It does not save if further steps are waiting to be applied, because only the last one
+// counts, or if others are waiting in the next world, because the sync saves. A save in place is
+// always made, because it takes no time.
 func (s *State) saveReplayed() error {
 	inPlace := s.savesInPlace() && s.steps.inStep()
 	if c := s.catchUp; !inPlace && c.follower != nil && (len(c.follower.Ready()) > 0 || c.isAnswered()) {
@@ -276,7 +279,7 @@ func (s *State) saveReplayedAs(inPlace bool) error {
 	return nil
 }
 
-// report tells the driver that this worker is alive, as long as bytes arrive.
+// report tells the driver that this worker is alive. It is called as bytes arrive.
 func (c *catchUp) report() {
 	if now := time.Now(); c.answered == nil && now.Sub(c.reported) >= fetchReports/2 {
 		c.reported = now
@@ -284,7 +287,7 @@ func (c *catchUp) report() {
 	}
 }
 
-// train calls the training function in no world.
+// train calls the training function while the worker is in no world.
 func (c *catchUp) train() {
 	r := c.runner
 	err := r.train(r.ctx)
@@ -295,8 +298,8 @@ func (c *catchUp) train() {
 	r.worker.log.Debugf("%d steps of other workers were applied, until the training function returned: %v", c.applied, err)
 }
 
-// next returns the next step to apply; nil: the join is answered, and all steps that were on their
-// way by then have been applied.
+// next returns the next step to apply. It returns nil when the join is answered and all steps that
+// were in flight by then have been applied.
 func (c *catchUp) next(ctx context.Context) (*transfer.Step, error) {
 	f := c.follower
 	for f != nil && !c.spoiled {
@@ -311,7 +314,7 @@ func (c *catchUp) next(ctx context.Context) (*transfer.Step, error) {
 			if applied >= f.Latest() {
 				return nil, nil
 			}
-			answered = nil // what others have applied already is applied here first, one step in each Step
+			answered = nil // first apply what others have already applied, one step in each Step
 		} else if c.answered == nil && applied+1 >= f.Latest() {
 			c.join()
 			answered = c.answered
@@ -340,11 +343,12 @@ func (c *catchUp) next(ctx context.Context) (*transfer.Step, error) {
 	return nil, errOutside
 }
 
-// answerBound is how long a follower waits for a world once no further steps come to it.
+// answerBound is how long a follower waits for a world when no further steps arrive.
 const answerBound = 500 * time.Millisecond
 
-// answersSoon reports whether the join is answered, as it is soon where the worker that was
-// followed has died: then there is no time to take another commit, and the sync sends what lacks.
+// answersSoon reports whether the join is answered within answerBound. That is so if the followed
+// worker has died: then there is no time to take another commit, and the sync sends what is
+// missing.
 func (c *catchUp) answersSoon(ctx context.Context) bool {
 	if c.isAnswered() {
 		return true
@@ -364,7 +368,7 @@ func (c *catchUp) answersSoon(ctx context.Context) bool {
 	return false
 }
 
-// isAnswered reports whether the join is answered.
+// isAnswered reports whether the join has been answered.
 func (c *catchUp) isAnswered() bool {
 	select {
 	case <-c.answered:
@@ -374,7 +378,7 @@ func (c *catchUp) isAnswered() bool {
 	}
 }
 
-// join begins to wait for the first world, and to connect to its members.
+// join starts waiting for the first world, and then connecting to its members.
 func (c *catchUp) join() {
 	w := c.runner.worker
 	w.doing.enter(line.Joins)
@@ -384,7 +388,7 @@ func (c *catchUp) join() {
 	c.joining.Go(func() { c.err = w.enterFirst(c.ctx, answer) })
 }
 
-// enter ends the catch-up in a Step, once the join is answered: it enters the world, and
+// enter ends the catch-up in a Step once the join is answered: it enters the world and
 // synchronises.
 func (c *catchUp) enter() error {
 	w := c.runner.worker
@@ -407,7 +411,8 @@ func (c *catchUp) enter() error {
 	return errRejoined
 }
 
-// following returns the feed that this worker follows, or in which others follow it; 0: none.
+// following returns the ID of the feed that this worker follows or by which others follow it; 0:
+// none.
 func (s *State) following() uint64 {
 	switch {
 	case s.catchUp != nil && s.catchUp.follower != nil:
@@ -418,8 +423,8 @@ func (s *State) following() uint64 {
 	return 0
 }
 
-// replayable reports whether the state can be reached by applying the averages of steps: whether
-// all of it is the same on all ranks, and can be set to that of a commit.
+// replayable reports whether the state can be reached by applying the averages of steps: all of it
+// must be the same on all ranks, and it must be possible to set it to that of a commit.
 func (s *State) replayable() bool {
 	if s.steps == nil || s.steps.averaged() == 0 {
 		return false
@@ -434,10 +439,10 @@ func (s *State) replayable() bool {
 	return large
 }
 
-// layout describes the whole state.
+// layout returns a description of the whole state.
 func (s *State) layout() string { return strings.Join(s.parts.layouts(), "\n") }
 
-// newFeed returns a feed for workers that follow this one; nil if the state does not allow it.
+// newFeed returns a feed for workers that follow this one; nil if the state does not permit that.
 func (s *State) newFeed() *transfer.Feed {
 	if !s.replayable() {
 		return nil
@@ -457,15 +462,16 @@ func (s *State) newFeed() *transfer.Feed {
 	})
 }
 
-// reserve takes the memory that holding a commit needs, unless that is not known yet.
+// reserve allocates the memory that is needed to hold a commit. It does nothing while it is unknown
+// whether saves will lie in place.
 func (s *State) reserve() {
 	if !s.waitsForCalm() {
 		s.saved.Reserve()
 	}
 }
 
-// hold holds the newest commit for a follower, unless the commit and the next one would both be
-// copies and later commits will not be.
+// hold holds the newest commit for a follower. It returns ErrSoon while commits are copied only
+// until apply is known to be calm: a commit held now would need a second copy beside the next one.
 func (s *State) hold(layout string) (*transfer.Commit, error) {
 	if s.waitsForCalm() {
 		return nil, transfer.ErrSoon
@@ -492,7 +498,7 @@ func (s *State) hold(layout string) (*transfer.Commit, error) {
 	return c, nil
 }
 
-// stepsAt returns the index of the steps among the parts.
+// stepsAt returns the index of the Steps among the parts.
 func (s *State) stepsAt() int {
 	for i, p := range s.parts.all {
 		if p == Part(s.steps) {
@@ -529,7 +535,8 @@ func (s *State) sample(commit uint64) (sums []transfer.Sum) {
 	return sums
 }
 
-// resembles reports whether chunks of the last save have these checksums, if the state is saved.
+// resembles reports whether chunks of the last save have these checksums. It returns true if the
+// live state is not saved.
 func (s *State) resembles(sums []transfer.Sum) bool {
 	if !s.saved.clean {
 		return true
@@ -550,7 +557,7 @@ func (s *State) resembles(sums []transfer.Sum) bool {
 	return true
 }
 
-// carried returns the live values of the parts that a sync's opening has.
+// carried returns the encoded live values of the parts that the opening of a sync includes.
 func (s *State) carried() ([][]byte, error) {
 	values := make([][]byte, len(s.parts.of))
 	for i, c := range s.parts.of {
@@ -565,7 +572,7 @@ func (s *State) carried() ([][]byte, error) {
 	return values, nil
 }
 
-// readCarried sets these values.
+// readCarried sets the live values of these parts.
 func (s *State) readCarried(values [][]byte) error {
 	if len(values) != len(s.parts.of) {
 		return errUnlike

@@ -23,8 +23,8 @@ import (
 // passed to NewState among the parts; [Checkpoint] returns one. The zero value with a Dir is valid.
 //
 // Rank 0 writes in the background: training does not wait, and a full or slow disk costs only a log
-// line and the memory of the chunks that change meanwhile. It writes only commits that all ranks
-// have made, and the last one when training ends. The format is that of package elastic/checkpoint,
+// line and memory for the chunks that change meanwhile. It writes only commits that all ranks have
+// made, and when training ends the last one. The format is that of package elastic/checkpoint,
 // which other tools read as safetensors. [Local] pieces of other ranks are sent to rank 0 within
 // the commit to be written, and stay in its memory until that is done. A job that continues from
 // the checkpoint assigns the pieces as if all ranks had been replaced.
@@ -32,10 +32,10 @@ import (
 // When Run returns, the last commit is on disk: if training has ended, if the job is stopped, for
 // example by Ctrl-C, and if it ends because too few workers are left. The driver chooses the rank
 // that writes it. Writing may take any time while bytes reach the disk within each --drain-timeout,
-// and SIGTERM does not interrupt it. A rank that leaves while others continue writes none, except
-// rank 0 if it leaves because of an error of its own. A worker that was asked to leave, but stays
-// because no other has the state, writes checkpoints without a pause. If the last checkpoint cannot
-// be written, Run returns a *[CheckpointError] and hvdrun exits with status 7.
+// and SIGTERM does not interrupt it. A rank that leaves while others continue writes no checkpoint,
+// except rank 0 if it leaves because of an error of its own. A worker that was asked to leave but
+// stays because no other worker has the state writes checkpoints without a pause. If the last
+// checkpoint cannot be written, Run returns a *[CheckpointError] and hvdrun exits with status 7.
 //
 // Rank 0 locks the folder, so that one job at a time writes into it. A new job that finds it locked
 // ends with an error, which on rank 0 is a *checkpoint.LockedError. A rank 0 that moves to another
@@ -43,10 +43,10 @@ import (
 //
 // In a new job the first sync looks for checkpoints on all ranks. A rank with the newest intact one
 // reads it, and its content becomes the state, including the number of the commit. Damaged
-// checkpoints are renamed, and the result is logged. A checkpoint that does not match the program's
-// state or the commit of its name, or that another user could have written, ends Run, so that a new
-// job overwrites nothing. So do checkpoints of which none is intact: training begins anew only once
-// a person has removed the damaged ones.
+// checkpoints are renamed, and the result is logged. Run returns an error if a checkpoint does not
+// match the program's state or the commit in its name, or could have been written by another user,
+// so that a new job overwrites nothing. Run also returns an error if there are checkpoints but none
+// is intact: training starts from the beginning only after a user has removed the damaged ones.
 type Checkpoints struct {
 	// Dir is the folder, on this rank's host or on a shared file system. It is created if missing.
 	Dir string
@@ -65,7 +65,7 @@ type Checkpoints struct {
 	busy    bool
 	began   time.Time
 	failed  int    // consecutive failures
-	written uint64 // commits of the newest checkpoint on disk; 0: none
+	written uint64 // commit number of the newest checkpoint on disk; 0: none
 
 	hurry func() bool // whether to skip the pause; nil: no
 
@@ -113,7 +113,7 @@ func (c *Checkpoints) keep() int {
 	return c.Keep
 }
 
-// failedBackoff is the least pause after checkpoints that could not be written.
+// failedBackoff is the shortest pause after checkpoints that could not be written.
 var failedBackoff = retry.Backoff{First: 2 * time.Second, Most: time.Minute}
 
 // pause returns the minimum time between the beginnings of two checkpoints.
@@ -128,8 +128,8 @@ func (c *Checkpoints) pause() time.Duration {
 	return max(pause, failedBackoff.After(c.failed))
 }
 
-// due reports whether a checkpoint is due. If so it marks it as begun, and the caller must call
-// end.
+// due reports whether a checkpoint is due. If so, it marks the checkpoint as begun, and the caller
+// must call end.
 func (c *Checkpoints) due(commits uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,10 +140,10 @@ func (c *Checkpoints) due(commits uint64) bool {
 	return true
 }
 
-// free reports whether a checkpoint may begin. The caller holds mu.
+// free reports whether a checkpoint may begin now. The caller holds mu.
 func (c *Checkpoints) free() bool { return !c.busy && time.Since(c.began) >= c.pause() }
 
-// soon reports whether the next commit is wanted for a checkpoint. c may be nil.
+// soon reports whether a checkpoint of the next commit is wanted. c may be nil.
 func (c *Checkpoints) soon() bool {
 	if c == nil {
 		return false
@@ -153,7 +153,7 @@ func (c *Checkpoints) soon() bool {
 	return c.free()
 }
 
-// has reports whether the newest checkpoint is of that commit and none is being written.
+// has reports whether the newest checkpoint is that of the commit and no other is being written.
 func (c *Checkpoints) has(commits uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -171,7 +171,7 @@ func (c *Checkpoints) end(commits uint64, err error) {
 	c.failed, c.written = 0, commits
 }
 
-// acquire locks the folder if this process has not locked it. It must be called before each
+// acquire locks the folder unless this process has locked it already. Call it before each
 // checkpoint, and release after the last.
 func (c *Checkpoints) acquire(job string, shared bool) error {
 	c.locking.Lock()
@@ -214,7 +214,7 @@ func (s *State) offer() {
 	})
 }
 
-// write writes a snapshot. It reads nothing of the state that can change concurrently.
+// write writes a snapshot. It reads no state that can change concurrently.
 func (s *State) write(c *Checkpoints, m *snapshot.Snapshot, size int, locals *pieceSet) error {
 	about := checkpoint.About{Commits: m.Number(), Time: time.Now().UTC().Round(time.Millisecond), Size: size}
 	tensors := make([][]checkpoint.Tensor, len(s.parts.all))
@@ -292,8 +292,8 @@ func (s *State) resume(ctx context.Context, g *collective.Group, root int) (int,
 	}
 }
 
-// beginsAnew returns an error on all ranks if one has checkpoints, and all of them are damaged:
-// training begins anew only if a person wants that.
+// beginsAnew returns an error on all ranks if one rank has checkpoints and all of these are
+// damaged, because training must start from the beginning only if a user wants that.
 func (s *State) beginsAnew(ctx context.Context, g *collective.Group) error {
 	dir := s.checkpoints.Dir
 	aside, err := checkpoint.Aside(dir)
@@ -315,8 +315,8 @@ func (s *State) beginsAnew(ctx context.Context, g *collective.Group) error {
 	return fmt.Errorf("elastic: no checkpoint of rank %d is intact", math.MaxUint32-word[0])
 }
 
-// elect returns the newest checkpoint that any rank has and, of the ranks that have it, the lowest;
-// -1: no rank has one. mine are this rank's, newest first.
+// elect returns the newest checkpoint that any rank has, and the lowest of the ranks that have it;
+// -1: no rank has one. mine are this rank's checkpoints, newest first.
 func elect(ctx context.Context, g *collective.Group, mine []uint64) (rank int, commits uint64, err error) {
 	word := []uint64{0}
 	if len(mine) > 0 {
@@ -336,8 +336,8 @@ func elect(ctx context.Context, g *collective.Group, mine []uint64) (rank int, c
 	return int(math.MaxUint32 - word[0]), commits, nil
 }
 
-// loadOn reads a checkpoint on one rank and reports on all ranks whether it is damaged. If it is
-// not of this state, or cannot be read, all ranks return an error.
+// loadOn reads a checkpoint on one rank and reports on all ranks whether it is damaged. If it does
+// not match this state or cannot be read, all ranks return an error.
 func (s *State) loadOn(ctx context.Context, g *collective.Group, rank int, commits uint64) (damaged bool, err error) {
 	outcome := []uint8{whole}
 	if rank == g.Rank() {
@@ -378,10 +378,10 @@ func (s *State) claim(ctx context.Context, g *collective.Group) error {
 	return errors.New("elastic: another job writes to the checkpoint folder of rank 0")
 }
 
-// awaitAllInformed waits until the others know the reason before this rank leaves: otherwise they
-// would only see that it has failed.
+// awaitAllInformed waits until the other ranks know the reason, before this rank leaves. Otherwise
+// they would only see that it has failed.
 func awaitAllInformed(ctx context.Context, g *collective.Group) {
-	_ = collective.Barrier(ctx, g) // a rank that is in the barrier knows the reason
+	_ = collective.Barrier(ctx, g) // a rank in the barrier knows the reason
 }
 
 // Outcomes of loading a checkpoint.
@@ -392,7 +392,7 @@ const (
 )
 
 // load sets the state from a checkpoint. If the checkpoint cannot be read, the state stays
-// unchanged; if a part does not take its content, other parts may have changed.
+// unchanged. If a part does not accept its content, other parts may have changed already.
 func (s *State) load(commits uint64) error {
 	if s.saved.Last() == nil { // local parts keep their values of the last save
 		if err := s.Save(); err != nil {

@@ -15,11 +15,11 @@ import (
 // content describes a part to its State. Optional functions are nil. Either memory or both encode
 // and decode are set.
 type content struct {
-	self   Part          // the part; a type that embeds it is another, and its own methods must be called
+	self   Part          // the part; if another type embeds it, self is of that type, whose methods must be called
 	name   string        // unique within a State; empty: unnamed
 	layout func() string // describes the part; states are compatible if all ranks have the same layouts
-	absent bool          // its slice is nil, which no training can write to
-	kind   func() string // the layout in checkpoints, for which options that may change are left out; nil: layout
+	absent bool          // its slice is nil, so that training cannot write to it
+	kind   func() string // the layout in checkpoints, without options that may change; nil: layout
 
 	// memory returns the live value of a part that consists of memory only, always in the same
 	// number of slices. A sync may write to it chunk by chunk.
@@ -36,35 +36,36 @@ type content struct {
 
 	setRank func(rank, size int) // nil: the part does not depend on the rank
 	local   localPart            // nil: all ranks have the same value
-	// foreign: a part of another package; the State calls its Save and Restore too.
+	// foreign means that the part is of another package. The State then calls its Save and Restore
+	// too.
 	foreign bool
 }
 
-// variable is what is known of the program's variable of a part.
+// variable is what is known about the program's variable of a part.
 type variable struct {
 	number  *int         // the live value, if it is an int; nil: it is not
-	moved   func() error // why a tensor is not the part's memory any more; nil: that is not known
+	moved   func() error // fails if a tensor is no longer the part's memory; nil: unknown
 	watched bool         // see Watched
 }
 
-// comparison is how encoded bytes of several processes are compared.
+// comparison describes how encoded bytes of several processes are compared.
 type comparison struct {
-	// canonical converts encoded bytes to bytes that are equal in all processes if the values are;
-	// nil: the encoded bytes are.
+	// canonical converts encoded bytes to bytes that are equal in all processes if the values are
+	// equal; nil: the encoded bytes already are.
 	canonical func([]byte) ([]byte, error)
-	// opaque: encoded bytes of equal values can differ between processes, so they are not compared
-	// after a sync.
+	// opaque means that encoded bytes of equal values can differ between processes, so that they
+	// are not compared after a sync.
 	opaque bool
 }
 
-// ownPart is a part of this package. A State does not call its Save and Restore: it stores its
-// value in one snapshot with all other parts, so that a save is atomic.
+// ownPart is a part of this package. A State does not call its Save and Restore: the State stores
+// the values of all such parts in one snapshot, so that a save is atomic.
 type ownPart interface {
 	Part
 	content() *content
 }
 
-// contentOf returns the content of p; nil if p is in no snapshot.
+// contentOf returns the content of p; nil if p is not part of snapshots.
 func contentOf(p Part) *content {
 	if o, ok := p.(ownPart); ok {
 		if c := o.content(); c.self == p {
@@ -91,7 +92,8 @@ func (c *content) blobs() int {
 	return 1
 }
 
-// sources sets the sources from which a snapshot copies the live value: the first of to.
+// sources sets the sources from which a snapshot copies the live value. They are the first elements
+// of to.
 func (c *content) sources(to []snapshot.Source) error {
 	switch {
 	case c.memory != nil:
@@ -115,8 +117,8 @@ func (c *content) sources(to []snapshot.Source) error {
 	return nil
 }
 
-// restore sets the live value from the part's blobs, which are the first of pieces. changed are,
-// for each blob, the chunks that may differ from the live value; nil: all.
+// restore sets the live value from the part's blobs, which are the first elements of pieces.
+// changed returns, for each blob, the chunks that may differ from the live value; nil: all chunks.
 func (c *content) restore(pieces []snapshot.Blob, changed func(blob int) []bool) error {
 	if c.memory == nil {
 		return c.decode(pieces[0].Bytes())
@@ -130,8 +132,8 @@ func (c *content) restore(pieces []snapshot.Blob, changed func(blob int) []bool)
 // allChanged says that any chunk of any blob may have changed.
 func allChanged(int) []bool { return nil }
 
-// sums returns the checksums of the part's blobs, which are the first of pieces. They are equal in
-// all processes if the values are.
+// sums returns the checksums of the part's blobs, which are the first elements of pieces. They are
+// equal in all processes if the values are equal.
 func (c *content) sums(pieces []snapshot.Blob) (sums []uint32, err error) {
 	switch {
 	case c.local != nil:
@@ -152,8 +154,8 @@ func (c *content) sums(pieces []snapshot.Blob) (sums []uint32, err error) {
 // maxCarried is the size in bytes up to which a tensor is part of the opening message of a sync.
 const maxCarried = 16 << 10
 
-// carried reports whether the part is part of the opening message of a sync. Ranks with the same
-// layouts agree on it.
+// carried reports whether the opening message of a sync includes the part. Ranks with the same
+// layouts agree on that.
 func (c *content) carried() bool {
 	return !c.foreign && c.local == nil && (c.memory == nil || c.size() <= maxCarried)
 }
@@ -169,7 +171,7 @@ func (c *content) size() (n int) {
 	return n
 }
 
-// write returns the live value for a message.
+// write returns the live value, encoded for a message.
 func (c *content) write() ([]byte, error) {
 	if c.memory != nil {
 		return slices.Concat(c.memory()...), nil
@@ -177,7 +179,7 @@ func (c *content) write() ([]byte, error) {
 	return c.encode()
 }
 
-// read sets the live value from the bytes of write.
+// read sets the live value from bytes that write has returned.
 func (c *content) read(b []byte) error {
 	if c.memory == nil {
 		return c.decode(b)
@@ -191,7 +193,7 @@ func (c *content) read(b []byte) error {
 	return nil
 }
 
-// sync sets the live value to that of root with messages of its own.
+// sync sets the live value to that of root, with messages for this part alone.
 func (c *content) sync(ctx context.Context, g *collective.Group, root int) error {
 	if c.local != nil {
 		return nil // State.Sync synchronises local parts
@@ -253,9 +255,9 @@ var errNothingSaved = errors.New("elastic: there is no save to restore")
 // parts are the parts of a State and their positions in its snapshots.
 type parts struct {
 	all   []Part
-	of    []*content // of all[i]; nil: in no snapshot
+	of    []*content // content of all[i]; nil: not in snapshots
 	first []int      // index of all[i]'s first blob in a snapshot
-	blobs int        // that a snapshot has
+	blobs int        // number of blobs of a snapshot
 }
 
 // newParts puts the parts of this package first in snapshots, because their saves precede those of
@@ -323,7 +325,7 @@ func (ps *parts) layouts() []string {
 	return all
 }
 
-// withoutImage returns the names of the parts that are in no image.
+// withoutImage returns the names of the parts that no image includes.
 func (ps *parts) withoutImage() (names []string) {
 	for i, c := range ps.of {
 		if c == nil {
@@ -333,7 +335,7 @@ func (ps *parts) withoutImage() (names []string) {
 	return names
 }
 
-// anyWatched reports whether the program wants the kernel to tell what has changed of a part.
+// anyWatched reports whether the program has asked for a part to be Watched.
 func (ps *parts) anyWatched() bool {
 	return slices.ContainsFunc(ps.of, func(c *content) bool { return c != nil && c.watched })
 }
@@ -367,7 +369,7 @@ func (ps *parts) inMemory(f func(i, j int, live []byte)) {
 	}
 }
 
-// memory returns these slices and a description of their parts.
+// memory returns these slices, and a description of their parts.
 func (ps *parts) memory() (layout string, memory [][]byte) {
 	var text strings.Builder
 	ps.inMemory(func(i, j int, live []byte) {
@@ -390,9 +392,9 @@ func (ps *parts) piece(m *snapshot.Snapshot, i, j int) *snapshot.Blob {
 	return &m.Blobs()[ps.first[i]+j]
 }
 
-// sums returns the checksums of the chunks of each part, nil for parts in no snapshot. After a
-// sync, opaque parts are left out: the opening message that carried them has a checksum. It does
-// not read live values.
+// sums returns the checksums of the chunks of each part, nil for parts that are not in snapshots.
+// After a sync, it leaves out opaque parts, for which the checksum of the opening message stands.
+// It does not read live values.
 func (ps *parts) sums(m *snapshot.Snapshot, synced bool) ([][]uint32, error) {
 	if m == nil {
 		return nil, errNothingSaved
@@ -400,7 +402,7 @@ func (ps *parts) sums(m *snapshot.Snapshot, synced bool) ([][]uint32, error) {
 	return ps.sumsOf(m.Blobs(), synced)
 }
 
-// sumsOf is sums of the blobs of a snapshot.
+// sumsOf is like sums, for the blobs of a snapshot.
 func (ps *parts) sumsOf(blobs []snapshot.Blob, synced bool) ([][]uint32, error) {
 	sums := make([][]uint32, len(ps.all))
 	for i, c := range ps.of {
@@ -415,9 +417,9 @@ func (ps *parts) sumsOf(blobs []snapshot.Blob, synced bool) ([][]uint32, error) 
 	return sums, nil
 }
 
-// restore restores the parts for which which returns true from a snapshot, which may be nil. torn:
-// foreign parts may have saved a newer value than the snapshot has. changed are the chunks of a
-// blob of the snapshot that may differ from the live value; nil: all.
+// restore restores the parts for which which returns true from a snapshot, which may be nil. torn
+// means that foreign parts may have saved a newer value than the snapshot's. changed returns the
+// chunks of a blob of the snapshot that may differ from the live value; nil: all chunks.
 func (ps *parts) restore(m *snapshot.Snapshot, torn bool, which func(Part) bool, changed func(blob int) []bool) (errs []error) {
 	for i, p := range ps.all {
 		if !which(p) {
@@ -439,7 +441,7 @@ func (ps *parts) restore(m *snapshot.Snapshot, torn bool, which func(Part) bool,
 	return errs
 }
 
-// sources sets the sources of a snapshot, those of this package's parts or of foreign ones. It
+// sources sets the sources of a snapshot, of either this package's parts or the foreign ones. It
 // calls Save of foreign parts first.
 func (ps *parts) sources(to []snapshot.Source, own bool) error {
 	for i, p := range ps.all {

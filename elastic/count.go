@@ -5,18 +5,19 @@ import (
 	"iter"
 )
 
-// counting are the loops by State.Count in which the training function is, the outermost first.
+// counting lists the loops over State.Count that the training function is in, outermost first.
 type counting []*counted
 
 // counted is one such loop.
 type counted struct {
 	value *int // the part's live value
-	at    int  // the number that the body has now
+	at    int  // the number of the current execution of the body
 	inner []*int
 }
 
-// Count returns the numbers from the value of the part name up to n, excluding n, for a loop of the
-// training function. The part is a [Value] of an int, which has the number of the next step:
+// Count returns the numbers from the value of the part with the given name to n-1, for a loop in
+// the training function. The part is a [Value] of an int, whose value is the number of the next
+// step:
 //
 //	state := elastic.NewState(w, elastic.Tensor("weights", weights), elastic.Value("step", new(int)))
 //	…
@@ -27,15 +28,15 @@ type counted struct {
 //			}
 //		}
 //
-// A step counts with the Commit or CheckHostUpdates in the body, before these save or agree, so
-// that none is done twice when the hosts change or a worker dies; a body without them counts when
-// it ends. Call them after the step's work.
+// Commit and CheckHostUpdates, when called in the body, count the step before they save or agree,
+// so that no step is done twice when the hosts change or a worker dies. Call them after the step's
+// work. If the body calls neither, the step counts when the body ends.
 //
-// Loops nest, as over epochs and batches: a commit counts for the innermost loop around it, and the
-// inner loops begin at 0 when the number of an outer one changes.
+// Loops can be nested, for example over epochs and batches: a commit counts a step of the innermost
+// loop around it, and the inner loops start at 0 when the number of an outer loop changes.
 //
-// If there is no such part, there is no step, and Run, Commit and the other methods that return an
-// error return one that names it.
+// If the State has no such part, the sequence is empty, and Run, Commit and the other methods that
+// return an error return one that names the part.
 func (s *State) Count(name string, n int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		value := s.number(name)
@@ -59,7 +60,7 @@ func (s *State) Count(name string, n int) iter.Seq[int] {
 	}
 }
 
-// count counts the body's step, unless that has been done.
+// count counts the step of the body, unless it has been counted already.
 func (c *counted) count() {
 	if *c.value != c.at {
 		return
@@ -78,7 +79,8 @@ func (s *State) count() {
 	}
 }
 
-// number returns the live value of a part; nil, and the state cannot be used, if it is no int.
+// number returns the live value of a part. If the part is not an int, it returns nil and makes the
+// state unusable.
 func (s *State) number(name string) *int {
 	for i := range s.parts.all {
 		if c := s.parts.of[i]; c != nil && c.name == name && c.number != nil {

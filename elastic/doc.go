@@ -11,7 +11,7 @@
 // After every sync all ranks have the state of one rank, the sync root: the driver chooses the rank
 // with the most commits. When hosts are added or removed without a failure, the live state is
 // synchronised and no step is repeated. When a worker is lost, every rank first restores its last
-// commit, never a mix of two commits, and the steps since then are repeated. A newly joined rank is
+// commit, never a mix of two commits, and repeats the steps since then. A newly joined rank is
 // never the sync root.
 //
 // A program started without hvdrun is a world of one.

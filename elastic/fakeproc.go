@@ -9,14 +9,14 @@ import (
 // blocking.
 type killable interface{ kill() }
 
-// kill closes everything that other processes can see of this worker. The goroutines that close
-// waits for end.
+// kill closes everything of this worker that other processes can see. The goroutines for which
+// close waits then end.
 func (d *driven) kill() {
 	d.endpoint.Kill()
 	d.Client.Kill()
 }
 
-// appear lets a worker that is a goroutine be killed like a process.
+// appear makes it possible to kill a worker that is a goroutine like a process.
 func (w *Worker) appear() {
 	if w.fake == nil {
 		return
@@ -31,8 +31,8 @@ func (w *Worker) appear() {
 	}, func() { w.use.closing.Do(func() { w.use.closeErr = w.close() }) })
 }
 
-// reach reports the worker's progress to its fakeproc.Process, if any. It does not return if that
-// was killed.
+// reach reports the worker's progress to its fakeproc.Process, if it has one. If that process was
+// killed, reach does not return.
 func (w *Worker) reach(p line.Phase, committed bool) {
 	if w.fake == nil {
 		return

@@ -15,8 +15,8 @@ const (
 	bytesPerMega = 1e6
 )
 
-// arrive enters the first world after fetching the state, if possible. synced: it has synchronised
-// too.
+// arrive enters the first world, after it has fetched the state if possible. synced means that it
+// has also synchronised.
 func (r *runner) arrive() (synced bool, _ error) {
 	if at, err := r.catchUp(); at != apart || err != nil {
 		return at == synchronised, err
@@ -27,8 +27,8 @@ func (r *runner) arrive() (synced bool, _ error) {
 	return false, r.worker.enterFirst(r.ctx, r.refetch())
 }
 
-// fetch sets the parts in memory to the newest commit of the other workers, if there is one. Errors
-// are only logged, because the sync sends everything that is missing.
+// fetch sets the parts in memory to the newest commit of the other workers, if there is one. It
+// only logs errors, because the sync sends everything that is missing.
 func (r *runner) fetch() error {
 	s, w := r.state, r.worker
 	from, ok := w.meeting.(supplier)
@@ -38,9 +38,9 @@ func (r *runner) fetch() error {
 	}
 	w.doing.enter(line.Fetches)
 	sources, err := from.sources(r.ctx)
-	w.prepared() // from now on the bytes that arrive show that the worker is alive
+	w.prepared() // from now on, arriving bytes show that the worker is alive
 	if err != nil || len(sources) == 0 {
-		return r.ctx.Err() // joining reports why
+		return r.ctx.Err() // joining reports the reason
 	}
 	w.reportFetching()
 	began := time.Now()
@@ -69,14 +69,14 @@ func (r *runner) fetch() error {
 	return nil
 }
 
-// reportFetching makes the driver extend the start timeout. It does not block.
+// reportFetching makes the driver extend this worker's start timeout. It does not block.
 func (w *Worker) reportFetching() {
 	w.reports.Go(func() { _ = w.meeting.Report(w.reports.ctx, line.Fetching, 0, 0) })
 }
 
 // adopt saves the fetched state, and marks the save as different from the root's, so that a sync
 // compares the two. It computes the checksums for that before the join, while no rank waits.
-// changed has the chunks that others have changed meanwhile; nil: that is not known.
+// changed marks the chunks that others have changed meanwhile; nil: unknown.
 func (s *State) adopt(changed []bool) error {
 	s.watch.begin()
 	if changed != nil {
@@ -92,17 +92,17 @@ func (s *State) adopt(changed []bool) error {
 	return nil
 }
 
-// A worker that waits for its first world after it has fetched a commit, as spares do, fetches
-// again what has changed since. What a world lacks when it begins, the sync sends.
+// A worker that waits for its first world after it has fetched a commit, as spares do, repeatedly
+// fetches what has changed since. What is still missing when the world begins is sent by the sync.
 
 const (
-	refetchPause = 50 * time.Millisecond // shortest time between two rounds
-	refetchShare = 4                     // a round is followed by a pause of so many times its time, so that it costs the others little
+	refetchPause = 50 * time.Millisecond // shortest pause between two rounds
+	refetchShare = 4                     // pause after a round, as a multiple of its duration, so that it costs the others little
 	refetchMost  = 5 * time.Second       // longest pause
 )
 
-// refetch fetches what changes until stop is called, which waits for the end. It uses the state
-// meanwhile. A state that was never fetched stays as it is.
+// refetch repeatedly fetches what has changed, in a goroutine that uses the state, until stop is
+// called. stop waits until it has ended. If the state was never fetched, refetch does nothing.
 func (r *runner) refetch() (stop func()) {
 	s := r.state
 	from, ok := s.worker.meeting.(supplier)
@@ -131,8 +131,8 @@ func (r *runner) refetch() (stop func()) {
 	}
 }
 
-// refetchOnce takes the newest commit. If it is cut short, the memory holds parts of two commits;
-// the sync notices by saved.clean, and goes back to the last one that was taken whole.
+// refetchOnce takes the newest commit. If it is interrupted, the memory holds parts of two commits;
+// the sync notices that by saved.clean, and goes back to the last commit that was taken completely.
 func (r *runner) refetchOnce(ctx context.Context, from supplier) {
 	s := r.state
 	sources, err := from.sources(ctx)

@@ -14,12 +14,12 @@ type figures struct {
 	all []line.Figure
 }
 
-// Report tells the driver a number of the program, such as its loss. The newest value of each name
-// travels with the worker's heartbeats, about once a second, to the page, the status and the
-// metrics of the job. Report does not block, and any goroutine may call it.
+// Report reports a number of the program, such as its loss, to the driver. The worker's heartbeats
+// carry the newest value of each name, about once a second, to the page, the status and the metrics
+// of the job. Report does not block and is safe for concurrent use.
 //
-// A name has 1 to 32 of the characters a-z, A-Z, 0-9, '+', '-', '.' and '_', and a worker may use
-// 16 names; otherwise Report returns an error and reports nothing.
+// A name consists of 1 to 32 of the characters a-z, A-Z, 0-9, '+', '-', '.' and '_', and a worker
+// may use 16 names. Otherwise Report returns an error and reports nothing.
 func (w *Worker) Report(name string, value float64) error {
 	f := &w.doing.figures
 	f.mu.Lock()

@@ -20,17 +20,17 @@ type InitOption struct{}
 // Deprecated: no program needs it.
 var Late = InitOption{}
 
-// firstWorld is the entry of a worker into its first world, by enterFirst alone: Init calls it
-// where the job has no world yet, otherwise Run does, or a call of Group before it.
+// firstWorld is the entry of a worker into its first world, which only enterFirst makes. Init calls
+// enterFirst if the job has no world yet; otherwise Run does, or a call of Group before Run.
 type firstWorld struct {
 	mu      sync.Mutex // held while entering
-	outside bool       // in no world yet; guarded by mu once Init has returned
-	stop    func()     // ends the reports of prepare; nil: none were begun
+	outside bool       // the worker has been in no world yet; guarded by mu once Init has returned
+	stop    func()     // stops the reports of prepare; nil: prepare was not called
 
-	none atomic.Pointer[collective.Group] // the group of a worker whose train runs before; nil: it does not
+	none atomic.Pointer[collective.Group] // the group that Group returns while train runs in no world; nil: it does not
 }
 
-// refuses returns the error of a collective operation in no world.
+// refuses returns the error of collective operations while train runs in no world.
 func (f *firstWorld) refuses() error {
 	return collective.Barrier(context.Background(), f.none.Load())
 }
@@ -41,7 +41,7 @@ type preparing interface {
 	trains(ctx context.Context) bool
 }
 
-// stayOut leaves it to Run or Group to enter the first world. Until then the worker has the place
+// stayOut leaves the entry into the first world to Run or Group. Until then the worker has the rank
 // of the trial assignment for which the process was started.
 func (w *Worker) stayOut(env plan.Worker) {
 	slots := make([]plan.Slot, max(env.Size, env.Slot.Rank+1))
@@ -52,11 +52,11 @@ func (w *Worker) stayOut(env plan.Worker) {
 
 const (
 	prepareReports = time.Second      // interval of the reports of a worker between Init and Run
-	prepareBound   = 10 * time.Minute // until when they are made: as long as the others wait for slots
+	prepareBound   = 10 * time.Minute // how long they are made: as long as the others wait for slots
 )
 
-// prepare has the driver extend the start timeout until the worker joins: as long as it is in no
-// world, nobody else sees whether it is alive.
+// prepare makes the driver extend the start timeout until the worker joins, because nobody else can
+// see whether a worker in no world is alive.
 func (w *Worker) prepare() {
 	ctx, stop := context.WithTimeout(w.reports.ctx, prepareBound)
 	w.first.stop = stop
@@ -64,7 +64,7 @@ func (w *Worker) prepare() {
 		tick := time.NewTicker(prepareReports)
 		defer tick.Stop()
 		for {
-			_ = w.meeting.Report(ctx, line.Fetching, 0, 0) // a failure is not the worker's: it still joins
+			_ = w.meeting.Report(ctx, line.Fetching, 0, 0) // ignored on failure: the worker still joins
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
@@ -74,15 +74,15 @@ func (w *Worker) prepare() {
 	})
 }
 
-// prepared ends prepare.
+// prepared stops the reports that prepare started.
 func (w *Worker) prepared() {
 	if w.first.stop != nil {
 		w.first.stop()
 	}
 }
 
-// enterFirst enters the first world, unless that has happened. It calls called once the driver has
-// answered the join.
+// enterFirst enters the first world, unless the worker has entered it already. It calls called once
+// the driver has answered the join.
 func (w *Worker) enterFirst(ctx context.Context, called func()) error {
 	defer called()
 	w.first.mu.Lock()
@@ -105,8 +105,8 @@ func (w *Worker) isOutside() bool {
 	return w.first.outside
 }
 
-// firstGroup enters the first world for a program that computes together with others before Run. If
-// that fails, the operations of the group fail with the error.
+// firstGroup enters the first world, for a program that uses collective operations before Run. If
+// that fails, the operations of the returned group fail with the error.
 func (w *Worker) firstGroup() *collective.Group {
 	if err := w.enterFirst(w.reports.ctx, func() {}); err != nil {
 		none := collective.Local(1)[0]

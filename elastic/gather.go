@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 )
 
-// gather sends all pieces of the last commit to rank 0 for a checkpoint, if wanted, which must be
-// the same on all ranks. Without Local parts it does nothing.
+// gather sends all pieces of the last commit to rank 0 for a checkpoint, if wanted is set, which
+// must be the same on all ranks. Without Local parts it does nothing.
 func (l *locals) gather(ctx context.Context, wanted bool) error {
 	l.gathered = nil
 	set := l.set(l.current)
@@ -58,8 +58,8 @@ func (l *locals) complete() bool {
 	return len(l.parts) == 0 || l.gathered != nil && l.gathered.id == l.current
 }
 
-// whole returns the pieces of all ranks of the save that Restore goes back to; nil if this rank
-// lacks some or there are no Local parts.
+// whole returns the pieces of all ranks in the save that Restore goes back to. It returns nil if
+// this rank lacks some of them, or there are no Local parts.
 func (l *locals) whole() *pieceSet {
 	if len(l.parts) == 0 {
 		return nil
@@ -79,8 +79,8 @@ func (l *locals) whole() *pieceSet {
 	return set
 }
 
-// durable returns the tensors of Local part i in a checkpoint: one for each rank, then one for each
-// orphaned piece.
+// durable returns the tensors of Local part i for a checkpoint: one for each rank, followed by one
+// for each orphaned piece.
 func (s *pieceSet) durable(p localPart, i int, name string) ([]checkpoint.Tensor, []snapshot.Blob) {
 	var tensors []checkpoint.Tensor
 	var sources []snapshot.Source
@@ -102,8 +102,8 @@ func (s *pieceSet) durable(p localPart, i int, name string) ([]checkpoint.Tensor
 
 var errPieces = errors.New("elastic: the number of its local pieces does not match its number of ranks")
 
-// loaded returns the set of the pieces in a checkpoint, given those of each part; nil without Local
-// parts.
+// loaded returns the set of the pieces in a checkpoint, from the pieces of each part; nil without
+// Local parts.
 func (l *locals) loaded(about checkpoint.About, parts [][][]byte) (*pieceSet, error) {
 	if len(parts) == 0 {
 		return nil, nil

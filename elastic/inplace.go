@@ -2,15 +2,16 @@ package elastic
 
 import "github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 
-// In a state with Steps, tensors change in apply alone, and nobody goes back to a commit once all
-// have the averages of the step after it. So a commit of such a state need not be copied: it lies
-// in place, in the tensors themselves, until the next apply. It is copied where it has to outlast
-// that: when another worker takes it, and when a sync is about to write to the tensors.
+// In a state with Steps, only apply changes tensors, and no rank goes back to a commit once all
+// ranks have the averages of the step after it. A commit of such a state therefore need not be
+// copied: it lies in place, in the tensors themselves, until the next apply. It is copied only if
+// it must outlast that: when another worker takes it, and when a sync is about to write to the
+// tensors.
 
-// inPlace is what a State knows of commits that lie in place.
+// inPlace is the state of commits that lie in place.
 type inPlace struct {
-	used   bool // saves lie in place, but for those before others write to the tensors
-	copies bool // the memory of copies was not given back since
+	used   bool // saves lie in place, except those made before others write to the tensors
+	copies bool // memory of earlier copies has not been given back yet
 }
 
 // savesInPlace reports whether the next save can lie in place.
@@ -23,11 +24,11 @@ func (s *State) mayLieInPlace() bool {
 	return s.checkpoints == nil && s.replayable() && !s.parts.anyWatched()
 }
 
-// waitsForCalm reports whether saves are copied only until apply is known to be calm. Any goroutine
-// may call it.
+// waitsForCalm reports whether saves are copied only until apply is known to be calm. It is safe
+// for concurrent use.
 func (s *State) waitsForCalm() bool { return s.steps.applyIsUnknown() && s.mayLieInPlace() }
 
-// laysOut prepares the sources of a save for lying in place, or for being copied.
+// laysOut prepares the sources of a save that lies in place or is copied.
 func (s *State) laysOut(inPlace bool) {
 	s.inPlace.used = s.inPlace.used && s.steps.applyIsCalm()
 	if !inPlace {
@@ -38,11 +39,11 @@ func (s *State) laysOut(inPlace bool) {
 	})
 	if !s.inPlace.used {
 		s.inPlace.used, s.inPlace.copies = true, true
-		s.watch.end() // nothing is compared any more
+		s.watch.end() // saves in place compare nothing
 	}
 }
 
-// giveBack gives back the memory of earlier commits once a save lies in place.
+// giveBack frees the memory of earlier copied commits once a save lies in place.
 func (s *State) giveBack() {
 	if s.inPlace.copies && s.saved.InPlace() {
 		s.inPlace.copies = false
@@ -57,8 +58,8 @@ func (s *State) vacate() {
 	}
 }
 
-// secure copies a save that lies in place, before others write to the tensors. One of a worker that
-// has not been in a world is dropped instead: nobody needs it, and copying it takes long.
+// secure copies a save that lies in place, before others write to the tensors. If the worker has
+// not been in a world, secure drops the save instead: nobody needs it, and copying takes long.
 func (s *State) secure() error {
 	if !s.saved.InPlace() {
 		return nil

@@ -32,27 +32,29 @@ var (
 	errAbandoned    = errors.New("the driver has abandoned this world: its workers waited for each other for too long (--stall-timeout), or some have left it")
 )
 
-// patience is the wait for a new world after which it is logged, at first and each further time.
+// patience is how long to wait for a new world before the wait is logged, and the pauses until it
+// is logged again.
 var patience = retry.Backoff{First: 5 * time.Second}
 
-// Worlds in a row to which a worker cannot connect are freeAttempts until it pauses before the next
-// one.
+// freeAttempts is the number of consecutive worlds that a worker may fail to enter before it pauses
+// between attempts.
 const freeAttempts = 3
 
 var joinBackoff = retry.Backoff{First: 50 * time.Millisecond, Most: time.Second}
 
 // Init joins the job that started this process and blocks until there is a world that includes this
-// worker, or ctx ends. If the job already has a world, which trains without this worker, Init does
-// not join: the program loads data and builds its model while the others train. [Run] then enters
-// the first world, after it has fetched the tensors of more than 16 KiB of the others' newest
-// commit while they train, so that the sync sends only later changes. Until then the methods of the
-// worker return the values of the environment, the trial assignment for which the process was
-// started: Rank, Size, LocalRank and so on; the world can be different. Group enters the world if
-// it is called before Run. The program has ten minutes from Init to Run.
+// worker, or ctx ends. If the job already has a world, which trains without this worker, Init
+// returns without joining, so that the program can load data and build its model while the others
+// train. [Run] then enters the first world. Before that, while the others still train, it fetches
+// the tensors of more than 16 KiB of their newest commit, so that the sync sends only later
+// changes. Until then Rank, Size, LocalRank and so on return the values of the environment: those
+// of the trial assignment for which the process was started, from which the world can differ. Group
+// enters the world if it is called before Run. Run must be called within ten minutes of Init.
 //
 // In a process that hvdrun did not start, the worker is alone in a world of size one, without
-// sockets. Errors are ErrRemoved, ErrFinished, ctx's error, and errors for an invalid environment,
-// an unreachable driver, or a second worker in this process. The caller must close the worker.
+// sockets. Init returns ErrRemoved, ErrFinished, ctx's error, or an error for an invalid
+// environment, an unreachable driver, or a second worker in this process. The caller must close the
+// worker.
 //
 // Init removes the worker's credentials, HVD_CREDENTIALS, from the environment: processes that the
 // program starts afterwards cannot take part in the job.
@@ -97,10 +99,10 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 	return w, nil
 }
 
-// initialized is the worker that this process is; nil before Init.
+// initialized is the worker of this process; nil before Init.
 var initialized atomic.Pointer[Worker]
 
-// newWorker returns a worker of m that is in no world.
+// newWorker returns a worker with the meeting m that is in no world.
 func newWorker(ctx context.Context, m meeting) *Worker {
 	w := &Worker{meeting: m, log: ownLog(), fake: fakeproc.From(ctx)}
 	safefile.TellLacks(func(text string) { w.log.Warn(text) })
@@ -116,7 +118,7 @@ func newWorker(ctx context.Context, m meeting) *Worker {
 	return w
 }
 
-// enter joins the next world, calls left, which waits until the previous world is left, and
+// enter joins the next world, calls left, which waits until the previous world has been left, and
 // connects. If connecting fails it joins again, as the peers do.
 func (w *Worker) enter(ctx context.Context, left func(), j line.Joining) error {
 	for attempt := 1; ; attempt++ {
@@ -144,8 +146,9 @@ func (w *Worker) enter(ctx context.Context, left func(), j line.Joining) error {
 	}
 }
 
-// pauseBefore waits before the next world after worlds in a row to which this worker could not
-// connect: not at first, when peers have died, and longer and longer when the network is at fault.
+// pauseBefore waits before the next attempt, given the number of consecutive worlds to which this
+// worker could not connect. It does not wait at first, when peers have died, and waits longer and
+// longer if the network seems to be at fault.
 func pauseBefore(ctx context.Context, failed int) error {
 	if failed < freeAttempts {
 		return ctx.Err()
@@ -154,7 +157,7 @@ func pauseBefore(ctx context.Context, failed int) error {
 	return ctx.Err()
 }
 
-// lostBy returns the ranks that an error names as lost.
+// lostBy returns the ranks that an error reports as lost.
 func lostBy(err error) []int {
 	var aborted *collective.AbortedError
 	if errors.As(err, &aborted) {
@@ -208,7 +211,8 @@ func (w *Worker) logWaiting() (stop func()) {
 }
 
 // logUnconnected logs why a world could not be entered: as a warning on the lowest rank that is not
-// reported dead, so that the job's log has it once, and at debug level on the others.
+// reported dead, so that the warning appears once in the job's log, and at debug level on the
+// others.
 func (w *Worker) logUnconnected(world line.World, err error) {
 	level, speaker := logrus.DebugLevel, 0
 	var aborted *collective.AbortedError
@@ -261,8 +265,8 @@ func (w *Worker) connect(ctx context.Context, world line.World) (*membership, er
 	return &membership{world: world, slot: world.Slots[world.Rank], group: group, unwatch: unwatch}, nil
 }
 
-// awaitLoss blocks until the driver reports dead ranks of the generation or abandons it; nil if ctx
-// ends first.
+// awaitLoss blocks until the driver reports dead ranks of the generation or abandons it. It returns
+// nil if ctx ends first.
 func (w *Worker) awaitLoss(ctx context.Context, generation uint64) error {
 	for {
 		loss, more := w.meeting.Loss()
@@ -300,25 +304,25 @@ func (p *membership) leave(why error) error {
 	return err
 }
 
-// leaveAsync calls leave in the background; the returned function waits for it. An error is ignored
-// because the group is not used again.
+// leaveAsync calls leave in the background and returns a function that waits for it. It ignores
+// errors, because the group is not used again.
 func (p *membership) leaveAsync(why error) (left func()) {
 	var leaving sync.WaitGroup
 	leaving.Go(func() { _ = p.leave(why) })
 	return leaving.Wait
 }
 
-// meeting brings a worker into worlds: those of a driver, or one of its own. Its methods are called
-// by one goroutine at a time, except Report, Connected, Latest and Loss.
+// meeting brings a worker into worlds: into those of a driver, or into one of its own. Its methods
+// are called by one goroutine at a time, except Report, Connected, Latest and Loss.
 type meeting interface {
 	// join blocks until a world newer than j.After includes this worker. The meeting sets the
 	// addresses of j. It returns line.ErrRemoved or ErrFinished if no such world follows.
 	join(ctx context.Context, j line.Joining) (line.World, error)
 	// connect connects to the ranks of a world that join returned. The caller closes the group.
 	connect(ctx context.Context, w line.World) (*collective.Group, error)
-	// Report tells the driver about this worker.
+	// Report sends the driver a report about this worker.
 	Report(ctx context.Context, r line.Report, generation, commits uint64) error
-	// Connected reports whether the driver is connected. It blocks for a second at most.
+	// Connected reports whether the driver is connected. It blocks for at most a second.
 	Connected(ctx context.Context) bool
 	// Latest returns the newest notification; it does not block.
 	Latest() notify.Update
@@ -366,8 +370,8 @@ type driven struct {
 	supply atomic.Pointer[transfer.Supply]                         // nil: nothing to supply
 }
 
-// newDriven opens the worker's line, and its listener for its peers. join sends the addresses of
-// that to the driver. The socket is as in line.ClientConfig.
+// newDriven opens the worker's line to its launcher, and a listener for its peers. join sends the
+// listener's addresses to the driver. socket is as in line.ClientConfig.
 func newDriven(env plan.Worker, network identity.Network, socket net.Conn) (_ *driven, err error) {
 	algorithm, err := collective.ParseAlgorithm(env.Algorithm)
 	if err != nil {
@@ -422,9 +426,9 @@ func newDriven(env plan.Worker, network identity.Network, socket net.Conn) (_ *d
 	return d, nil
 }
 
-// dataListenAddr returns the address for peers. It follows from what a person asks for, or else is
-// loopback if the driver's side is: the driver asks for others when there are other machines.
-// Empty: all addresses, or those of the interfaces.
+// dataListenAddr returns the address on which to listen for peers. It is the one that the user asks
+// for. Otherwise it is a loopback address if the driver's side is one, because the driver asks for
+// other addresses if there are other machines. Empty: all addresses, or those of the interfaces.
 func dataListenAddr(asked string, local netip.Addr) (string, error) {
 	if asked == "" {
 		if local.IsLoopback() {

@@ -10,12 +10,12 @@ import (
 	"github.com/hvdrun/hvdrun/internal/line"
 )
 
-// reportTimeout limits reports of the last checkpoint to the driver. It leaves a driver time to
-// resume.
+// reportTimeout bounds each report about the last checkpoint to the driver. It is long enough for a
+// driver to resume.
 const reportTimeout = 10 * time.Second
 
-// finish ends the state's background work when Run ends with err, writes the last commit if that is
-// this rank's duty, and returns the result of Run.
+// finish ends the state's background work when Run ends with err, writes the last commit if this
+// rank has to, and returns the result of Run.
 func (s *State) finish(err error) error {
 	lost := s.settled()
 	c := s.checkpoints
@@ -57,8 +57,8 @@ func (s *State) writesLast(err error) bool {
 	return s.worker.Rank() == 0 && s.agreed
 }
 
-// writeLast writes the last commit unless it is on disk. lost is the error if this rank has no such
-// commit.
+// writeLast writes the last commit unless it is on disk already. lost is the error to return if
+// this rank has no such commit.
 func (s *State) writeLast(lost error) error {
 	c, held := s.checkpoints, s.saved.Hold()
 	defer held.Release()
@@ -96,7 +96,7 @@ func (s *State) writeSnapshot(held *snapshot.Snapshot) error {
 	return s.write(s.checkpoints, held, size, locals)
 }
 
-// reportLast reports to the driver. A failure is only logged.
+// reportLast reports to the driver. It only logs a failure.
 func (s *State) reportLast(r line.Report) {
 	if s.worker.run.deserted {
 		return

@@ -15,11 +15,11 @@ import (
 // Local parts. The value of one rank at a commit is called its piece.
 //
 // Before a commit counts, each rank sends copies of its pieces to as many other ranks as
-// --commit-replicas says, to other hosts first. Before the hosts change it sends them to all other
-// ranks, so that no piece is lost when ranks leave without a failure. A piece is lost only if a
-// rank fails together with all ranks that keep its copies; a warning then names the part and the
-// rank. A rank that is asked to leave at the moment when another fails leaves without that step, as
-// if it had failed too.
+// --commit-replicas says, preferably on other hosts. Before the hosts change it sends them to all
+// other ranks, so that no piece is lost when ranks leave without a failure. A piece is lost only if
+// a rank fails together with all ranks that keep its copies; a warning then names the part and the
+// rank. A rank that is asked to leave while another rank fails leaves without sending its pieces,
+// as if it had failed too.
 //
 // In the sync of a new world every rank of the previous world continues with its own piece of the
 // commit that is restored. New ranks, in rank order, take over the pieces of ranks that have left,
@@ -49,7 +49,7 @@ func Local[T any](name string, v *T, options ...LocalOption[T]) Part {
 		},
 		encode:  l.take,
 		decode:  func(b []byte) error { return l.decode(b, l.value.live) },
-		tensors: func(string) []checkpoint.Tensor { return nil }, // as many as the world has ranks; see durable
+		tensors: func(string) []checkpoint.Tensor { return nil }, // their number depends on the size of the world; see durable
 		local:   l,
 	})
 }
@@ -62,15 +62,15 @@ type Piece[T any] struct {
 	// Rank is the rank in the world that made the commit.
 	Rank  int
 	Value T
-	// Lost reports that no rank has the piece any more; Value is then the zero value.
+	// Lost means that no rank has the piece any more; Value is then the zero value.
 	Lost bool
 }
 
 // Redistribute makes f compute the live value of a Local part in every new world whose ranks differ
 // from the previous world's. f receives the pieces of all ranks of the world that made the commit,
-// in rank order, and this rank and size in the new world. It is called on every rank, new ones
-// included, during the sync. Its result must depend only on its arguments, because it can be called
-// again for the same commit if the sync fails. It owns the pieces. An error ends Run.
+// in rank order, and the rank and size of this worker in the new world. It is called on every rank,
+// including new ones, during the sync. Its result must depend only on its arguments, because it can
+// be called again for the same commit if the sync fails. f owns the pieces. An error ends Run.
 //
 // Each rank holds the pieces of all ranks in memory during the call.
 func Redistribute[T any](f func(pieces []Piece[T], rank, size int) (T, error)) LocalOption[T] {
@@ -85,13 +85,13 @@ type local[T any] struct {
 	encoded      bool   // the next save uses last
 }
 
-// localPart is a local of any type.
+// localPart is a local with any type argument.
 type localPart interface {
 	label() string
-	// write encodes the live value; the next save uses the same bytes. Nothing writes to them
-	// afterwards. The bytes of the previous call are returned if the value is unchanged.
+	// write encodes the live value. The next save uses the same bytes, to which nothing writes
+	// afterwards. If the value is unchanged, write returns the bytes of the previous call.
 	write() ([]byte, error)
-	// forget makes the next save encode the live value itself.
+	// forget makes the next save encode the live value again.
 	forget()
 	// read sets the live value from a piece.
 	read(*piece) error

@@ -10,9 +10,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/logline"
 )
 
-// ownLog returns the log of this package, which is logrus's standard logger. Where the program has
-// left its format as it is, the lines of this package look like those of hvdrun, between which they
-// stand; those of the program stay as they are.
+// ownLog returns the log of this package, which is logrus's standard logger. If the program has not
+// changed the logger's format, the lines of this package are formatted like those of hvdrun, among
+// which they appear. The program's own lines keep the logger's format.
 func ownLog() logrus.FieldLogger {
 	standard := logrus.StandardLogger()
 	formatting.Lock() // a test may have several workers in one process
@@ -26,13 +26,13 @@ func ownLog() logrus.FieldLogger {
 // formatting guards the standard logger's format against other calls of ownLog.
 var formatting sync.Mutex
 
-// ownLines marks the lines of this package, in their context.
+// ownLines is the context key that marks log lines of this package.
 type ownLines struct{}
 
-// besides is the program's format, but for the lines of this package.
+// besides is the program's formatter for all lines except those of this package.
 type besides struct{ logrus.Formatter }
 
-// Format returns the line.
+// Format formats the line.
 func (b besides) Format(e *logrus.Entry) ([]byte, error) {
 	if e.Context != nil && e.Context.Value(ownLines{}) != nil {
 		return logline.Text{}.Format(e)
@@ -40,7 +40,8 @@ func (b besides) Format(e *logrus.Entry) ([]byte, error) {
 	return b.Formatter.Format(e)
 }
 
-// untouched reports whether a format is as logrus has made it.
+// untouched reports whether all exported fields of a formatter have their zero values, as logrus
+// creates it.
 func untouched(f *logrus.TextFormatter) bool {
 	v := reflect.ValueOf(f).Elem()
 	for i := range v.NumField() {

@@ -12,8 +12,8 @@ import (
 //
 // A Part must be used by one goroutine at a time.
 type Part interface {
-	// Save replaces the last private copy by a copy of the live value. If it fails, the last copy
-	// must stay.
+	// Save replaces the last private copy by a copy of the live value. If it fails, it must leave
+	// the last copy in place.
 	Save() error
 	// Restore sets the live value to the last Save.
 	Restore() error
@@ -50,11 +50,11 @@ type Deferred interface {
 // operation, before the OnReset functions.
 type Exposed interface {
 	Part
-	// Exposed reports whether others may have written to the live value since the world began.
+	// Exposed reports whether other ranks may have written to the live value since the world began.
 	Exposed() bool
 }
 
-// part implements Part by its content.
+// part implements Part for its content.
 type part struct {
 	c    content
 	kept savedAlone
@@ -74,7 +74,7 @@ func (p *part) Sync(ctx context.Context, g *collective.Group, root int) error {
 	return p.c.sync(ctx, g, root)
 }
 
-// savedAlone holds the save of a part that is used without a State.
+// savedAlone holds the last save of a part that is used without a State.
 type savedAlone struct {
 	store   snapshot.Store
 	sources []snapshot.Source

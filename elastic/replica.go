@@ -29,7 +29,8 @@ import (
 // A save is identified by its world and a count in that world, because a sync can assign the same
 // commit number to a save of another world.
 
-// saveID identifies a save that all ranks of a world have made together. The zero value means none.
+// saveID identifies a save that all ranks of a world have made together. The zero value stands for
+// no save.
 type saveID struct{ Generation, Save uint64 }
 
 // piece is the value of a Local part on one rank.
@@ -47,7 +48,8 @@ func (b bundle) size() (n int) {
 	return n
 }
 
-// settled returns the bundle that follows b if no piece changes.
+// settled returns the bundle that follows b if no piece changes, with values that refer to those of
+// b.
 func (b bundle) settled() bundle {
 	next := make(bundle, len(b))
 	for i, p := range b {
@@ -66,9 +68,9 @@ type origin struct {
 
 func (o origin) String() string { return fmt.Sprintf("%d of generation %d", o.Rank, o.Generation) }
 
-// pieceSet contains this rank's bundles of a save by number. Bundles of the ranks of its world have
-// the ranks' numbers. Orphaned bundles follow: those of ranks of earlier worlds that no rank has
-// taken over.
+// pieceSet contains this rank's bundles of a save, by number. The bundles of the ranks of the
+// save's world have the ranks' numbers. Orphaned bundles have the numbers after these: they are of
+// ranks of earlier worlds and no rank has taken them over.
 type pieceSet struct {
 	id      saveID
 	size    int // of the save's world
@@ -77,7 +79,7 @@ type pieceSet struct {
 	of      map[int]bundle
 }
 
-// keeper returns the rank that is responsible for a bundle, its own or an orphaned one.
+// keeper returns the rank that is responsible for a bundle, which is its own or an orphaned one.
 func (s *pieceSet) keeper(number int) int {
 	if number < s.size {
 		return number
@@ -98,16 +100,16 @@ func (s *pieceSet) own() []int {
 type locals struct {
 	worker   *Worker
 	parts    []localPart
-	soon     func() bool // whether the next commit is wanted for a checkpoint
+	soon     func() bool // whether a checkpoint of the next commit is wanted
 	replicas int         // number of ranks that keep copies of each rank's pieces
 
 	to      []int  // ranks that keep copies of this rank's pieces, in the world of last
 	last    saveID // the last ID assigned
 	current saveID // the save that Restore goes back to
 	sets    []*pieceSet
-	sync    *nextSave // of the current sync
+	sync    *nextSave // the save at the end of the current sync
 
-	wanted   bool      // the prepared commit is wanted for a checkpoint
+	wanted   bool      // a checkpoint of the prepared commit is wanted
 	gathered *pieceSet // on rank 0: all ranks' pieces of a commit for a checkpoint; otherwise nil
 }
 
@@ -197,7 +199,7 @@ type base struct {
 // copies that this rank keeps, and returns when all ranks have done so.
 func (l *locals) spread(ctx context.Context, p *membership, set *pieceSet, to []int, b base) error {
 	parts := make([][]byte, set.size)
-	made := make(map[string][]byte) // messages by the bundles they refer to
+	made := make(map[string][]byte) // messages by the bundles to which they refer
 	for _, r := range to {
 		refer := make([]int, 0, 4)
 		for _, n := range set.own() {
@@ -240,7 +242,8 @@ func (l *locals) spread(ctx context.Context, p *membership, set *pieceSet, to []
 	return nil
 }
 
-// replicateAfter is replicate after a save of the same world, of another one, or nil.
+// replicateAfter is like replicate; before is the set of the previous save, of the same or another
+// world, or nil.
 func (l *locals) replicateAfter(ctx context.Context, before *pieceSet) error {
 	p := l.worker.member.Load()
 	set := &pieceSet{id: l.next(p.world), size: p.group.Size(), mine: p.group.Rank(), of: make(map[int]bundle)}
@@ -257,7 +260,7 @@ func (l *locals) replicateAfter(ctx context.Context, before *pieceSet) error {
 	return l.prepare(ctx, p, set, mine, b)
 }
 
-// replicateSync is replicate for the save at the end of a sync.
+// replicateSync is like replicate, for the save at the end of a sync.
 func (l *locals) replicateSync(ctx context.Context) error {
 	p := l.worker.member.Load()
 	if l.sync == nil {
@@ -307,7 +310,8 @@ func (l *locals) unreplicated() {
 // handOverLimit limits the bytes that a rank receives from ranks that may leave.
 const handOverLimit = 1 << 30
 
-// holders returns to how many other ranks each rank's pieces are sent before the ranks separate.
+// holders returns the number of other ranks to which each rank's pieces are sent before the ranks
+// separate.
 func holders(size, replicas int, sum, most uint64) int {
 	if sum <= handOverLimit {
 		return size - 1
@@ -315,23 +319,23 @@ func holders(size, replicas int, sum, most uint64) int {
 	return min(max(replicas, 1, int(handOverLimit/max(most, 1))), size-1)
 }
 
-// A message contains bundles. It begins with the IDs of their save and of the save they refer to,
-// in four words, and the number of bundles. Each bundle has its number, the number of the bundle
-// that it refers to plus one, or 0, and the values of its parts.
+// A message contains bundles. It begins with the IDs of their save and of the save to which they
+// refer, in four words, and the number of bundles. Each bundle consists of its number, the number
+// of the bundle to which it refers plus one (0: none), and the values of its parts.
 
 func appendHead(m []byte, id, base saveID, bundles int) []byte {
 	m = transfer.AppendWord(m, id.Generation, id.Save, base.Generation, base.Save)
 	return transfer.AppendNumber(m, bundles)
 }
 
-// appendBundle appends a bundle. before is the number of the bundle that its changes refer to;
-// negative: all chunks are sent.
+// appendBundle appends a bundle. before is the number of the bundle to which its unchanged chunks
+// refer; negative: all chunks are sent.
 func appendBundle(m []byte, number, before int, b bundle) []byte {
 	return transfer.AppendValues(transfer.AppendNumber(m, number, before+1), b, before >= 0)
 }
 
-// parse checks and returns the bundles of a message, which must be of save id; bases may be nil.
-// The bundles may alias m.
+// parse checks and returns the bundles of a message, which must belong to the save id. bases are
+// the bundles to which they may refer; nil: none. The bundles may alias m.
 func (l *locals) parse(m []byte, id saveID, bases *pieceSet) (map[int]bundle, error) {
 	r := transfer.NewReader(m)
 	if of := (saveID{r.Word(), r.Word()}); of != id && r.Err() == nil {

@@ -35,11 +35,11 @@ var (
 //
 // If the state has [Steps], a new worker calls train before it is in a world: see [Steps.Step].
 //
-// Wrapped errors are recognised. A failure on the way into a new world is retried in the next one.
-// Run returns nil when train has returned nil on all ranks and the job is done. Otherwise it
-// returns ErrRemoved, ErrFinished, ctx's error if ctx has ended, an error of the driver (for
-// example that it is unreachable), or any other error of train or of an OnReset function unchanged;
-// to its peers this rank has then failed.
+// Wrapped errors are recognised. If entering a new world fails, Run retries with the next one. Run
+// returns nil when train has returned nil on all ranks and the job is done. Otherwise it returns
+// ErrRemoved, ErrFinished, ctx's error if ctx has ended, an error of the driver (for example that
+// it is unreachable), or, unchanged, any other error of train or of an OnReset function; to its
+// peers this rank has then failed.
 //
 // While Run trains under a driver, the first SIGTERM of the process is a request to leave: Run
 // reports it to the driver and returns ErrRemoved after a step on which all ranks have agreed.
@@ -76,20 +76,20 @@ func Run(ctx context.Context, s *State, train func(context.Context) error) (err 
 	err = errLeft // kept if train panics, so that the peers do not wait for this rank
 	defer func() {
 		if errors.Is(err, ErrRemoved) || errors.Is(err, ErrFinished) {
-			s.worker.run.term = term // the worker is already leaving
+			s.worker.run.term = term // the worker is leaving already
 		} else {
 			term.end()
 		}
 	}()
 	defer s.worker.doing.enter(line.Outside)
-	defer func() { err = s.finish(err) }() // before term.end: SIGTERM must not end the process while it writes
+	defer func() { err = s.finish(err) }() // before term.end: SIGTERM must not end the process during a write
 	defer func() {
 		if err != nil {
 			r.worker.run.outside = true
 			r.worker.group().Abort(err)
 			r.failed(err)
 		}
-		s.saved.Abandon() // wakes those that wait for another commit: none follows
+		s.saved.Abandon() // wakes those that wait for another commit, because none follows
 		s.withdraw()
 		s.watch.end()
 	}()
@@ -105,8 +105,8 @@ type runner struct {
 	train  func(context.Context) error
 }
 
-// failed tells the driver which error of the program ends Run, for its log. It blocks for two
-// seconds at most.
+// failed reports the error of the program that ends Run to the driver, for its log. It blocks for
+// at most two seconds.
 func (r *runner) failed(err error) {
 	d, driven := r.worker.meeting.(interface {
 		ReportFailure(ctx context.Context, text string) error
@@ -120,10 +120,11 @@ func (r *runner) failed(err error) {
 	}
 	ctx, cancel := context.WithTimeout(r.ctx, closeGrace)
 	defer cancel()
-	_ = d.ReportFailure(ctx, text) // the driver sees the end of the process
+	_ = d.ReportFailure(ctx, text) // on failure, the driver still sees that the process ends
 }
 
-// whyLeft says, in a deferred function, where the function panics that it was deferred by.
+// whyLeft describes, when called by a deferred function, where the surrounding function has
+// panicked.
 func whyLeft() string {
 	pcs := make([]uintptr, 64)
 	frames, panics := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)]), false
@@ -138,8 +139,8 @@ func whyLeft() string {
 	return errLeft.Error()
 }
 
-// trained reports whether train has returned nil on this rank, but maybe not on all ranks. The live
-// state is kept until that is known.
+// trained reports whether train has returned nil on this rank, though perhaps not on all ranks. The
+// live state is kept until that is known.
 func (r *runner) trained() bool { return r.worker.doing.trained.Load() }
 
 func (r *runner) run() error {
@@ -166,8 +167,9 @@ func (r *runner) run() error {
 	}
 }
 
-// explained names Commit where ranks have called operations that do not fit together, in place of
-// the operation by which it agrees with the other ranks, which the program did not call itself.
+// explained rewrites an error about ranks that called different operations: it names Commit or
+// CheckHostUpdates in place of the collective operation by which these agree, because the program
+// did not call that operation itself.
 func explained(err error) error {
 	m, is := errors.AsType[*collective.MismatchError](err)
 	if !is {
@@ -179,7 +181,7 @@ func explained(err error) error {
 		if call == "AllReduce of 3 uint64 (max)" {
 			named.Calls[i], returned = "nothing, as its training function has returned", true
 		}
-		// The agreement is one word, or, with audits of the state, all of State.word.
+		// The agreement is one word or, during an audit of the state, all of State.word.
 		if call == "AllReduce of 1 uint64 (max)" || call == "AllReduce of 4 uint64 (max)" {
 			named.Calls[i] = "Commit or CheckHostUpdates"
 		}
@@ -194,7 +196,7 @@ func explained(err error) error {
 	return &explainedError{text, err}
 }
 
-// explainedError is an error in other words.
+// explainedError is an error with a different text.
 type explainedError struct {
 	text string
 	err  error
@@ -243,8 +245,8 @@ func (r *runner) sync() error {
 	return nil
 }
 
-// rollBack restores the last commit and returns err, or the error of the restore: without a valid
-// state training cannot continue.
+// rollBack restores the last commit and returns err, or the error of the restore: training cannot
+// continue without a valid state.
 func (r *runner) rollBack(err error) error {
 	if s := r.state; s.steps != nil && s.saved.Last() == nil { // the next sync sends all of it
 		s.saved.Abandon()
@@ -266,14 +268,14 @@ func (r *runner) trainOnce() error {
 		r.state.trainReturned(err)
 		return r.undo(err)
 	}
-	if r.state.err != nil { // of Count
+	if r.state.err != nil { // set by Count
 		return r.state.err
 	}
 	r.worker.doing.trained.Store(true)
 	if err := r.state.locals.gather(r.ctx, r.state.checkpoints != nil); err != nil {
 		return err
 	}
-	// A barrier, which no call of the program is taken for.
+	// This is a barrier that cannot be mistaken for an operation of the program.
 	if err := collective.AllReduce(r.ctx, r.worker.group(), make([]uint64, 3), collective.Max); err != nil {
 		return err
 	}
@@ -285,8 +287,9 @@ func (r *runner) trainOnce() error {
 	return nil
 }
 
-// hidden explains an error of train that hides why the world cannot go on, so that Run cannot
-// either.
+// hidden adds to an error of train the likely cause that it hides, without which Run cannot
+// continue in the next world: the program should have returned the error of a collective operation
+// or of Commit.
 func (r *runner) hidden(err error) error {
 	if goesOn(err) || errors.Is(err, errRejoined) || r.ctx.Err() != nil {
 		return err
@@ -317,8 +320,8 @@ func (r *runner) reset(cause error) error {
 	if errors.Is(cause, collective.ErrAborted) {
 		aborted = cause
 	}
-	// The group closes in the background: joining must not wait for it, as the driver publishes the
-	// next world only when all workers have joined.
+	// The group closes in the background. Joining must not wait for that, because the driver
+	// publishes the next world only when all workers have joined.
 	left := r.worker.member.Load().leaveAsync(aborted)
 	defer left()
 	if r.worker.run.deserted {
@@ -362,7 +365,7 @@ func (r *runner) reset(cause error) error {
 	return r.sync()
 }
 
-// undo returns err, and rolls back first if an abort cut the user's function short.
+// undo returns err. If an abort has interrupted the user's function, it rolls back first.
 func (r *runner) undo(err error) error {
 	if errors.Is(err, collective.ErrAborted) {
 		r.worker.run.undone += time.Since(r.worker.run.sound)

@@ -61,8 +61,9 @@ func NewSampler(n int, opts SamplerOptions) *Sampler {
 	return &Sampler{n: max(n, 0), opts: opts, size: 1}
 }
 
-// SetEpoch goes to the beginning of epoch e. If e is the current epoch it keeps the position, so a
-// training loop can call it at the top of every epoch, also after a restore in the middle of one.
+// SetEpoch moves to the beginning of epoch e. If e is the current epoch it keeps the position, so a
+// training loop can call it at the top of every epoch, also after a restore in the middle of an
+// epoch.
 func (s *Sampler) SetEpoch(e int) {
 	if e != s.live.epoch {
 		s.live = samplerState{epoch: e}
@@ -77,9 +78,9 @@ func (s *Sampler) Epoch() int { return s.live.epoch }
 // together.
 func (s *Sampler) Position() int { return s.live.pos }
 
-// Next returns this rank's next batch of Batch indices, or of fewer in the last round of an epoch.
-// All ranks get the same number; the caller owns the slice. At the end of an epoch it returns false
-// once; without a SetEpoch the call after that begins the epoch again.
+// Next returns this rank's next batch of Batch indices, or fewer in the last round of an epoch. All
+// ranks get the same number; the caller owns the slice. At the end of an epoch it returns false
+// once. Without a SetEpoch, the following call starts the epoch again.
 func (s *Sampler) Next() ([]int, bool) {
 	if s.live.over {
 		s.live.pos, s.live.over = 0, false

@@ -35,7 +35,7 @@ type termHandler struct {
 	wg           sync.WaitGroup
 	first        atomic.Pointer[time.Time] // time of the first request; nil: none
 	latest       atomic.Pointer[time.Time] // time of the latest request
-	acknowledged atomic.Pointer[time.Time] // time of the driver's acknowledgement of it; nil: none
+	acknowledged atomic.Pointer[time.Time] // time when the driver acknowledged it; nil: not yet
 	stay         chan struct{}             // one token: the worker stays
 }
 
@@ -71,7 +71,8 @@ func (h *termHandler) end() {
 // leaves at the next commit.
 const staysAfter = 2 * time.Second
 
-// stays reports whether the worker was asked to leave and has not left for a while. h may be nil.
+// stays reports whether the worker was asked to leave but has not left for staysAfter. h may be
+// nil.
 func (h *termHandler) stays() bool { return h != nil && passed(&h.first, staysAfter) }
 
 // aloneAfter is the time that a disconnected driver has to reconnect before a worker that was asked
@@ -96,13 +97,13 @@ func (h *termHandler) committed() {
 	}
 }
 
-// passed reports whether since is at least d ago.
+// passed reports whether the time in since, if there is one, is at least d ago.
 func passed(since *atomic.Pointer[time.Time], d time.Duration) bool {
 	t := since.Load()
 	return t != nil && time.Since(*t) >= d
 }
 
-// leave is end for a dismissed worker. h may be nil.
+// leave is like end, for a dismissed worker. h may be nil.
 func (h *termHandler) leave() {
 	if h == nil {
 		return
@@ -183,7 +184,7 @@ func (h *termHandler) report() {
 		return
 	}
 	err := w.meeting.Report(h.ctx, line.Draining, w.Generation(), 0)
-	for err == nil && !w.meeting.Connected(h.ctx) { // the launcher has it, and the driver may come
+	for err == nil && !w.meeting.Connected(h.ctx) { // the launcher keeps it for the next driver
 		err = retry.Pause(h.ctx, aloneAfter/10)
 	}
 	if err == nil {

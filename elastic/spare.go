@@ -5,11 +5,11 @@ import (
 	"sync"
 )
 
-// placement is whether the worker has been in a world. The zero value: it has not.
+// placement records whether the worker has been in a world. The zero value: it has not.
 type placement struct {
 	mu   sync.Mutex
 	is   bool
-	news chan struct{} // closed then; nil: nobody waits
+	news chan struct{} // closed when the worker enters one; nil: nobody waits
 }
 
 func (a *placement) note() {
@@ -33,8 +33,8 @@ func (a *placement) noted() <-chan struct{} {
 	return a.news
 }
 
-// WhileSpare returns a context that ends with ctx, and when the worker has a place in a world.
-// Until then the worker is a spare or is not in a world yet, and its computations delay no
+// WhileSpare returns a context that ends with ctx, or when the worker becomes a member of a world.
+// Until then the worker is a spare or is not in a world yet, and its computations do not delay
 // training:
 //
 //	spare, cancel := w.WhileSpare(ctx)

@@ -14,8 +14,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// HostsUpdatedError reports that the hosts of the job have changed and a new world follows. All
-// ranks get it from the same Commit or CheckHostUpdates. The training function returns it unchanged
+// HostsUpdatedError means that the hosts of the job have changed and a new world follows. All ranks
+// get it from the same Commit or CheckHostUpdates. The training function must return it unchanged
 // or wrapped.
 type HostsUpdatedError struct{ Change plan.Change }
 
@@ -43,12 +43,12 @@ type State struct {
 	loggedLeftOut bool         // the parts without an image have been logged
 }
 
-// training is of the current Run, if there is one.
+// training holds what belongs to the current Run, if there is one.
 type training struct {
 	ctx     context.Context // Commit has no ctx argument
 	loops   counting
 	run     *runner
-	catchUp *catchUp       // where it is in no world yet; nil: it is in one
+	catchUp *catchUp       // the catch-up while the worker is in no world; nil otherwise
 	feed    *transfer.Feed // nil: nobody can follow this worker
 	term    *termHandler
 }
@@ -57,10 +57,10 @@ type training struct {
 type position struct {
 	commits uint64
 	agreed  bool // all ranks have made the last commit
-	holds   bool // has been synchronised, so this rank can be the sync root
-	// followed: by the last commit, workers follow members, this one or others.
+	holds   bool // this rank has been synchronised and can be the sync root
+	// followed reports whether, at the last commit, workers followed a member: this one or another.
 	followed bool
-	word     [4]uint64 // the message of a commit's agreement, kept so that it is not allocated anew
+	word     [4]uint64 // the message of a commit's agreement, reused to avoid an allocation
 }
 
 // snapshotID identifies a save that all ranks of a world have made in one commit or sync. The zero
@@ -71,20 +71,20 @@ type snapshotID struct{ Generation, Count uint64 }
 // saves contains the snapshots of a State and metadata of the last one.
 type saves struct {
 	snapshot.Store
-	sources []snapshot.Source // of the last save begun, as many as the parts have blobs; nil before the first
+	sources []snapshot.Source // sources of the last save begun, one for each blob of the parts; nil before the first
 
-	copying *snapshot.Pending // begun by a commit and not settled yet; nil: none
-	lost    error             // why the last settled save failed, until it is returned
+	copying *snapshot.Pending // started by a commit and not settled yet; nil: none
+	lost    error             // why the last settled save failed, until a method has returned it
 	torn    bool              // foreign parts may have saved a newer value than the last snapshot has
 
-	mark     snapshotID         // of the last save
+	mark     snapshotID         // ID of the last save
 	given    snapshotID         // the last ID assigned
 	clean    bool               // the live value equals the last save; set by Run, cleared by Sync
-	promised *HostsUpdatedError // of a Commit after which tensors must not change
-	synced   [][][]bool         // per part in memory and slice: the chunks that a sync has written to; nil: unknown
+	promised *HostsUpdatedError // error of a Commit after which tensors must not change
+	synced   [][][]bool         // by part in memory and slice: the chunks to which a sync has written; nil: unknown
 }
 
-// nextMark returns the ID of the next save of a world. Failed saves count too, because all ranks
+// nextMark returns the ID of the next save in a world. Failed saves count too, because all ranks
 // call Commit and Sync equally often.
 func (m *saves) nextMark(generation uint64) snapshotID {
 	if m.given.Generation != generation {
@@ -155,17 +155,17 @@ var errNoParts = errors.New("elastic: Commit of a state without parts, which sav
 // Commit saves the state, so that a failure costs only later work, and then does CheckHostUpdates.
 // When it returns, everything has been copied, and the state may be changed again. It copies only
 // the parts of tensors that differ from the last commit, and uses all processors if these are
-// large. It is collective: every rank calls it the same number of times. The training function
-// returns its errors unchanged, and does not write to a tensor before it returns: see [Run]. Saves
+// large. It is collective: every rank calls it the same number of times. After an error, the
+// training function must return it, and must not write to tensors before that: see [Run]. Saves
 // that a [Deferred] part has begun continue in the background.
 //
-// It blocks until every rank has called it. This wait has no bound of its own, but a rank for which
-// the others wait is stopped after --stall-timeout. Call it from the goroutine that runs the
-// training function.
+// It blocks until every rank has called it. The wait itself has no time limit, but the driver stops
+// a rank for which the others wait longer than --stall-timeout. Call it from the goroutine that
+// runs the training function.
 //
-// A commit has the values that the parts have when it is called. Count a step before it, as
-// [State.Count] does: a loop that adds 1 afterwards does a step twice when the hosts change. Write
-// to the tensors that the state was given: see [TensorVar]. Its errors:
+// A commit has the values that the parts have when it is called. Count a step before the commit, as
+// [State.Count] does: a loop that adds 1 afterwards repeats a step when the hosts change. Write to
+// the tensors that the state was given: see [TensorVar]. Its errors:
 //   - a *HostsUpdatedError if the hosts have changed, on all ranks at once: the commit counts;
 //   - collective.ErrAborted if a rank was lost: the commit may count on some ranks only, and the
 //     next world goes back to a commit that all members can have;
@@ -174,16 +174,16 @@ var errNoParts = errors.New("elastic: Commit of a state without parts, which sav
 //     ([NewState]), such as that it has no parts: there is no new commit, and the previous one
 //     stays.
 //
-// In a worker that is in no world yet ([Steps.Step]) it saves the state on this worker alone.
+// On a worker that is in no world yet ([Steps.Step]), Commit saves the state on this worker alone.
 func (s *State) Commit() error { return s.commit(false) }
 
-// CommitAsync is Commit for large states: it returns before tensors are copied. Half of the
+// CommitAsync is like Commit, for large states: it returns before tensors are copied. Half of the
 // processors copy them while training continues, and the program must not write to tensors until
 // Settle has returned. A loop calls CommitAsync after the optimizer's step and Settle before the
-// next one; the forward and backward pass in between only read the tensors. All other parts are
-// saved when CommitAsync returns and may be changed. A failure before Settle restores this commit,
-// not the previous one. Every method of the State that saves, restores or synchronises calls Settle
-// first, so a forgotten Settle is an error only if the program writes to a tensor.
+// next one; the forward and backward pass in between only read the tensors. All other parts have
+// been saved when CommitAsync returns and may be changed. A failure before Settle restores this
+// commit, not the previous one. Every method of the State that saves, restores or synchronises
+// calls Settle first, so a forgotten Settle is an error only if the program writes to a tensor.
 func (s *State) CommitAsync() error { return s.commit(true) }
 
 func (s *State) commit(async bool) error {
@@ -217,7 +217,7 @@ func (s *State) commit(async bool) error {
 	return s.agree()
 }
 
-// noteCommit counts a commit that all ranks have made, and that has begun then.
+// noteCommit counts a commit that began at the given time and that all ranks have made.
 func (s *State) noteCommit(begun time.Time, bytes int) {
 	if s.agreed {
 		s.worker.doing.made.note(begun, bytes)
@@ -253,7 +253,7 @@ func (s *State) seal(p *snapshot.Pending) {
 	s.giveBack()
 }
 
-// settled calls Settle and returns, once, why the last save failed.
+// settled calls Settle and returns why the last save failed, once.
 func (s *State) settled() error {
 	s.Settle()
 	err := s.saved.lost
@@ -300,8 +300,8 @@ func (s *State) agree() error {
 }
 
 // CheckHostUpdates returns a *HostsUpdatedError, on every rank in the same call, if the hosts of
-// the job have changed. It is collective and blocks for one reduction of eight bytes. Other errors
-// are those of the collective.
+// the job have changed. It is collective and blocks for one reduction of eight bytes. Its other
+// errors are those of the reduction.
 func (s *State) CheckHostUpdates() error {
 	if s.err != nil || s.catchingUp() {
 		return s.err
@@ -323,12 +323,12 @@ func updated(c plan.Change) error {
 }
 
 // agreeOnUpdates returns how the hosts differ from this world, the same on all ranks. In a commit
-// with a pending audit the reduction carries the audit's words too.
+// during an audit, the reduction also carries the audit's words.
 func (s *State) agreeOnUpdates(commit bool) (plan.Change, error) {
 	p := s.worker.member.Load()
 	// The reduction takes the maximum, so all ranks act on the same change if any rank knows of it.
 	latest := s.worker.meeting.Latest()
-	if latest.Seq <= p.world.Seq { // all ranks that know of no change send the same value, staysBit apart
+	if latest.Seq <= p.world.Seq { // all ranks that know of no change send the same value, except for staysBit
 		latest = notify.Update{Seq: p.world.Seq}
 	}
 	s.word[0] = (latest.Seq<<changeBits | uint64(latest.Change)&changeMask) << flagBits
@@ -361,9 +361,9 @@ const (
 	changeBits = 2
 	changeMask = 1<<changeBits - 1
 	flagBits   = 2
-	// staysBit is set by a rank that is not asked to leave, or that is connected to its driver.
+	// staysBit is set by a rank that was not asked to leave, or that is connected to its driver.
 	staysBit = 2
-	// followedBit is set by a rank that others follow. It can be lost where not all ranks have the
+	// followedBit is set by a rank that others follow. It can be lost if not all ranks have the
 	// same staysBit.
 	followedBit = 1
 )
@@ -376,7 +376,7 @@ func (s *State) replicate() error {
 	return s.locals.replicateAfter(s.ctx, s.locals.set(s.locals.current))
 }
 
-// leave returns the error of a commit or a check after which the hosts change. Before the ranks
+// leave returns the error of a commit or a check that finds that the hosts change. Before the ranks
 // separate, they send the pieces of the last save to ranks that lack them, because the members of
 // the next world are not known yet.
 func (s *State) leave(change plan.Change, live bool) error {
@@ -418,12 +418,13 @@ func (s *State) leave(change plan.Change, live bool) error {
 	}
 	to := keepers(hostsOf(p.world.World), set.mine, count)
 	if count > l.replicas {
-		// Ranks that keep copies already receive nothing.
+		// Ranks that already keep copies receive nothing.
 		to = to[min(l.replicas, len(to)):]
 		if err := l.spread(s.ctx, p, set, to, base{number: func(int) int { return -1 }}); err != nil {
 			return err
 		}
-		// A rank that leaves can abort the group, so all wait until every rank has its pieces.
+		// A rank that leaves can abort the group, so all ranks wait until every rank has its
+		// pieces.
 		if err := collective.Barrier(s.ctx, p.group); err != nil {
 			return err
 		}
@@ -447,12 +448,12 @@ func (s *State) Save() error {
 	return s.save(s.commits)
 }
 
-// save saves the state as that of commit number.
+// save saves the state as commit number.
 func (s *State) save(number uint64) error {
 	return s.saveAs(number, false)
 }
 
-// saveAs is save, in place if that is wanted.
+// saveAs is like save, but saves in place if inPlace is set.
 func (s *State) saveAs(number uint64, inPlace bool) error {
 	p, err := s.begin(number, inPlace)
 	if err != nil {
@@ -481,7 +482,7 @@ func (s *State) beginCommit() (*snapshot.Pending, error) {
 	return p, err
 }
 
-// begin does the part of a save that can fail; copying tensors remains.
+// begin does the part of a save that can fail. Only copying tensors remains.
 func (s *State) begin(number uint64, inPlace bool) (_ *snapshot.Pending, err error) {
 	if s.err != nil {
 		return nil, s.err
@@ -491,7 +492,7 @@ func (s *State) begin(number uint64, inPlace bool) (_ *snapshot.Pending, err err
 			s.saved.Abandon()
 		}
 	}()
-	if !s.catchingUp() { // there the worker joins meanwhile
+	if !s.catchingUp() { // in a catch-up the worker joins concurrently
 		defer s.worker.doing.enter(s.worker.doing.phase())
 		s.worker.run.commit = number
 		s.worker.doing.enter(line.Saving)

@@ -15,24 +15,24 @@ import (
 type StepsOptions struct {
 	// Name distinguishes the steps from the other parts of the state. Empty: "steps".
 	Name string
-	// Microbatches is the number of microbatches of a step, 1 to 65536; at the end of an epoch a
-	// step has the rest. It is fixed for the job, whatever the number of workers; the usual number
-	// of workers times a power of two costs least.
+	// Microbatches is the number of microbatches of a step, from 1 to 65536. The last step of an
+	// epoch has the remaining ones. The number is fixed for the job, regardless of the number of
+	// workers; the usual number of workers times a power of two is cheapest.
 	Microbatches int
 	// Batches assigns samples to the microbatches. Nil: Micro.Samples is nil, and there is one
 	// endless epoch.
 	Batches Batches
 	// Seed is the seed of the microbatches' random numbers.
 	Seed int64
-	// Balance gives fewer microbatches to ranks that take longer for one. The results have the same
-	// bits.
+	// Balance gives fewer microbatches to ranks that need more time for one. The results are the
+	// same, bit for bit.
 	Balance bool
 }
 
-// Steps makes steps of training whose results do not depend on the workers. A step is a batch of a
+// Steps runs steps of training whose results do not depend on the workers. A step is a batch of a
 // fixed number of microbatches, which the ranks share. Their gradients are averaged in an order
-// that the numbers of the microbatches alone determine, so the weights have the same bits whatever
-// the number of workers is, and whatever dies, comes or goes during training:
+// that only the numbers of the microbatches determine. The weights are therefore the same, bit for
+// bit, regardless of the number of workers and of workers that die, join or leave during training:
 //
 //	steps := elastic.NewSteps[float32](w, elastic.StepsOptions{
 //		Microbatches: 32,
@@ -64,43 +64,43 @@ type StepsOptions struct {
 type Steps[T collective.Element] struct {
 	options StepsOptions
 	lengths []int // of the tensors
-	invalid error // why they cannot be used
+	invalid error // why the steps cannot be used; nil: they can
 	state   *State
 	live    stepsPosition
 	kept    savedAlone
 
-	within bool                   // a call of Step is under way
+	within bool                   // a call of Step is in progress
 	apply  func(mean [][]T) error // of that call
 
 	nextStep[T]
 	free []*gradients[T]
-	calm atomic.Int32 // calls of apply in a row in which no collective operation was seen; negative: one was
+	calm atomic.Int32 // consecutive calls of apply without a collective operation; negative: one had a collective operation
 	pace pace
 	last lastStep[T]
 	outside[T]
 }
 
-// nextStep is the step that follows the live position.
+// nextStep is the state of the step that follows the live position.
 type nextStep[T collective.Element] struct {
-	nodes  []held[T]     // what this rank has computed
-	sealed bool          // mean is whole on this rank, and has not been applied
-	mean   *gradients[T] // the averages of all, where sealed; its memory is kept
-	others roster        // what the members of the world had when it began
-	joined uint64        // generation of the last world whose members were all in a Step when it began
+	nodes  []held[T]     // sums that this rank has computed
+	sealed bool          // mean is complete on this rank, and has not been applied
+	mean   *gradients[T] // the averages of all ranks, if sealed; its memory is reused
+	others roster        // what the members of the world had computed when it began
+	joined uint64        // generation of the last world that began with all members in a Step
 }
 
-// outside is of a worker in no world, which applies the averages of others.
+// outside is the state of a worker in no world, which applies the averages of others.
 type outside[T collective.Element] struct {
 	loans    []*gradients[T] // memory for averages of others
-	caught   bool            // it has come to the position of the members by their averages
+	caught   bool            // the worker has reached the position of the members by their averages
 	caughtAt stepsPosition
 }
 
-// stepsPosition is what Steps commit.
+// stepsPosition is the part of Steps that a commit saves.
 type stepsPosition struct {
-	applied uint64 // steps
-	epoch   int    // of the next step
-	next    int    // first microbatch of it in the epoch
+	applied uint64 // number of applied steps
+	epoch   int    // epoch of the next step
+	next    int    // number in the epoch of its first microbatch
 }
 
 // Micro is a microbatch of a step.
@@ -111,15 +111,15 @@ type Micro[T collective.Element] struct {
 	Number int // number in the epoch, from 0
 	// Samples are the indices of its samples; nil without StepsOptions.Batches.
 	Samples []int
-	// Gradient are the tensors to which backward adds, with the lengths given to NewSteps. They are
-	// zero before, and must not be used after backward has returned.
+	// Gradient are the tensors to which backward adds, with the lengths passed to NewSteps. They
+	// are zero when backward is called, and must not be used after it has returned.
 	Gradient [][]T
 
 	seed int64
 }
 
-// Rand returns a source of random numbers for dropout and augmentation. It depends on the seed of
-// the steps, the step and the microbatch alone, not on the rank that computes it.
+// Rand returns a source of random numbers, for dropout and augmentation. It depends only on the
+// seed of the steps, the step and the microbatch, not on the rank that computes it.
 func (m Micro[T]) Rand() *rand.Rand {
 	var seed [32]byte
 	binary.LittleEndian.PutUint64(seed[:], uint64(m.seed))
@@ -131,11 +131,11 @@ func (m Micro[T]) Rand() *rand.Rand {
 
 const mostMicrobatches = 1 << 16
 
-// NewSteps returns steps whose gradients are tensors of the given lengths, in elements. It does not
-// allocate memory for them yet. The memory of a rank with k of M microbatches is the size of its
-// gradients times the number of nodes that it holds in a binary tree over the microbatches (1 if k
-// and M are powers of two, up to 2·log2(M) otherwise), and twice more. Close of the worker frees
-// it. Invalid arguments are an error of Run, Commit and Step.
+// NewSteps returns Steps whose gradients are tensors of the given lengths, in elements. It does not
+// allocate memory for them yet. A rank with k of M microbatches needs memory for n+2 gradients,
+// where n is the number of nodes that it holds in a binary tree over the microbatches (1 if k and M
+// are powers of two, up to 2·log2(M) otherwise). Closing the worker frees it. Invalid arguments
+// cause an error of Run, Commit and Step.
 func NewSteps[T collective.Element](w *Worker, o StepsOptions, lengths ...int) *Steps[T] {
 	if o.Name == "" {
 		o.Name = "steps"
@@ -164,28 +164,28 @@ func (s *Steps[T]) Applied() uint64 { return s.live.applied }
 // Epoch returns the epoch of the next step, from 0.
 func (s *Steps[T]) Epoch() int { return s.live.epoch }
 
-// Position returns the number of applied microbatches of that epoch.
+// Position returns the number of applied microbatches in the current epoch.
 func (s *Steps[T]) Position() int { return s.live.next }
 
 // Step makes the next step and commits. It calls backward for each microbatch of this rank's share;
 // backward adds its gradient to m.Gradient and reads the state without changing it. When all ranks
-// have all averages, Step calls apply with them: the mean over the microbatches of the step, which
-// apply may overwrite. Apply changes the state, and makes no collective calls; it runs once per
-// step on every rank, and its result depends on the state and the mean alone. Then Step does what
-// [State.Commit] does.
+// have all averages, Step calls apply with them: with the mean over the microbatches of the step,
+// which apply may overwrite. apply changes the state and must not call collective operations. It
+// runs once per step on every rank, and its result must depend only on the state and the mean. Then
+// Step does what [State.Commit] does.
 //
 // It is collective and blocks until the commit has been made. When a worker is lost, Step enters
 // the next world and continues the same step: finished computations are not repeated, and if any
 // rank had all averages, all ranks get them. Step returns an error after which training continues
-// only if new workers have come, or if other workers were not in a Step: train returns it
-// unchanged, and Run calls train again with the live state. All other errors are those of Commit,
-// backward and apply, and ErrRemoved.
+// only if new workers have joined, or if other workers were not in a Step. train must return that
+// error unchanged, and Run calls train again with the live state. All other errors are those of
+// Commit, backward and apply, and ErrRemoved.
 //
 // Between two steps, train must not change a tensor of the state. A commit may not copy the
 // tensors, so Restore does not undo such a change.
 //
-// Run also calls train on a worker that is in no world yet, because the others have begun without
-// it: Step then waits for the averages of the others' next step, calls apply with them but not
+// Run also calls train on a worker that is in no world yet because the others have started without
+// it. There, Step waits for the averages of the others' next step, calls apply with them but not
 // backward, saves the state on this worker alone, and returns nil. Once the worker is in a world,
 // Step returns an error after which Run calls train again. Any other collective call of train ends
 // this phase.
@@ -221,7 +221,7 @@ func (s *Steps[T]) Step(ctx context.Context, backward func(m Micro[T]) error, ap
 	return nil
 }
 
-// usable returns why Step cannot begin.
+// usable returns an error if Step cannot begin.
 func (s *Steps[T]) usable() error {
 	switch {
 	case s.invalid != nil:
@@ -259,7 +259,7 @@ func (s *Steps[T]) micro(index int) Micro[T] {
 	return m
 }
 
-// advance goes to the position after the next step.
+// advance moves to the position after the next step.
 func (s *Steps[T]) advance() {
 	s.live.next += s.count()
 	s.live.applied++
@@ -269,10 +269,10 @@ func (s *Steps[T]) advance() {
 	s.forget()
 }
 
-// Save keeps the position.
+// Save saves the position.
 func (s *Steps[T]) Save() error { return s.kept.save(s.content()) }
 
-// Restore goes back to the position of the last Save. Computations for another step are dropped.
+// Restore goes back to the position of the last Save, and drops computations for any other step.
 func (s *Steps[T]) Restore() error { return s.kept.restore(s.content()) }
 
 // Sync sets the position to root's. It is collective.

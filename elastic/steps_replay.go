@@ -8,7 +8,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 )
 
-// replay is a Step of a worker that is in no world yet.
+// replay is Step on a worker that is in no world yet.
 func (s *Steps[T]) replay(ctx context.Context) error {
 	c := s.state.catchUp
 	step, err := c.next(ctx)
@@ -21,11 +21,11 @@ func (s *Steps[T]) replay(ctx context.Context) error {
 	return s.applyGiven(step)
 }
 
-// applyGiven applies a step of another worker, and saves the state as the commit of a Step does.
+// applyGiven applies a step of another worker, and saves the state like the commit of a Step.
 func (s *Steps[T]) applyGiven(step *transfer.Step) error {
 	c := s.state.catchUp
 	defer c.follower.Done(step)
-	c.spoiled = true // until all has gone well
+	c.spoiled = true // until everything has succeeded
 	if step.Number != s.live.applied || !s.state.resembles(step.Sums) {
 		return errUnlike
 	}
@@ -48,7 +48,7 @@ func (s *Steps[T]) applyGiven(step *transfer.Step) error {
 	return nil
 }
 
-// applyLoan applies averages in memory of their own.
+// applyLoan applies averages that are in memory of their own, not in s.mean.
 func (s *Steps[T]) applyLoan(averages *gradients[T]) error {
 	own := s.mean
 	defer func() { s.mean = own }() // also if apply does not return
@@ -56,7 +56,7 @@ func (s *Steps[T]) applyLoan(averages *gradients[T]) error {
 	return s.applySealed()
 }
 
-// applyNext applies the next step, which the member that this worker follows has kept.
+// applyNext applies the next step, which the followed member has kept.
 func (s *Steps[T]) applyNext(ctx context.Context) error {
 	f := s.state.catchUp.follower
 	select {
@@ -74,7 +74,7 @@ func (s *Steps[T]) applyNext(ctx context.Context) error {
 	}
 }
 
-// keep keeps the averages that are about to be applied for those who follow this worker.
+// keep keeps the averages that are about to be applied, for workers that follow this one.
 func (s *Steps[T]) keep() error {
 	if err := s.keepLast(); err != nil || s.state.feed == nil {
 		return err
@@ -82,18 +82,18 @@ func (s *Steps[T]) keep() error {
 	return s.state.feed.Keep(s.live.applied, s.state.commits, s.state.carried, memoryOf(s.mean.flat))
 }
 
-// mostLast is the most bytes of averages that every member keeps.
+// mostLast is the largest number of bytes of averages that every member keeps.
 const mostLast = 32 << 20
 
-// lastStep is what a member keeps of the last step while any worker follows a member. A follower
-// lacks that step where the one that it follows dies before it has sent it.
+// lastStep is what every member keeps of the last step while any worker follows a member. A
+// follower lacks that step if the member that it follows dies before it has sent it.
 type lastStep[T collective.Element] struct {
 	number   uint64
 	carried  [][]byte
 	averages []T // nil: nothing is kept
 }
 
-// keepLast keeps the averages that are about to be applied.
+// keepLast keeps the averages that are about to be applied as those of the last step.
 func (s *Steps[T]) keepLast() (err error) {
 	if !s.state.followed || s.state.catchUp != nil || s.averaged() > mostLast {
 		s.last = lastStep[T]{}
@@ -105,12 +105,12 @@ func (s *Steps[T]) keepLast() (err error) {
 	return err
 }
 
-// keepsLast reports whether this rank has kept the averages of the last step that it has applied.
+// keepsLast reports whether this rank has kept the averages of the last step that it applied.
 func (s *Steps[T]) keepsLast() bool {
 	return s.last.averages != nil && s.last.number+1 == s.live.applied
 }
 
-// averaged returns the number of bytes that the averages of a step have.
+// averaged returns the number of bytes of the averages of a step.
 func (s *Steps[T]) averaged() int {
 	total := 0
 	for _, n := range s.lengths {
@@ -119,13 +119,13 @@ func (s *Steps[T]) averaged() int {
 	return total * len(memoryOf(make([]T, 1)))
 }
 
-// appliedIn returns how many steps have been applied at an encoded position.
+// appliedIn returns the number of applied steps in an encoded position.
 func (s *Steps[T]) appliedIn(b []byte) (uint64, error) {
 	p, err := parsePosition(b)
 	return p.applied, err
 }
 
-// lent returns memory for the averages of n steps, until returned is called.
+// lent returns memory for the averages of n steps. It is valid until returned is called.
 func (s *Steps[T]) lent(n int) (all [][]byte) {
 	for len(s.loans) < n {
 		g := s.take()
@@ -138,7 +138,8 @@ func (s *Steps[T]) lent(n int) (all [][]byte) {
 	return all
 }
 
-// returned ends lent. What a small world needs at first is kept.
+// returned takes back the memory of lent, keeps as much as a small world needs at first, and frees
+// the rest.
 func (s *Steps[T]) returned() {
 	for _, g := range s.loans {
 		if len(s.free) < transfer.Depth(1<<62) {
@@ -150,12 +151,12 @@ func (s *Steps[T]) returned() {
 	s.loans = nil
 }
 
-// caughtUp reports whether this worker has come to the position of the world's members, and is
-// still there, by applying their steps alone.
+// caughtUp reports whether this worker has reached the position of the world's members by applying
+// only their steps, and is still at that position.
 func (s *Steps[T]) caughtUp() bool { return s.caught && s.live == s.caughtAt }
 
-// settleCarried sets the values of the parts in no blob on ranks that come by replay to those that
-// the source has, or had, right before it applies the same step. It is collective.
+// settleCarried sets the parts that are in no blob, on ranks that replay the step, to the values
+// that the source has, or had, right before it applies the same step. It is collective.
 func (s *Steps[T]) settleCarried(ctx context.Context, g *collective.Group, v verdict, wanted bool) error {
 	var b []byte
 	if g.Rank() == v.source {

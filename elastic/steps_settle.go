@@ -11,12 +11,12 @@ import (
 	"github.com/hvdrun/hvdrun/internal/line"
 )
 
-// A world ends for its ranks in different places of a step. All of them are in the same step or, if
-// that was its end, one has applied it and another is still about to: the ranks meet after the
-// averages are there and before they are applied, so a rank that has applied a step knows that all
-// have its averages. In the next world the ranks settle what becomes of the step before they
-// synchronise: if any rank has its averages, all get them and apply it. Otherwise each tells what
-// it has computed of it, and the rest is shared.
+// When a world ends, its ranks can be at different points of a step. They are all in the same step,
+// except that at its end some ranks may have applied it and others not yet. Between receiving the
+// averages and applying them, the ranks meet in a barrier, so a rank that has applied a step knows
+// that all ranks have its averages. In the next world, before they synchronise, the ranks settle
+// what happens to the step. If any rank has its averages, all ranks get and apply them. Otherwise
+// each rank reports what it has computed of the step, and the ranks share the rest.
 
 // stepper is the Steps of a State, of any element type.
 type stepper interface {
@@ -38,10 +38,10 @@ type stepper interface {
 	caughtUp() bool
 }
 
-// roster is what the members of a world had when it began.
+// roster is what the members of a world had computed of a step when the world began.
 type roster struct {
 	generation uint64
-	next       uint64 // the step that it is about: the one after so many
+	next       uint64 // the step, as the number of steps before it
 	held       [][]collective.Node
 }
 
@@ -56,22 +56,22 @@ func (s *Steps[T]) bind(to *State) error {
 	return nil
 }
 
-// together reports whether all members of the current world were in a Step when it began.
+// together reports whether all members of the current world were in a Step when the world began.
 func (s *Steps[T]) together() bool { return s.joined == s.state.worker.Generation() }
 
-// standing is what one rank tells the others.
+// standing is what one rank reports to the others in a settlement.
 type standing struct {
-	state   bool // it has the state
-	within  bool // it is in a Step
+	state   bool // the rank has the state
+	within  bool // the rank is in a Step
 	sealed  bool // it has the averages of the step after applied, and has not applied them
-	replays bool // it has come by the averages of others, and can apply another step
-	keeps   bool // it has kept the averages of the last of the steps applied
+	replays bool // it has arrived by applying the averages of others, and can apply another step
+	keeps   bool // it has kept the averages of the last applied step
 	applied uint64
-	feed    uint64            // whom it follows, or who it is for those who follow it; 0: neither
-	nodes   []collective.Node // what it has computed of that step
+	feed    uint64            // feed that it follows or by which others follow it; 0: neither
+	nodes   []collective.Node // what it has computed of the step after applied
 }
 
-// reached is the number of steps that it has applied or can apply.
+// reached returns the number of steps that the rank has applied or can apply.
 func (r standing) reached() uint64 {
 	if r.sealed {
 		return r.applied + 1
@@ -110,7 +110,7 @@ func parseStanding(b []byte) (r standing, err error) {
 	return r, nil
 }
 
-// settle finds out what becomes of the step in which the world before has ended, and returns the
+// settle determines what happens to the step in which the previous world has ended, and returns the
 // sync root: the given one, unless others are a step ahead of it. It is collective.
 func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (int, error) {
 	all, err := tell(ctx, g, s.standing())
@@ -155,7 +155,7 @@ func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (i
 	return v.root, nil
 }
 
-// standing returns what this rank tells.
+// standing returns the report of this rank.
 func (s *Steps[T]) standing() standing {
 	mine := standing{state: s.state.holds, within: s.within, sealed: s.sealed && s.within, applied: s.live.applied, feed: s.state.following(), keeps: s.keepsLast()}
 	if c := s.state.catchUp; c != nil {
@@ -167,24 +167,26 @@ func (s *Steps[T]) standing() standing {
 	return mine
 }
 
-// awaits reports whether a rank lacks the averages of the last step only, which all others have
-// applied, and the one that it follows has kept them. A Step of train applies one step and no more:
-// what apply does can depend on what train has derived from the position.
+// awaits reports whether the rank lacks only the averages of the last step, which all others have
+// applied, and the member that it follows has kept them. The rank then applies that one step in the
+// same Step of train, and no more: what apply does can depend on what train has derived from the
+// position.
 func (r standing) awaits(all []standing, v verdict) bool {
 	return v.source < 0 && r.lacksLast(v.reached) && r.follows(all, v.reached)
 }
 
-// lacksLast reports whether a rank lacks the averages of the last of so many steps only.
+// lacksLast reports whether the rank lacks only the averages of the last of reached steps.
 func (r standing) lacksLast(reached uint64) bool { return r.replays && r.applied+1 == reached }
 
-// follows reports whether a rank follows one that has applied so many steps.
+// follows reports whether the rank follows a member that has applied reached steps.
 func (r standing) follows(all []standing, reached uint64) bool {
 	return r.feed != 0 && slices.ContainsFunc(all, func(o standing) bool {
 		return o.state && o.feed == r.feed && o.applied == reached
 	})
 }
 
-// await gets these averages, if this is such a rank. If that fails, the rank is sent the state.
+// await applies the step that this rank awaits, if mine is set. If that fails, the sync sends the
+// state to this rank.
 func (s *Steps[T]) await(ctx context.Context, mine bool) error {
 	if !mine {
 		return nil
@@ -196,13 +198,13 @@ func (s *Steps[T]) await(ctx context.Context, mine bool) error {
 	return ctx.Err()
 }
 
-// verdict is what follows from what all ranks have told, the same on all.
+// verdict is the conclusion from the reports of all ranks. It is the same on all ranks.
 type verdict struct {
-	reached uint64 // steps that those with the state have applied, or apply now
+	reached uint64 // number of steps that the ranks with the state have applied, or apply now
 	source  int    // the rank that has averages to apply; -1: none
-	kept    bool   // that rank has applied them, and kept them for those who lack them
-	lacking bool   // others need them
-	// replayed: a rank that is not a member yet applies them too.
+	kept    bool   // that rank has applied them already, and kept them for ranks that lack them
+	lacking bool   // other ranks need them
+	// replayed means that a rank that is not a member yet applies them too.
 	replayed bool
 	held     [][]collective.Node
 	root     int
@@ -243,12 +245,14 @@ func verdictOf(all []standing, root int) verdict {
 	return v
 }
 
-// applies reports whether the rank applies the last of so many steps, if any rank has its averages.
+// applies reports whether the rank applies the last of reached steps, provided that any rank has
+// its averages.
 func (r standing) applies(reached uint64) bool {
 	return (r.state && r.within || r.replays) && r.applied+1 == reached
 }
 
-// give sends the averages of one rank to all; those that lack them have them afterwards.
+// give broadcasts the averages from one rank to all. Afterwards the ranks with wanted set have
+// them.
 func (s *Steps[T]) give(ctx context.Context, g *collective.Group, v verdict, wanted bool) error {
 	s.prepare()
 	data := s.mean.flat
@@ -256,7 +260,7 @@ func (s *Steps[T]) give(ctx context.Context, g *collective.Group, v verdict, wan
 	case !v.kept || wanted:
 	case g.Rank() == v.source:
 		data = s.last.averages
-	default: // the averages of the next step, which are whole here, must stay
+	default: // keep the averages of the next step, which are complete here
 		other := s.take()
 		defer func() { s.free = append(s.free, other) }()
 		data = other.flat
@@ -268,9 +272,9 @@ func (s *Steps[T]) give(ctx context.Context, g *collective.Group, v verdict, wan
 	return nil
 }
 
-// settleApply applies the step and saves the state, as the commit of a Step does. The agreement of
-// that commit is the sync that follows. The save has the mark of that commit, as on ranks that have
-// made it in the world before: the sync sends them nothing.
+// settleApply applies the step and saves the state, like the commit of a Step. The sync that
+// follows takes the place of that commit's agreement. The save gets the mark of that commit, as on
+// ranks that made the commit in the previous world, so that the sync sends them nothing.
 func (s *Steps[T]) settleApply() error {
 	if s.state.catchUp != nil {
 		s.state.saved.clean = false
@@ -293,7 +297,7 @@ func (s *Steps[T]) settleApply() error {
 	return nil
 }
 
-// tell exchanges what the ranks tell each other.
+// tell exchanges the reports of all ranks. It returns them by rank.
 func tell(ctx context.Context, g *collective.Group, mine standing) ([]standing, error) {
 	texts, err := collective.AllGather(ctx, g, transfer.Seal(mine.append(nil)))
 	if err != nil {
@@ -320,7 +324,7 @@ func (s *State) goOn(err error) (together bool, _ error) {
 		if r.ctx.Err() != nil {
 			return false, r.ctx.Err()
 		}
-		s.saved.clean, s.saved.promised = true, nil // tensors change in apply alone, and a commit follows it
+		s.saved.clean, s.saved.promised = true, nil // only apply changes tensors, and a commit follows it
 		if err = r.reset(err); err == nil {
 			break
 		}

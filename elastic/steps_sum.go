@@ -36,7 +36,7 @@ func (s *Steps[T]) take() *gradients[T] {
 	}
 	g := new(gradients[T])
 	var err error
-	if g.flat, err = collective.Alloc[T](total); err != nil { // no shared memory left
+	if g.flat, err = collective.Alloc[T](total); err != nil { // no shared memory is left
 		g.flat = make([]T, total)
 	}
 	rest := g.flat
@@ -47,8 +47,8 @@ func (s *Steps[T]) take() *gradients[T] {
 	return g
 }
 
-// prepare takes the memory that every step needs, before others wait for this rank: the first write
-// to so many pages takes longer than an ordinary step.
+// prepare allocates the memory that every step needs, before others wait for this rank: the first
+// write to so many pages takes longer than an ordinary step.
 func (s *Steps[T]) prepare() {
 	if s.mean != nil {
 		return
@@ -60,7 +60,7 @@ func (s *Steps[T]) prepare() {
 	s.free = append(s.free, one)
 }
 
-// forget drops what was computed for a step.
+// forget drops everything computed for a step.
 func (s *Steps[T]) forget() {
 	for _, h := range s.nodes {
 		s.free = append(s.free, h.sum)
@@ -68,7 +68,7 @@ func (s *Steps[T]) forget() {
 	s.nodes, s.sealed = s.nodes[:0], false
 }
 
-// close frees the memory. The steps are of no use any more.
+// close frees the memory. The steps cannot be used afterwards.
 func (s *Steps[T]) close() {
 	s.forget()
 	s.returned()
@@ -81,7 +81,7 @@ func (s *Steps[T]) close() {
 	s.invalid = errors.New("elastic: Step of a closed worker")
 }
 
-// try makes the next step in the current world.
+// try runs the next step in the current world.
 func (s *Steps[T]) try(ctx context.Context, backward func(Micro[T]) error) error {
 	g := s.state.worker.group()
 	if !s.sealed {
@@ -96,8 +96,8 @@ func (s *Steps[T]) try(ctx context.Context, backward func(Micro[T]) error) error
 			return err
 		}
 	}
-	// Nobody applies the step before all can: until then each rank can give the averages to a rank
-	// that has not got them, and afterwards none needs them.
+	// No rank applies the step before all ranks can apply it. Until then each rank can send the
+	// averages to a rank that lacks them; afterwards no rank needs them.
 	if err := s.pace.exchange(ctx, g, s.options.Balance); err != nil {
 		return err
 	}
@@ -107,13 +107,13 @@ func (s *Steps[T]) try(ctx context.Context, backward func(Micro[T]) error) error
 	return s.state.Commit()
 }
 
-// applySealed applies the averages and goes to the next step.
+// applySealed applies the averages and moves to the next step.
 func (s *Steps[T]) applySealed() error {
 	if err := s.keep(); err != nil {
 		return err
 	}
 	if err := s.callApply(); err != nil {
-		if errors.Is(err, collective.ErrAborted) { // of a collective call of apply, which may have changed tensors
+		if errors.Is(err, collective.ErrAborted) { // from a collective call of apply, which may have changed tensors
 			s.forget()
 			return s.state.run.rollBack(err)
 		}
@@ -123,11 +123,12 @@ func (s *Steps[T]) applySealed() error {
 	return nil
 }
 
-// leastCalm is the number of calls of apply without a collective operation after which commits lie
-// in place: when there is one after all and it fails, this rank has no commit to go back to.
+// leastCalm is the number of consecutive calls of apply without a collective operation after which
+// commits lie in place. If a later call has a collective operation that fails, this rank has no
+// commit to go back to.
 const leastCalm = 2
 
-// callApply calls apply, and looks for collective operations, which apply must not make.
+// callApply calls apply, and detects collective operations, which apply must not call.
 func (s *Steps[T]) callApply() error {
 	s.state.auditSome()
 	s.state.vacate()
@@ -153,23 +154,23 @@ func (s *Steps[T]) callApply() error {
 // applyIsCalm reports whether commits can lie in place.
 func (s *Steps[T]) applyIsCalm() bool { return s.calm.Load() >= leastCalm }
 
-// applyIsUnknown reports whether that can change with the next steps. Any goroutine may call it.
+// applyIsUnknown reports whether the next steps can make apply calm. It is safe for concurrent use.
 func (s *Steps[T]) applyIsUnknown() bool {
 	calm := s.calm.Load()
 	return calm >= 0 && calm < leastCalm
 }
 
-// inStep reports whether a call of Step is under way.
+// inStep reports whether a call of Step is in progress.
 func (s *Steps[T]) inStep() bool { return s.within }
 
-// restless has commits copied, until apply is known to be calm again.
+// restless makes commits copy until apply is known to be calm again.
 func (s *Steps[T]) restless() { s.calm.Store(min(s.calm.Load(), 0)) }
 
-// stepPlan says who does what in a step.
+// stepPlan describes what each rank does in a step.
 type stepPlan struct {
 	shares   [][]int // by rank: the microbatches that it computes
 	partials *collective.Partials
-	own      []collective.Node // what this rank has in partials
+	own      []collective.Node // nodes of this rank in partials
 }
 
 // plan returns the plan of the next step, the same on all ranks.
@@ -194,7 +195,7 @@ func (s *Steps[T]) plan(g *collective.Group) (*stepPlan, error) {
 	return &stepPlan{shares, partials, nodes[g.Rank()]}, err
 }
 
-// keepOnly drops what this rank holds beyond these nodes.
+// keepOnly drops the sums that this rank holds, except those of the given nodes.
 func (s *Steps[T]) keepOnly(nodes []collective.Node) {
 	counts := make(map[collective.Node]bool, len(nodes))
 	for _, n := range nodes {
@@ -211,14 +212,14 @@ func (s *Steps[T]) keepOnly(nodes []collective.Node) {
 	s.nodes = rest
 }
 
-// compute calls backward for microbatches, and adds their gradients up as far as the tree allows.
-// It returns early once the world is lost.
+// compute calls backward for the microbatches of share, and adds up their gradients as far as the
+// tree allows. It returns early once the world is lost.
 func (s *Steps[T]) compute(ctx context.Context, g *collective.Group, share []int, backward func(Micro[T]) error) error {
 	began, done := time.Now(), 0
 	for _, index := range share {
 		select {
 		case <-g.Failed():
-			return collective.Barrier(ctx, g) // which says why
+			return collective.Barrier(ctx, g) // returns the reason
 		default:
 		}
 		if err := ctx.Err(); err != nil {
@@ -239,8 +240,7 @@ func (s *Steps[T]) compute(ctx context.Context, g *collective.Group, share []int
 	return nil
 }
 
-// add adds what was computed to the nodes that this rank has, and replaces halves by what they make
-// up.
+// add adds a sum to those that this rank holds, and replaces the two halves of a node by the node.
 func (s *Steps[T]) add(h held[T]) {
 	leaves := s.count()
 	for h.node.Level < collective.Root(leaves).Level {
@@ -266,7 +266,7 @@ func (s *Steps[T]) add(h held[T]) {
 	s.nodes = append(s.nodes, h)
 }
 
-// at returns the place of a node among those that this rank has; −1: it has no such.
+// at returns the index of a node among those that this rank holds; −1: it does not hold the node.
 func (s *Steps[T]) at(n collective.Node) int {
 	for i, h := range s.nodes {
 		if h.node == n {
@@ -276,7 +276,7 @@ func (s *Steps[T]) at(n collective.Node) int {
 	return -1
 }
 
-// reduce averages over all ranks.
+// reduce averages the gradients over all ranks.
 func (s *Steps[T]) reduce(ctx context.Context, g *collective.Group, plan *stepPlan) error {
 	parts := make([][]T, len(plan.own))
 	for i, n := range plan.own {
@@ -293,14 +293,14 @@ func (s *Steps[T]) reduce(ctx context.Context, g *collective.Group, plan *stepPl
 	return nil
 }
 
-// pace is how long the ranks take for a microbatch.
+// pace records how long the ranks take for a microbatch.
 type pace struct {
 	own        uint64 // nanoseconds, a moving average; 0: unknown
 	all        []uint64
-	generation uint64 // of the world of all
+	generation uint64 // generation of the world for which all is valid
 }
 
-// measured takes note of the time for some microbatches.
+// measured records the time that some microbatches took.
 func (p *pace) measured(took time.Duration, microbatches int) {
 	if microbatches == 0 {
 		return
@@ -312,8 +312,8 @@ func (p *pace) measured(took time.Duration, microbatches int) {
 	p.own = max(each, 1)
 }
 
-// exchange returns once all ranks have called it. If they shall know each other's pace, they do
-// afterwards.
+// exchange returns once all ranks have called it. If balance is set, the ranks then know each
+// other's pace.
 func (p *pace) exchange(ctx context.Context, g *collective.Group, balance bool) error {
 	if !balance {
 		return collective.Barrier(ctx, g)

@@ -11,13 +11,13 @@ import (
 )
 
 const (
-	lookBound   = 5 * time.Second // timeout of asking the driver for its world
-	mostSources = 8               // limits the workers that one fetch asks
+	lookBound   = 5 * time.Second // timeout for asking the driver for its world
+	mostSources = 8               // limits the number of workers that one fetch asks
 )
 
 // supplier is a meeting through which workers fetch each other's commits.
 type supplier interface {
-	// give lets other workers have what is supplied; nil ends it.
+	// give makes the supply available to other workers; nil ends that.
 	give(*transfer.Supply)
 	// sources returns some workers that may have a commit.
 	sources(ctx context.Context) ([]transfer.Source, error)
@@ -42,7 +42,7 @@ func (s *State) supply() {
 	}})
 }
 
-// withdraw undoes supply.
+// withdraw ends what supply has started.
 func (s *State) withdraw() {
 	if to, ok := s.worker.meeting.(supplier); ok {
 		to.give(nil)

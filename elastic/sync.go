@@ -18,7 +18,7 @@ func (s *State) trainReturned(err error) {
 	s.saved.promised = nil
 }
 
-// isSaved reports whether same holds for each part in memory and its blob in the last save.
+// isSaved reports whether same returns true for each part in memory and its blob in the last save.
 func (s *State) isSaved(same func(*snapshot.Blob, []byte) bool) bool {
 	s.Settle()
 	last := s.saved.Last()
@@ -117,7 +117,7 @@ func (s *State) Sync(ctx context.Context) error {
 // each.
 type opening struct {
 	Commits uint64
-	Mark    snapshotID // of the root's live state, if it equals its last save
+	Mark    snapshotID // ID of the root's live state, if that equals its last save
 	Layout  []string   // of every part: incompatible states are detected before anything is overwritten
 	Carried [][]byte   // encoded carried parts; empty for others
 }
@@ -197,15 +197,16 @@ type run struct {
 // into a scratch buffer of that size.
 const longestRun = 8
 
-// syncDifference sets the parts in memory to the root's, whose live state is the save mark. same:
-// this rank's live state equals that too, but need not be in a save.
+// syncDifference sets the parts in memory to those of the root, whose live state is the save mark.
+// same means that the live state of this rank equals that save too, but need not be in a save of
+// this rank.
 func (s *State) syncDifference(ctx context.Context, g *collective.Group, root int, mark snapshotID, same bool) error {
 	if s.saved.synced = s.parts.noChunks(); s.saved.synced == nil {
 		return nil
 	}
 	if same {
 		if !s.saved.clean || !s.isSaved((*snapshot.Blob).Resembles) {
-			defer func() { s.saved.synced = nil }() // the save that follows looks for what has changed itself
+			defer func() { s.saved.synced = nil }() // the following save finds the changes itself
 		}
 	} else if g.Rank() != root && s.intact() != s.saved.mark {
 		last := s.saved.Last()
@@ -214,7 +215,7 @@ func (s *State) syncDifference(ctx context.Context, g *collective.Group, root in
 			s.parts.piece(last, i, j).Restore(live, changed(s.parts.first[i]+j))
 		})
 	}
-	// other: this rank has another save than the root. none: it has none to compare.
+	// other: this rank has a different save than the root. none: it has no save to compare.
 	other, none := !same && mark != s.saved.mark, !same && s.saved.mark == (snapshotID{})
 	word := []uint8{0, 0}
 	if other {
@@ -272,7 +273,7 @@ func (ps *parts) noChunks() (all [][][]bool) {
 }
 
 // lacked returns, for each chunk of the parts in memory, whether any rank lacks it; nil: all chunks
-// are sent.
+// must be sent.
 func (s *State) lacked(ctx context.Context, g *collective.Group, root int, other, all bool) ([]uint8, error) {
 	if all {
 		return nil, nil
@@ -301,7 +302,8 @@ func (s *State) lacked(ctx context.Context, g *collective.Group, root int, other
 	return lacked, collective.AllReduce(ctx, g, lacked, collective.Max)
 }
 
-// runs returns the chunks of the parts in memory that lacked marks, or all if it is nil.
+// runs returns the chunks of the parts in memory that are marked in lacked, or all chunks if it is
+// nil.
 func (s *State) runs(lacked []uint8) (all []run) {
 	at := 0
 	s.parts.inMemory(func(i, j int, live []byte) {
@@ -321,7 +323,7 @@ func (s *State) runs(lacked []uint8) (all []run) {
 	return all
 }
 
-// keep ends a sync: all ranks save their live state as commit number commits.
+// keep ends a sync: every rank saves its live state as commit number commits.
 func (s *State) keep(ctx context.Context, g *collective.Group, commits uint64) error {
 	l := &s.locals
 	if len(l.parts) > 0 {

@@ -13,9 +13,9 @@ import (
 // data as of the last commit and, while the next one is made, copies of the chunks of 1 MiB that
 // have changed. The name must be unique within a State. data must stay the same slice, which
 // [TensorVar] checks, and must not be nil; its length and type must be the same on every rank. On
-// Linux 6.7 and newer commits do not read memory that has not been written to according to the
-// kernel, if the process has opened no device; otherwise a commit reads all of data to find
-// changes. See [Watched].
+// Linux 6.7 and newer, if the process has opened no device, a commit skips memory that has not been
+// written to according to the kernel. Otherwise a commit reads all of data to find changes. See
+// [Watched].
 func Tensor[T collective.Element](name string, data []T) Part {
 	memory := [][]byte{memoryOf(data)}
 	return newPart(content{
@@ -27,9 +27,9 @@ func Tensor[T collective.Element](name string, data []T) Part {
 	})
 }
 
-// TensorVar is [Tensor] for the slice that *data is now. If the program assigns another slice to
-// the variable, by make or append, the next save returns an error that names the part: training
-// would go on with values that no commit has.
+// TensorVar is like [Tensor], for the slice that *data is now. If the program assigns another slice
+// to the variable, by make or append, the next save returns an error that names the part: training
+// would continue with values that no commit includes.
 func TensorVar[T collective.Element](name string, data *[]T) Part {
 	if data == nil {
 		return Tensor[T](name, nil)

@@ -85,7 +85,7 @@ func (v value[T]) decode(b []byte) error {
 	return nil
 }
 
-// decoded returns the value of b without changing the live one.
+// decoded returns the value encoded in b, without changing the live value.
 func (v value[T]) decoded(b []byte) (*T, error) {
 	fresh := new(T)
 	return fresh, value[T]{v.name, fresh, v.plain}.decode(b)

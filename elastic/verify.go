@@ -26,8 +26,7 @@ type Divergence struct {
 	Ranks []int
 }
 
-// DivergedError reports differences between the states of ranks that must be equal. All ranks get
-// the same error.
+// DivergedError means that states of ranks that must be equal differ. All ranks get the same error.
 type DivergedError struct{ Where []Divergence }
 
 // Error returns a message with the first few chunks.
@@ -51,10 +50,10 @@ func (e *DivergedError) Error() string {
 	return b.String()
 }
 
-// verification says when states are compared and what follows if they differ.
+// verification describes when states are compared and what happens if they differ.
 type verification struct {
 	every int  // commits between comparisons; 0: only after syncs, negative: never
-	heal  bool // replace the minority's state; otherwise return an error
+	heal  bool // replace the state of the minority; otherwise return an error
 }
 
 func (v verification) due(commits uint64) bool { return v.every > 0 && commits%uint64(v.every) == 0 }
@@ -137,9 +136,9 @@ func (s *State) Verify(ctx context.Context) error {
 	return err
 }
 
-// verify compares the ranks' saves. If they differ it heals them, or returns a *DivergedError. root
-// is the sync root after a sync, whose state is then the correct one; if root is negative the
-// majority's is.
+// verify compares the ranks' saves. If they differ it heals them, or returns a *DivergedError.
+// After a sync, root is the sync root, whose state counts as correct. If root is negative, the
+// state of the majority does.
 func (s *State) verify(ctx context.Context, root int) error {
 	g, synced := s.worker.group(), root >= 0
 	diverged, digests, err := s.compare(ctx, g, synced)
@@ -155,8 +154,8 @@ func (s *State) verify(ctx context.Context, root int) error {
 	return s.heal(ctx, g, root, diverged, "", synced)
 }
 
-// heal copies the differing parts of root to all ranks and compares again. since is part of the log
-// line.
+// heal copies the differing parts of root to all ranks and compares again. since is a part of the
+// log line.
 func (s *State) heal(ctx context.Context, g *collective.Group, root int, diverged *DivergedError, since string, synced bool) error {
 	if g.Rank() == 0 {
 		s.worker.log.Warnf("%v%s; the state of rank %d replaces theirs", diverged, since, root)
@@ -171,7 +170,8 @@ func (s *State) heal(ctx context.Context, g *collective.Group, root int, diverge
 	return err
 }
 
-// compare returns where the ranks' saves differ and their digests; nil if they are equal.
+// compare returns where the ranks' saves differ, and the digests of all ranks; nil if they are
+// equal.
 func (s *State) compare(ctx context.Context, g *collective.Group, synced bool) (*DivergedError, []uint64, error) {
 	sums, err := s.parts.sums(s.saved.Last(), synced)
 	if err != nil {
@@ -273,7 +273,7 @@ func majority(digests []uint64) int {
 	return -1
 }
 
-// healFrom sets the differing parts to root's on every rank, and saves.
+// healFrom sets the differing parts on every rank to those of root, and saves.
 func (s *State) healFrom(ctx context.Context, g *collective.Group, root int, diverged *DivergedError) error {
 	if err := s.secure(); err != nil {
 		return err
@@ -290,13 +290,13 @@ func (s *State) healFrom(ctx context.Context, g *collective.Group, root int, div
 	return s.save(s.commits)
 }
 
-// backgroundAudit is the size of the tensors, in bytes, from which on their checksums are computed
-// in the background of training.
+// backgroundAudit is the smallest size of the tensors, in bytes, for which their checksums are
+// computed in the background of training.
 const backgroundAudit = 4 << 20
 
 // audits are the comparisons of the states after syncs.
 type audits struct {
-	due     *audit         // of the last sync, until the ranks have compared the checksums; nil: none
+	due     *audit         // audit of the last sync, until the ranks have compared the checksums; nil: none
 	running sync.WaitGroup // computes checksums
 }
 
@@ -311,12 +311,12 @@ type audit struct {
 
 	word []uint64 // the reduced words
 
-	spread *spread // of a state with Steps; nil: the checksums are of the sync
+	spread *spread // for a state with Steps; nil: the checksums are of the sync's save
 }
 
-// spread is what an audit still has to read of a state with Steps. Its checksums are of the commits
-// after the sync: a state that differs goes on to differ. Each rank reads the same chunks before
-// the same step. The first step of a world is not held up.
+// spread is what an audit of a state with Steps still has to read. Its checksums are of the commits
+// after the sync, because a state that differs continues to differ. Each rank reads the same chunks
+// before the same step, and none before the first step of a world, which must not be delayed.
 type spread struct {
 	begun  bool // a step has been made
 	chunks []spreadChunk
@@ -327,7 +327,7 @@ type spreadChunk struct{ part, at, piece, chunk int }
 // spreadShare is the number of chunks that are read before a step.
 const spreadShare = 8
 
-// beginSpread begins an audit of that kind.
+// beginSpread starts an audit that is spread over the following steps.
 func (s *State) beginSpread(root int) error {
 	a := &audit{root: root, done: make(chan struct{}), sums: make([][]uint32, len(s.parts.all)), spread: &spread{}}
 	blobs := s.saved.Last().Blobs()
@@ -353,7 +353,7 @@ func (s *State) beginSpread(root int) error {
 	return nil
 }
 
-// auditSome goes on with an audit that is spread, before a step is applied.
+// auditSome continues a spread audit, before a step is applied.
 func (s *State) auditSome() {
 	a := s.audits.due
 	if a == nil || a.spread == nil || len(a.spread.chunks) == 0 {
@@ -373,7 +373,7 @@ func (s *State) auditSome() {
 	}
 }
 
-// beginAudit compares the states after a sync, or starts to do so in the background.
+// beginAudit compares the states after a sync, or starts to compare them in the background.
 func (s *State) beginAudit(ctx context.Context, root int) error {
 	if s.worker.verification.every < 0 {
 		return nil
@@ -397,8 +397,8 @@ func (s *State) beginAudit(ctx context.Context, root int) error {
 	return nil
 }
 
-// fill sets the three words of this rank for the reduction: whether it is not ready yet, and its
-// digest.
+// fill sets this rank's three words for the reduction: whether its checksums are not ready yet, and
+// its digest.
 func (a *audit) fill(word []uint64) {
 	a.word = word
 	select {

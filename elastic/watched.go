@@ -11,24 +11,24 @@ import (
 
 // Watched makes commits ask the kernel which memory of p, a [Tensor] or [Tensors], has been written
 // to since the last commit, instead of reading all of it. It returns p. Tensors of 16 MiB and more
-// get this by default if they do not change for some commits. Watched is for large tensors that
-// each step changes in another part, such as embeddings: a commit then only copies the changed
+// get this by default if they do not change for some commits. Watched is for large tensors of which
+// each step changes a different part, such as embeddings: a commit then copies only the changed
 // chunks of 1 MiB. The first write to each page of 4 KiB after a commit takes about 0.8 µs longer.
-// Chunks that every step changes much are therefore compared instead, and only sampled now and
-// then.
+// Chunks of which every step changes a large part are therefore compared instead, and only
+// occasionally sampled.
 //
 // The caller guarantees that nothing writes to the tensors past the page tables of the process: no
 // device, and not the kernel to memory that is pinned for it (cudaHostRegister, RDMA, fixed buffers
-// of io_uring). Pinned memory cannot be detected, so tensors are not watched without being asked
-// for in a process that has a device or an io_uring open. All other writes are detected: by other
-// goroutines and threads, cgo, system calls and debuggers. A violation is an [UnseenWriteError]
-// from [State.Digest], [State.Verify] and the commits after which --verify-state compares the
-// ranks, because these compare the live memory with the save.
+// of io_uring). Pinned memory cannot be detected, so tensors that are not Watched are never watched
+// in a process that has a device or an io_uring open. All other writes are detected: by other
+// goroutines and threads, cgo, system calls and debuggers. If the guarantee is violated,
+// [State.Digest], [State.Verify] and the commits after which --verify-state compares the ranks
+// return an [UnseenWriteError], because these compare the live memory with the save.
 //
-// Watched has no effect, and changes are found by comparison, before Linux 6.7, in a sandbox that
-// forbids it, for shared memory (collective.Alloc, files), for memory that another State watches,
-// and for other parts. A debug message says so. Watching begins with the first commit, and ends
-// with Run or when the state is garbage collected.
+// Watched has no effect, so that changes are found by comparison, before Linux 6.7, in a sandbox
+// that forbids watching, for shared memory (collective.Alloc, files), for memory that another State
+// watches, and for other kinds of parts. A debug message reports that. Watching begins with the
+// first commit, and ends with Run or when the state is garbage collected.
 func Watched(p Part) Part {
 	if t, ok := p.(*part); ok && t.c.memory != nil {
 		t.c.watched = true
@@ -36,8 +36,8 @@ func Watched(p Part) Part {
 	return p
 }
 
-// UnseenWriteError reports that memory of a [Watched] part has changed and the kernel has not
-// reported it, so commits since then lack the change. The state stops watching, and its next commit
+// UnseenWriteError means that memory of a [Watched] part has changed without a report from the
+// kernel, so that commits since then lack the change. The state stops watching, and its next commit
 // is correct. With --heal-state the error is only logged, and the commit that has found it is
 // correct.
 type UnseenWriteError struct {
@@ -60,7 +60,7 @@ type watch struct {
 	parts   *parts
 	watcher *dirtypages.Watcher // nil: not watching
 	never   bool                // watching is impossible or not wanted
-	asked   bool                // only Watched parts are watched: something may bypass the page tables
+	asked   bool                // only Watched parts are watched, because something may bypass the page tables
 	cleanup runtime.Cleanup
 	pieces  []watchedPiece
 }
@@ -75,14 +75,14 @@ type watchedPiece struct {
 	same        []bool             // chunks that the current save has found unchanged
 }
 
-// Tensors that are not Watched are watched where comparing them takes long: slices of leastWatched
-// bytes, if they have muchCompared together. Tests change them.
+// Tensors that are not Watched are watched if comparing them takes long: slices of at least
+// leastWatched bytes, if they have muchCompared bytes together. Tests change these variables.
 var (
 	leastWatched = snapshot.ChunkSize
 	muchCompared = 16 << 20
 )
 
-// begin starts watching if a part wants it, unless it has started.
+// begin starts watching if a part wants it, unless it has started already.
 func (w *watch) begin() {
 	if w.watcher != nil || w.never {
 		return
@@ -128,8 +128,8 @@ func (w *watch) choose() {
 	}
 }
 
-// bypassed reports whether something may write to memory of this process past its page tables, so
-// that only the caller of Watched can know that nothing does.
+// bypassed reports whether something may write to memory of this process past its page tables. Only
+// the caller of Watched can know that nothing does.
 func (w *watch) bypassed() bool {
 	why, err := dirtypages.Bypass()
 	if err != nil {
@@ -141,7 +141,7 @@ func (w *watch) bypassed() bool {
 	return w.asked
 }
 
-// trusted stops watching what is not Watched if the kernel may not know of all writes any more.
+// trusted stops watching parts that are not Watched if the kernel may no longer see all writes.
 func (w *watch) trusted() {
 	resting := true
 	for i := range w.pieces {
@@ -159,7 +159,7 @@ func (w *watch) trusted() {
 	}
 }
 
-// register begins to watch the memory of pieces.
+// register starts watching the memory of pieces.
 func (w *watch) register(pieces []watchedPiece, memory [][]byte) {
 	for _, asked := range []bool{true, false} {
 		var which []int
@@ -183,7 +183,7 @@ func (w *watch) register(pieces []watchedPiece, memory [][]byte) {
 	}
 }
 
-// take sets the memory that watches p; nil, with the reason, if that failed.
+// take sets the memory that watches p. m is nil if that failed, for the reason err.
 func (w *watch) take(p *watchedPiece, m *dirtypages.Memory, err error) {
 	if p.memory = m; m == nil {
 		w.worker.log.Debugf("slice %d of %s is not watched, so commits compare it: %v", p.index, w.parts.name(p.part), err)
@@ -206,8 +206,8 @@ func (w *watch) end() {
 	}
 }
 
-// mark sets in sources which chunks have changed since the last snapshot. prove: it verifies that
-// first.
+// mark sets in sources which chunks have changed since the last snapshot. If prove is set, it first
+// verifies that the watch has missed no change.
 func (w *watch) mark(sources []snapshot.Source, last *snapshot.Snapshot, prove bool) error {
 	if !w.scan(last) {
 		return nil
@@ -231,8 +231,8 @@ func (w *watch) mark(sources []snapshot.Source, last *snapshot.Snapshot, prove b
 	return nil
 }
 
-// arm watches the chunks that have not changed while others trained with them. changed has those of
-// the parts in memory, in order.
+// arm starts watching the chunks that did not change while others trained with them. changed marks
+// the changed chunks of the parts in memory, in order.
 func (w *watch) arm(changed []bool) {
 	if w.watcher == nil {
 		return
@@ -271,8 +271,8 @@ func (w *watch) since(last *snapshot.Snapshot) func(blob int) []bool {
 	return func(blob int) []bool { return changed[blob] }
 }
 
-// keep resets the chunks that the last save has copied. After a failed save it is not called,
-// because the chunks still differ from the last snapshot.
+// keep resets the marks of the chunks that the last save has copied. It is not called after a
+// failed save, because the chunks then still differ from the last snapshot.
 func (w *watch) keep() {
 	for i := range w.pieces {
 		p := &w.pieces[i]

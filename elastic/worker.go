@@ -24,7 +24,7 @@ var ErrRemoved = errors.New("elastic: this worker has no place in the new world"
 // with status 0.
 var ErrFinished = errors.New("elastic: the job was done before this worker's training")
 
-// closeGrace limits the reports that Close makes to the driver.
+// closeGrace bounds the time of the reports that Close makes to the driver.
 const closeGrace = 2 * time.Second
 
 // Worker is this process's membership in the job. Its methods may be called concurrently. They
@@ -62,10 +62,10 @@ type reports struct {
 
 // runState is used by Run's goroutine only.
 type runState struct {
-	sound    time.Time     // since when training can be undone: the last commit, or the begin of training in the world
-	undone   time.Duration // what an abort has undone in the world that is being left
+	sound    time.Time     // since when training can be undone: the last commit, or the start of training in the world
+	undone   time.Duration // training time that an abort has undone in the world that is being left
 	commit   uint64        // number of the last commit begun
-	term     *termHandler  // of a Run that ended while the driver may still send SIGTERM
+	term     *termHandler  // handler of a Run that ended while the driver may still send SIGTERM
 	last     bool          // no world follows, and this rank writes the last checkpoint
 	deserted bool          // at the last commit all ranks were asked to leave and had no driver
 	outside  bool          // the world of member has been left and no other entered
@@ -82,8 +82,8 @@ type use struct {
 	closers  []func() // called by Close at its end
 }
 
-// endWithoutDriver ends the job on this rank when all ranks were asked to leave and the driver is
-// unreachable. last: this rank writes the last checkpoint.
+// endWithoutDriver ends the job on this rank if all ranks were asked to leave and the driver is
+// unreachable. last means that this rank writes the last checkpoint.
 func (w *Worker) endWithoutDriver(last bool) error {
 	w.log.Warn("all workers were asked to leave and the driver is unreachable: the job ends")
 	w.run.last = last
@@ -108,12 +108,12 @@ func (w *Worker) committed(commits uint64) {
 	})
 }
 
-// beginTraining records that training begins in the world, or goes on.
+// beginTraining records that training begins or continues in the world.
 func (w *Worker) beginTraining() {
 	w.run.sound = time.Now()
 	w.doing.enter(line.Training)
 	if w.Rank() == 0 {
-		w.doing.hasNews() // the driver counts the time until now as synchronisation
+		w.doing.hasNews() // until it knows, the driver counts the time as synchronisation
 	}
 }
 
@@ -127,7 +127,7 @@ func (w *Worker) chosen(d *driven, generation uint64, backend string) {
 	}
 }
 
-// begin marks the begin of a Run, or returns why it cannot begin.
+// begin marks the start of a Run, or returns why it cannot start.
 func (w *Worker) begin() error {
 	w.use.mu.Lock()
 	defer w.use.mu.Unlock()
@@ -234,9 +234,9 @@ func (w *Worker) Slot() int { return w.member.Load().slot.Index }
 // the system.
 func (w *Worker) Host() string { return w.member.Load().slot.Host }
 
-// Addresses returns where a rank of the world listens for the others, host:port, in order of
-// preference: addresses of its machine that others may reach. Nil without a driver. Each call
-// allocates. It panics if the world has no such rank.
+// Addresses returns the addresses, as host:port, on which a rank of the world listens for the
+// others, in order of preference: addresses of its machine that others may be able to reach. It
+// returns nil without a driver. Each call allocates. It panics if the world has no such rank.
 func (w *Worker) Addresses(rank int) []string {
 	if !w.driven || w.group() == nil {
 		return nil
@@ -248,10 +248,10 @@ func (w *Worker) Addresses(rank int) []string {
 // 0 before the first world.
 func (w *Worker) Generation() uint64 { return w.member.Load().world.Generation }
 
-// Group returns the connected ranks of the world. Every reset replaces it, so callers must not
-// store it; the worker closes it. If Init has left the entry into the world to Run, a call before
-// Run enters it, and blocks as Init does otherwise. If that fails, the operations of the group fail
-// with the error. They also fail while Run calls train in no world: see [Steps.Step].
+// Group returns the connected ranks of the world. Every reset replaces the group, so callers must
+// not store it; the worker closes it. If Init has left the entry into the world to Run, a call of
+// Group before Run enters the world and blocks as Init would. If that fails, the operations of the
+// group fail with the error. They also fail while Run calls train in no world: see [Steps.Step].
 func (w *Worker) Group() *collective.Group {
 	if none := w.first.none.Load(); none != nil {
 		return none

@@ -1,6 +1,6 @@
-// Package notify informs workers of changed hosts and of dead ranks: a service in every worker
-// keeps the latest notification, and the driver's pusher keeps what each worker must know, until
-// the worker's launcher says that the worker has been told.
+// Package notify informs workers of changed hosts and of dead ranks. A Service in every worker
+// keeps the latest notifications. The driver's Pusher sends them, and keeps what each worker must
+// know until the worker's launcher acknowledges that the worker has received it.
 //
 // It is level-triggered: only the update with the highest sequence number and the loss of the
 // latest generation count. Superseded notifications need not arrive, and repeated ones have no
@@ -14,19 +14,18 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Update is a change of the hosts relative to a world. The zero Update is the one before the first.
+// Update is a change of the hosts relative to a world. The zero Update precedes the first.
 type Update struct {
 	// Seq increases with every update of a job.
 	Seq uint64
-	// Change is how the wanted slots differ from the world. None: an earlier update was reverted
-	// and the world can stay.
+	// Change is how the wanted slots differ from those of the world. None: an earlier update was
+	// reverted and the world can stay.
 	Change plan.Change
 	// Generation is the generation of the world.
 	Generation uint64
 }
 
-// Loss is the loss of ranks of a world, which cannot continue. The zero Loss is the one before the
-// first.
+// Loss is the loss of ranks of a world, which cannot continue. The zero Loss precedes the first.
 type Loss struct {
 	// Generation is the generation of the world.
 	Generation uint64
@@ -35,8 +34,8 @@ type Loss struct {
 	Ranks []int
 }
 
-// Supersedes reports whether l replaces old: it is of a later world, or has more dead ranks of the
-// same one.
+// Supersedes reports whether l replaces old: l concerns a later world, or the same world with more
+// dead ranks.
 func (l Loss) Supersedes(old Loss) bool {
 	if l.Generation != old.Generation {
 		return l.Generation > old.Generation
@@ -73,7 +72,7 @@ func (s *Service) Loss() (Loss, <-chan struct{}) {
 	return s.loss, s.news
 }
 
-// told closes the channel of Loss; the lock is held.
+// told closes the channel that Loss returned. The caller holds the lock.
 func (s *Service) told() {
 	close(s.news)
 	s.news = make(chan struct{})

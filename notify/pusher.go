@@ -7,17 +7,17 @@ import (
 
 // PusherConfig configures a Pusher.
 type PusherConfig struct {
-	// Update and Loss tell workers, by incarnation, what they must know. What they tell may be lost
-	// on its way. They must not block, and must not call the pusher.
+	// Update and Loss send workers, given by incarnation, what they must know. The messages may be
+	// lost on their way. The functions must not block, and must not call the pusher.
 	Update func(workers []string, u Update)
 	Loss   func(workers []string, l Loss)
-	// Delivered is called with the time from Push until a worker has been told of the update. It
+	// Delivered is called with the time from Push until a worker has acknowledged the update. It
 	// must not block. Nil: it is not called.
 	Delivered func(after time.Duration)
 }
 
-// Pusher keeps for each worker its latest update and its latest loss, until it has been told of
-// them. Its methods are safe for concurrent use, and none blocks.
+// Pusher keeps for each worker its latest update and its latest loss, and repeats them until the
+// worker has acknowledged them. Its methods are safe for concurrent use, and none blocks.
 type Pusher struct {
 	cfg PusherConfig
 
@@ -25,7 +25,7 @@ type Pusher struct {
 	targets map[string]*target // by incarnation
 }
 
-// target is what a worker must know and, by what its launcher says, knows.
+// target is what a worker must know and what, according to its launcher, it knows.
 type target struct {
 	update, known Update
 	loss          Loss
@@ -33,18 +33,18 @@ type target struct {
 	pushed        time.Time // when update was set
 }
 
-// Known is the loss of which a worker was told.
+// Known identifies a loss of which a worker was told.
 type Known struct {
 	Generation uint64
 	Ranks      int
 }
 
-// NewPusher returns a pusher without targets.
+// NewPusher returns a pusher that knows no workers.
 func NewPusher(cfg PusherConfig) *Pusher {
 	return &Pusher{cfg: cfg, targets: make(map[string]*target)}
 }
 
-// of returns a worker's target, which may be new; the lock is held.
+// of returns a worker's target, and creates it if necessary. The caller holds the lock.
 func (p *Pusher) of(worker string) *target {
 	t := p.targets[worker]
 	if t == nil {
@@ -54,7 +54,7 @@ func (p *Pusher) of(worker string) *target {
 	return t
 }
 
-// Push sets the update of each worker, and tells them. An update whose number does not exceed a
+// Push sets the update of each worker and sends it. An update whose number does not exceed a
 // worker's last one is ignored for that worker.
 func (p *Pusher) Push(workers []string, u Update) {
 	now := time.Now()
@@ -72,7 +72,7 @@ func (p *Pusher) Push(workers []string, u Update) {
 	}
 }
 
-// PushLoss sets the loss of each worker, and tells them. A loss that does not supersede a worker's
+// PushLoss sets the loss of each worker and sends it. A loss that does not supersede a worker's
 // last one is ignored for that worker.
 func (p *Pusher) PushLoss(workers []string, l Loss) {
 	p.mu.Lock()
@@ -89,8 +89,8 @@ func (p *Pusher) PushLoss(workers []string, l Loss) {
 	}
 }
 
-// Heard takes that a worker was told of the update seq and of a loss. With again, the worker is
-// told of what it lacks once more.
+// Heard records that a worker was told of the update seq and of a loss. If again is set, Heard
+// sends what the worker still lacks once more.
 func (p *Pusher) Heard(worker string, seq uint64, loss Known, again bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,6 +1,6 @@
 // Package stacks describes where a process is: its goroutines, and its threads as the kernel
-// reports them. It selects the frames of the user's own code, and formats them. Data from other
-// processes passes Clean before it is shown. Package probe collects the values.
+// reports them. Worker.Text and Text select the frames of the user's own code and format them. Data
+// from other processes passes Clean before it is shown. Package probe collects the values.
 package stacks
 
 import (
@@ -24,11 +24,11 @@ const (
 	MaxKernel    = 24 // frames of a thread's stack in the kernel
 )
 
-// Frame is a call of a stack.
+// Frame is a call in a stack.
 type Frame struct {
 	// Func is the function with the path of its package: main.(*loader).next.
 	Func string `json:"func"`
-	// File is the path that the compiler was given.
+	// File is the path of the source file, as it was passed to the compiler.
 	File string `json:"file"`
 	Line int    `json:"line"`
 }
@@ -45,16 +45,17 @@ type Goroutines struct {
 type Thread struct {
 	TID  int    `json:"tid"`
 	Name string `json:"name"`
-	// State is R (running), S (sleeping), D (waits in the kernel, and no signal ends that), T
-	// (stopped by a signal), t (stopped by a debugger) or another letter of proc_pid_stat(5).
+	// State is R (running), S (sleeping), D (waiting in the kernel, not interruptible by signals),
+	// T (stopped by a signal), t (stopped by a debugger) or another letter of proc_pid_stat(5).
 	State string `json:"state"`
-	// Wait is the function of the kernel in which it waits; empty: unknown, or it does not wait.
+	// Wait is the function of the kernel in which the thread waits; empty: unknown, or it does not
+	// wait.
 	Wait string `json:"wait,omitempty"`
-	// Syscall is the name of its current system call; empty: none, or unknown. Of is the file if
-	// the call's first argument is a descriptor.
+	// Syscall is the name of the thread's current system call; empty: none, or unknown. Of is the
+	// file to which the call's first argument refers, if that is a descriptor.
 	Syscall string `json:"syscall,omitempty"`
 	Of      string `json:"of,omitempty"`
-	// Kernel is its stack in the kernel, innermost first, if that may be read.
+	// Kernel is the thread's stack in the kernel, innermost first, if this process may read it.
 	Kernel []string `json:"kernel,omitempty"`
 }
 
@@ -64,11 +65,11 @@ type Process struct {
 	Parent  int      `json:"parent"`
 	Command string   `json:"command"`
 	Threads []Thread `json:"threads"`
-	// More is the number of threads that Threads has no room for.
+	// More is the number of threads that exceed the bound of Threads.
 	More int `json:"more_threads,omitempty"`
 }
 
-// Worker is where a worker is.
+// Worker describes where a worker is.
 type Worker struct {
 	// Goroutines are the worker's goroutines if it is a Go program, those in elastic.Run first.
 	// They come from the worker itself, or, if From is "memory", from its memory.
@@ -76,14 +77,14 @@ type Worker struct {
 	From       string       `json:"from,omitempty"`
 	// Processes are the worker's process and its descendants.
 	Processes []Process `json:"processes,omitempty"`
-	// Error is why something is missing; empty: nothing is.
+	// Error is why some of this is missing; empty: nothing is missing.
 	Error string `json:"error,omitempty"`
 }
 
-// Module is the path of this module, with which the names of hvdrun's functions begin.
+// Module is the path of this module, which prefixes the names of hvdrun's functions.
 const Module = "github.com/hvdrun/hvdrun"
 
-// standard are the first elements of the packages of Go's library.
+// standard holds the first path elements of the packages of Go's standard library.
 var standard = map[string]bool{}
 
 func init() {
@@ -101,7 +102,7 @@ func (f Frame) Package() string {
 	return f.Func[:slash] + name
 }
 
-// beneath are modules in whose code goroutines of every worker are.
+// beneath lists modules in whose code every worker has goroutines.
 var beneath = []string{"google.golang.org/grpc", "golang.org/x/net", "golang.org/x/sys", "github.com/ebitengine/purego"}
 
 // User reports whether the frame is of the user's own code: not of Go's library, of hvdrun, or of
@@ -130,12 +131,12 @@ func UserFrames(frames []Frame) (of []Frame) {
 	return of
 }
 
-// shownFrames is the number of frames that Text has.
+// shownFrames is the number of frames that Text returns.
 const shownFrames = 3
 
-// Text has the innermost of the user's frames in one line, the caller last; if none of them is in
-// package main, the innermost that is follows: "main.loadBatch data.go:41, main.train train.go:88".
-// Empty: no frames.
+// Text returns the innermost of the user's frames in one line, the caller last. If none of them is
+// in package main, the innermost frame of package main follows: "main.loadBatch data.go:41,
+// main.train train.go:88". Empty: there are no such frames.
 func Text(frames []Frame) string {
 	frames = UserFrames(frames)
 	shown := frames[:min(len(frames), shownFrames)]
@@ -152,8 +153,8 @@ func Text(frames []Frame) string {
 
 func (f Frame) text() string { return fmt.Sprintf("%s %s:%d", f.Func, path.Base(f.File), f.Line) }
 
-// Text returns in one line where the worker is: the user's frames of the goroutine that trains, or
-// of the only goroutines with such frames; otherwise what the process without children does in the
+// Text returns where the worker is, in one line: the user's frames of the goroutine that trains, or
+// of the only goroutines with such frames; otherwise what the worker's leaf process does in the
 // kernel. It mentions that a worker is stopped. Empty: unknown.
 func (w *Worker) Text() string {
 	text := ""
@@ -176,13 +177,13 @@ func (w *Worker) Text() string {
 	return text
 }
 
-// isGo reports whether the user's code is among the goroutines.
+// isGo reports whether the goroutines include the user's code.
 func isGo(all []Goroutines) bool {
 	return slices.ContainsFunc(all, func(g Goroutines) bool { return len(UserFrames(g.Frames)) > 0 })
 }
 
-// leaf returns the process that the worker's own has started last, down to one without children:
-// the interpreter below a shell, for example.
+// leaf returns the process at the end of the chain of last-started children, such as the
+// interpreter below a shell.
 func (w *Worker) leaf() *Process {
 	if len(w.Processes) == 0 {
 		return nil
@@ -202,7 +203,7 @@ func (p *Process) stopped() bool {
 	return len(p.Threads) > 0 && (p.Threads[0].State == "T" || p.Threads[0].State == "t")
 }
 
-// text is the main thread of the process in one line.
+// text describes the main thread of the process in one line.
 func (p *Process) text() string {
 	if len(p.Threads) == 0 {
 		return ""
@@ -210,7 +211,7 @@ func (p *Process) text() string {
 	return fmt.Sprintf("%s (pid %d) %s", p.Threads[0].Name, p.PID, p.Threads[0].text())
 }
 
-// text completes a sentence about a thread.
+// text describes the thread, as the predicate of a sentence about it.
 func (t *Thread) text() string {
 	in := ""
 	if t.Syscall != "" {
@@ -239,7 +240,7 @@ func (t *Thread) text() string {
 	return "is in state " + t.State + in
 }
 
-// Text is the thread in one line.
+// Text describes the thread in one line.
 func (t Thread) Text() string { return fmt.Sprintf("%s (%d) %s", t.Name, t.TID, t.text()) }
 
 // Sort sorts the goroutines: first those that train, then those with the user's code, then those
@@ -277,7 +278,8 @@ func (w *Worker) Key() string {
 	return w.Error
 }
 
-// Clean returns the text with at most MaxText bytes, all of which a terminal and a log can show.
+// Clean returns at most MaxText bytes of the text, with only characters that a terminal and a log
+// can show.
 func Clean(s string) string {
 	s = s[:min(len(s), MaxText)]
 	for len(s) > 0 && !utf8.ValidString(s[max(0, len(s)-utf8.UTFMax):]) && !utf8.RuneStart(s[len(s)-1]) {
@@ -321,7 +323,7 @@ func (w *Worker) Clean() {
 	}
 }
 
-// Parse reads JSON from another process. Its caller bounds the bytes.
+// Parse decodes JSON from another process. The caller bounds its length.
 func Parse(text []byte) (Worker, error) {
 	var w Worker
 	if err := json.Unmarshal(text, &w); err != nil {
@@ -331,9 +333,9 @@ func Parse(text []byte) (Worker, error) {
 	return w, nil
 }
 
-// Asks reports whether the worker may be asked for its goroutines. A stopped process does not
+// Asks reports whether it is safe to ask the worker for its goroutines. A stopped process does not
 // answer. If a thread waits uninterruptibly in the kernel and outside of a system call, for example
-// for a page of a file, the request would stop all other threads until that ends.
+// for a page of a file, the request would stop all other threads until that wait ends.
 func (w *Worker) Asks() bool {
 	if len(w.Processes) == 0 {
 		return true

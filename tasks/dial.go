@@ -23,31 +23,33 @@ import (
 )
 
 const (
-	// reachEvery is the pause between two tries to reach the scheduler.
+	// reachEvery is the pause between two attempts to reach the scheduler.
 	reachEvery = 50 * time.Millisecond
-	tellAfter  = 2 * time.Second  // from when on failures to reach it again are told
-	tellEvery  = 10 * time.Second // and how often at most
+	tellAfter  = 2 * time.Second  // how long attempts to reach it again fail before that is logged
+	tellEvery  = 10 * time.Second // shortest pause between two such log lines
 )
 
-// dialTimeout bounds a try to reach the scheduler: where a driver has just died, the host's agent
-// holds a connection until it knows of the next one.
+// dialTimeout bounds an attempt to reach the scheduler: if a driver has just died, the host's agent
+// holds a connection until it knows the next driver.
 const dialTimeout = 5 * time.Second
 
-// greetTimeout bounds the wait for the scheduler's answer over a connection that was made.
+// greetTimeout bounds the wait for the scheduler's answer on an established connection.
 const greetTimeout = 20 * time.Second
 
-// absentFor is how long the socket of a job may be missing that begins, or is being resumed.
+// absentFor is how long the socket of a job may be missing while the job starts or is being
+// resumed.
 const absentFor = 2 * time.Second
 
-// session is one connection to the scheduler, after both have said hello.
+// session is one connection to the scheduler after the handshake.
 type session struct {
 	conn  net.Conn
 	link  *link.Link[*taskspb.ToTasks] // owns conn
 	r     *link.Reader
-	first *taskspb.FromTasks // the scheduler's first message, which welcomes
+	first *taskspb.FromTasks // the scheduler's first message, which contains the welcome
 }
 
-// greet connects once and says hello. The error is a refusedError if another try cannot succeed.
+// greet connects once and performs the handshake. The error is a refusedError if another attempt
+// cannot succeed.
 func greet(ctx context.Context, dial func(context.Context) (net.Conn, error), hello func(net.Conn) *taskspb.TasksHello) (*session, error) {
 	conn, err := dial(ctx)
 	if err != nil {
@@ -71,8 +73,9 @@ func greet(ctx context.Context, dial func(context.Context) (net.Conn, error), he
 	return s, nil
 }
 
-// greet says hello. An agent that carries the connection bounds what it takes before the scheduler
-// has spoken, and a hello may be larger. So an empty message asks the scheduler to speak first.
+// greet sends hello and reads the welcome. An agent that carries the connection limits what the
+// client may send before the scheduler has sent something, and a hello may exceed that limit. An
+// empty message therefore asks the scheduler to send first.
 func (s *session) greet(hello *taskspb.TasksHello) error {
 	s.link.Say(func(*taskspb.ToTasks) {})
 	err := s.r.Read(s.first)
@@ -92,15 +95,15 @@ func (s *session) greet(hello *taskspb.TasksHello) error {
 	return nil
 }
 
-// refusedError is the scheduler's answer that another try cannot succeed.
+// refusedError is an answer of the scheduler that means that another attempt cannot succeed.
 type refusedError struct{ why string }
 
 func (e refusedError) Error() string {
 	return "tasks: refused: " + strings.TrimPrefix(e.why, "scheduler: ")
 }
 
-// regain calls hello until it has connected again, ctx ends, the scheduler refuses, or the patience
-// is over; 0: it has no end.
+// regain calls hello until it has connected again, ctx ends, the scheduler refuses, or patience has
+// passed. If patience is 0, there is no time limit.
 func regain(ctx context.Context, patience time.Duration, log logrus.FieldLogger, hello func(context.Context) error) error {
 	failures := retry.Row{Least: tellEvery, Quiet: tellAfter}
 	for since := time.Now(); ; {
@@ -123,9 +126,9 @@ func regain(ctx context.Context, patience time.Duration, log logrus.FieldLogger,
 	}
 }
 
-// reach calls hello until it has connected. The scheduler is out of reach while another hvdrun
-// resumes its job, so reach waits for it, for no longer than the patience. It does not wait for a
-// scheduler that refuses, nor for long for one whose socket is not there: the job is over.
+// reach calls hello until it has connected. While another hvdrun resumes the job, the scheduler is
+// unreachable, so reach retries for up to patience. It does not retry if the scheduler refuses, and
+// retries only briefly if the scheduler's socket does not exist, because then the job is over.
 func reach(ctx context.Context, patience time.Duration, log logrus.FieldLogger, hello func(context.Context) error) error {
 	for since, said := time.Now(), false; ; {
 		err := hello(ctx)
@@ -150,14 +153,16 @@ func reach(ctx context.Context, patience time.Duration, log logrus.FieldLogger, 
 	}
 }
 
-// unproven returns whether an end does not accept who the other is: another try cannot succeed.
+// unproven reports whether an error means that one end does not accept the identity of the other,
+// so that another attempt cannot succeed.
 func unproven(err error) bool {
 	var far *net.OpError
 	var near *tls.CertificateVerificationError
-	return errors.As(err, &near) || errors.As(err, &far) && far.Op == "remote error" // an alert of TLS
+	return errors.As(err, &near) || errors.As(err, &far) && far.Op == "remote error" // a TLS alert
 }
 
-// ownDial returns how this process, a worker of a job, reaches the scheduler of its driver.
+// ownDial returns a function that connects this process, a worker of a job, to the scheduler of its
+// driver.
 func ownDial() (func(context.Context) (net.Conn, error), error) {
 	own, err := ownJob()
 	path := plan.OwnTasks()
@@ -173,7 +178,8 @@ func ownDial() (func(context.Context) (net.Conn, error), error) {
 	return invited(path)
 }
 
-// invited returns how the scheduler of a job on another machine is reached, by an invitation.
+// invited returns a function that connects to the scheduler of a job on another machine by the
+// invitation at path.
 func invited(path string) (func(context.Context) (net.Conn, error), error) {
 	addresses, creds, err := identity.ReadInvitation(path)
 	if err != nil {
@@ -192,10 +198,10 @@ func invited(path string) (func(context.Context) (net.Conn, error), error) {
 	}, nil
 }
 
-// ownPlace is the job of this process, and its place there.
+// ownPlace describes the job of this process and the place of the process in it.
 type ownPlace struct {
 	dial  func(context.Context) (net.Conn, error)
-	slot  plan.Slot // for which it was started
+	slot  plan.Slot // the slot for which the process was started
 	run   string
 	creds *identity.Credentials
 }
@@ -215,7 +221,7 @@ func ownJob() (own ownPlace, err error) {
 	return ownPlace{dialOwn(w, creds), w.Slot, w.RunID, creds}, nil
 }
 
-// dialOwn returns how a worker reaches its driver: by its launcher.
+// dialOwn returns a function that connects a worker to its driver, by way of its launcher.
 func dialOwn(w plan.Worker, creds *identity.Credentials) func(context.Context) (net.Conn, error) {
 	return func(ctx context.Context) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
@@ -224,7 +230,7 @@ func dialOwn(w plan.Worker, creds *identity.Credentials) func(context.Context) (
 	}
 }
 
-// dialer returns connections to a party of the job at addr, for a protocol.
+// dialer returns a function that connects to a party of the job at addr, for a protocol.
 func dialer(addr string, creds *identity.Credentials, role identity.Role, protocol string) func(context.Context) (net.Conn, error) {
 	return func(ctx context.Context) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, dialTimeout)

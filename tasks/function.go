@@ -25,17 +25,17 @@ type Func[R any] struct {
 	options options
 }
 
-// function is a registered function, by name.
+// function is a registered function with its name.
 type function struct {
 	name string
 	hash [sha256.Size]byte
 	call reflect.Value
-	in   []reflect.Type // without the context
-	more reflect.Type   // of all further arguments; nil: there may be none
-	out  reflect.Type   // nil: it returns an error alone
+	in   []reflect.Type // types of the arguments, without the context
+	more reflect.Type   // type of all further arguments; nil: the function is not variadic
+	out  reflect.Type   // nil: the function returns only an error
 }
 
-// functions are all that this program has registered.
+// functions holds all functions that this program has registered.
 var functions struct {
 	sync.Mutex
 	byName map[string]*function
@@ -49,15 +49,17 @@ var (
 // None is the result of a function that returns only an error.
 type None struct{}
 
-// Register names a function, so that tasks can call it in any process of the same program:
+// Register registers a function under a name, so that tasks can call it in any process of the same
+// program:
 //
 //	func(ctx context.Context, a A, b B, …) (R, error)
 //
-// with any number of arguments; the last one may be variadic. A function that returns only an error
-// is registered for [None]. ctx ends when the task is cancelled or its time is up. The name should
-// have a version: a worker runs a task only if its function has the same name and types as the
-// client's. Register panics if the function is not of that form, or if the name is taken or longer
-// than 200 bytes. Call it before Serve and Connect, for example to set a variable of a package.
+// with any number of arguments; the last one may be variadic. For a function that returns only an
+// error, R is [None]. ctx ends when the task is cancelled or its time is up. The name should have a
+// version: a worker runs a task only if its function has the same name and types as the client's.
+// Register panics if the function does not have that form, or if the name is already registered or
+// longer than 200 bytes. Call it before Serve and Connect, for example to set a variable of a
+// package.
 func Register[R any](name string, fn any) *Func[R] {
 	f, err := newFunction(name, fn, reflect.TypeFor[R]())
 	if err != nil {
@@ -67,7 +69,7 @@ func Register[R any](name string, fn any) *Func[R] {
 	return &Func[R]{fn: f}
 }
 
-// register adds a function to those of this program.
+// register adds a function to the functions of this program.
 func register(f *function) {
 	functions.Lock()
 	defer functions.Unlock()
@@ -107,8 +109,9 @@ func newFunction(name string, fn any, result reflect.Type) (*function, error) {
 	return f, nil
 }
 
-// typeNames are the types of a function's arguments and its result, with their packages, and with
-// what gob sends of structs: a field that one process has and the other has not would be lost.
+// typeNames returns the types of a function's arguments and its result, with their packages, and
+// with the fields that gob sends of structs: a field that only one of two processes has would be
+// lost.
 func typeNames(f *function) string {
 	text := ""
 	for _, t := range append(append([]reflect.Type{}, f.in...), f.more, f.out) {
@@ -120,8 +123,8 @@ func typeNames(f *function) string {
 	return text
 }
 
-// shapeOf are the fields of the structs that a type has: names and types, in the order of the
-// names. Types that encode themselves have none, nor has one of seen, to which it is added.
+// shapeOf returns the names and types of the fields of the structs in a type, in the order of the
+// names. Types that encode themselves, and types in seen, are left out. shapeOf adds t to seen.
 func shapeOf(t reflect.Type, seen map[reflect.Type]bool) (text string) {
 	if below := refOf(t); below != nil {
 		t = below
@@ -147,18 +150,19 @@ func shapeOf(t reflect.Type, seen map[reflect.Type]bool) (text string) {
 	return "{" + text + "}"
 }
 
-// encodesItself returns whether values of a struct, or pointers to them, say how they are encoded.
+// encodesItself reports whether values of a struct type, or pointers to them, have methods that
+// encode them.
 func encodesItself(t reflect.Type) bool {
 	p := reflect.PointerTo(t)
 	return p.Implements(reflect.TypeFor[encoding.BinaryMarshaler]()) || p.Implements(reflect.TypeFor[gob.GobEncoder]())
 }
 
-// wire returns how the function is named to the scheduler.
+// wire returns the message that identifies the function to the scheduler.
 func (f *function) wire() *taskspb.TaskFunction {
 	return &taskspb.TaskFunction{Name: f.name, Hash: f.hash[:8]}
 }
 
-// arg returns the type of an argument.
+// arg returns the type of argument i.
 func (f *function) arg(i int) (reflect.Type, error) {
 	switch {
 	case i < len(f.in):
@@ -169,33 +173,33 @@ func (f *function) arg(i int) (reflect.Type, error) {
 	return nil, fmt.Errorf("tasks: %s takes %d arguments, not %d", f.name, len(f.in), i+1)
 }
 
-// options are those of a task.
+// options are the options of a task.
 type options struct {
 	demand   map[string]int64
 	priority int32
 	prefer   string
-	retries  int // beyond the default
+	retries  int // in addition to the default
 	again    bool
 	limit    time.Duration
 	pin      uint64
 }
 
-// Option is a property of tasks.
+// Option is an option of tasks.
 type Option func(*options)
 
 // Priority makes tasks run before those of lower priority; 0 is the default.
 func Priority(n int32) Option { return func(o *options) { o.priority = n } }
 
-// Prefer runs a task on a host, unless workers of other hosts are idle.
+// Prefer runs a task on the given host, unless workers of other hosts are idle.
 func Prefer(host string) Option { return func(o *options) { o.prefer = host } }
 
-// CPU sets how many of its worker's processors a task takes. Default: 1.
+// CPU sets how many processors of its worker a task uses. Default: 1.
 func CPU(n float64) Option { return Resource(queue.CPU, n) }
 
-// GPU sets how many of its worker's GPUs a task takes; fractions are allowed.
+// GPU sets how many GPUs of its worker a task uses. Fractions are allowed.
 func GPU(n float64) Option { return Resource("gpu", n) }
 
-// Resource sets how much a task takes of a resource that workers offer by name, in steps of a
+// Resource sets how much a task uses of a resource that workers offer under a name, in steps of a
 // thousandth.
 func Resource(name string, n float64) Option {
 	return func(o *options) {
@@ -217,7 +221,7 @@ func Retries(n int) Option {
 // RetryErrors also runs a task again, equally often, after its function has returned an error.
 func RetryErrors() Option { return func(o *options) { o.again = true } }
 
-// TimeLimit sets how long a task may run. Then its context ends, and the task fails.
+// TimeLimit sets how long a task may run. After that its context ends, and the task fails.
 func TimeLimit(d time.Duration) Option { return func(o *options) { o.limit = d } }
 
 // With returns the function with additional options.

@@ -20,15 +20,16 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
-// Future is the result of a task that may not be over yet. It is safe for concurrent use.
+// Future is the result of a task, which need not have ended yet. It is safe for concurrent use.
 type Future[R any] struct{ *pending }
 
 // Submit requests a call of the function with the arguments. It returns at once, unless the pool
 // has the largest number of unfinished tasks: then it waits for one of them to end. An argument is
-// a value of the function's type, a Future of that type of the same pool, for which the task then
-// waits, or a Ref of it. An argument of more than 100 KiB, or one with which the arguments so far
-// exceed 10 MiB, is stored first, and stays until the task is over. Submit returns an error if the
-// arguments do not fit the function, ctx ends, or the pool is closed.
+// a value of the function's type, a Ref to such a value, or a Future of that type from the same
+// pool, for whose task the new task then waits. An argument of more than 100 KiB, or one with which
+// the arguments exceed 10 MiB in total, is stored first, and stays stored until the task is over.
+// Submit returns an error if the arguments do not fit the function, ctx ends, or the pool is
+// closed.
 func (f *Func[R]) Submit(ctx context.Context, p *Pool, args ...any) (*Future[R], error) {
 	t, err := p.submit(ctx, f.fn, &f.options, args)
 	if err != nil {
@@ -37,7 +38,7 @@ func (f *Func[R]) Submit(ctx context.Context, p *Pool, args ...any) (*Future[R],
 	return &Future[R]{t}, nil
 }
 
-// Call is Submit and Get. If ctx ends, the task is cancelled.
+// Call calls Submit and then Get. If ctx ends, it cancels the task.
 func (f *Func[R]) Call(ctx context.Context, p *Pool, args ...any) (R, error) {
 	t, err := f.Submit(ctx, p, args...)
 	if err != nil {
@@ -58,7 +59,7 @@ func (t *pending) Done() <-chan struct{} {
 	return t.waiting()
 }
 
-// waiting is Done; the lock is held.
+// waiting is like Done. The caller holds the lock.
 func (t *pending) waiting() chan struct{} {
 	if t.over == nil {
 		t.over = make(chan struct{})
@@ -69,10 +70,10 @@ func (t *pending) waiting() chan struct{} {
 	return t.over
 }
 
-// ended returns whether the task is over; the lock is held.
+// ended reports whether the task is over. The caller holds the lock.
 func (t *pending) ended() bool { return t.result != nil || t.err != nil }
 
-// Cancel ends the task with ErrCancelled, if it is not over. The context of a running task ends;
+// Cancel ends the task with ErrCancelled if it is not over. The context of a running task ends, and
 // its result is ignored.
 func (t *pending) Cancel() {
 	t.pool.mu.Lock()
@@ -87,10 +88,10 @@ func (t *pending) cancel(m *taskspb.ToTasks) {
 	m.Cancels = append(m.Cancels, &taskspb.CancelTask{N: t.n})
 }
 
-// Get waits until the task is over, and returns its result. If a function of a task calls it with
-// its own context, other tasks can use the processors of that task in the meantime. The error is
-// *FunctionError, *DependencyError, or wraps ErrCancelled, ErrWorkerLost, ErrPoison, ErrTimeLimit
-// or ErrClosed; or it is the error of ctx.
+// Get blocks until the task is over, and returns its result. If the function of a task calls Get
+// with its own context, other tasks can use the processors of that task in the meantime. The error
+// is a *FunctionError or *DependencyError, or wraps ErrCancelled, ErrWorkerLost, ErrPoison,
+// ErrTimeLimit or ErrClosed, or is the error of ctx.
 func (f *Future[R]) Get(ctx context.Context) (R, error) {
 	var r R
 	f.pool.mu.Lock()
@@ -114,7 +115,7 @@ func (f *Future[R]) Get(ctx context.Context) (R, error) {
 	return v.Interface().(R), nil
 }
 
-// decode decodes a result, which may be stored.
+// decode decodes a result, which it fetches first if it is stored.
 func (t *pending) decode(ctx context.Context, r *taskspb.TaskResult, type_ reflect.Type) (v reflect.Value, err error) {
 	if r.GetSize() == 0 {
 		v, err = decode(r.GetInlined(), type_)
@@ -132,7 +133,7 @@ func (t *pending) decode(ctx context.Context, r *taskspb.TaskResult, type_ refle
 	return v, err
 }
 
-// Err waits as Get does, and returns only the error.
+// Err blocks like Get, and returns only the error.
 func (t *pending) Err(ctx context.Context) error {
 	if _, err := receive(ctx, t.Done()); err != nil {
 		return err
@@ -142,8 +143,8 @@ func (t *pending) Err(ctx context.Context) error {
 	return t.err
 }
 
-// receive returns what comes from a channel, or nothing where it is closed. A function of a task,
-// whose context ctx is, lends its processors meanwhile.
+// receive returns the next value from a channel, or the zero value if the channel is closed. If ctx
+// is the context of a task's function, the task lends its processors meanwhile.
 func receive[T any](ctx context.Context, from <-chan T) (next T, err error) {
 	select {
 	case next = <-from:
@@ -159,7 +160,7 @@ func receive[T any](ctx context.Context, from <-chan T) (next T, err error) {
 	}
 }
 
-// task makes a Future an argument.
+// task makes Future a dependency.
 func (t *pending) task() *pending { return t }
 
 // dependency is a Future of any type.
@@ -170,19 +171,19 @@ type dependency interface {
 
 func (f *Future[R]) type_() reflect.Type { return reflect.TypeFor[R]() }
 
-// input is an argument: encoded, a task, or a stored value.
+// input is an argument: an encoded value, a task, or a stored value.
 type input struct {
 	value []byte
-	parts [][]byte // of a value that is stored; then it is ref
+	parts [][]byte // encoding of a value that is to be stored; ref is set afterwards
 	task  *pending
 	ref   *ref
 	own   bool // ref was stored for this task
 }
 
-// size is that of a value in parts.
+// size returns the size of the value in parts, in bytes.
 func (in *input) size() int { return max(lengthOf(in.parts)-1, 0) }
 
-// arguments encodes the arguments of a task, and checks their types.
+// arguments encodes the arguments of a task and checks their types.
 func (p *Pool) arguments(f *function, args []any) ([]input, error) {
 	if len(args) < len(f.in) {
 		return nil, fmt.Errorf("tasks: %s takes %d arguments, not %d", f.name, len(f.in), len(args))
@@ -202,7 +203,7 @@ func (p *Pool) arguments(f *function, args []any) ([]input, error) {
 	return in, nil
 }
 
-// argument encodes an argument of a type.
+// argument encodes an argument for a parameter of type want.
 func (p *Pool) argument(a any, want reflect.Type) (in input, err error) {
 	below := refOf(want)
 	if d, ok := a.(dependency); ok && want != reflect.TypeOf(a) {
@@ -233,7 +234,8 @@ func (p *Pool) argument(a any, want reflect.Type) (in input, err error) {
 		v = reflect.Zero(want)
 	}
 	if !v.Type().AssignableTo(want) {
-		// A constant of a program is an int where the function has another number type.
+		// An untyped constant arrives as an int, although the parameter may have another numeric
+		// type.
 		if v.Kind() != reflect.Int || !(reflect.Zero(want).CanInt() || reflect.Zero(want).CanFloat()) || !fitsInto(v, want) {
 			return in, fmt.Errorf("is a %v, not a %v", v.Type(), want)
 		}
@@ -250,28 +252,29 @@ func (p *Pool) argument(a any, want reflect.Type) (in input, err error) {
 	return in, err
 }
 
-// fitsInto returns whether a number keeps its value in a type.
+// fitsInto reports whether a number keeps its value in type t.
 func fitsInto(v reflect.Value, want reflect.Type) bool {
 	return v.Convert(want).Convert(v.Type()).Int() == v.Int()
 }
 
-// spillError says that an argument is to be stored before its task is sent.
+// spillError means that an argument must be stored before its task is sent.
 type spillError struct{ arg int }
 
-// Error is not seen.
+// Error describes the argument. Users never see it.
 func (e *spillError) Error() string { return fmt.Sprintf("argument %d is large", e.arg+1) }
 
 // encoded is what a task is sent with.
 type encoded struct {
 	args   []byte
-	needs  []uint64  // tasks
-	values [][]byte  // stored values
-	keep   []any     // what must stay until the task is over
-	spills []blob.ID // of the stored values those that were stored for it
+	needs  []uint64  // numbers of tasks
+	values [][]byte  // IDs of stored values
+	keep   []any     // what must be kept until the task is over
+	spills []blob.ID // IDs of the values that were stored for this task
 }
 
-// encodeInputs encodes what a task is sent with; the pool's lock is held. Tasks that are over are
-// values. The error is a *spillError where an argument is larger than may be sent.
+// encodeInputs encodes what a task is sent with. Results of tasks that are over are sent as values.
+// The error is a *spillError if an argument is too large to be sent. The caller holds the pool's
+// lock.
 func (p *Pool) encodeInputs(f *function, in []input) (e encoded, err error) {
 	all := &taskspb.TaskArgs{Args: make([]*taskspb.TaskArg, len(in))}
 	sum := 0
@@ -310,7 +313,7 @@ func (p *Pool) encodeInputs(f *function, in []input) (e encoded, err error) {
 	return e, err
 }
 
-// dependsOn is the text of a task that depends on this one, which has failed.
+// dependsOn returns the error text for a task that depends on this one, which has failed.
 func (t *pending) dependsOn() string {
 	var chain *DependencyError
 	var own *FunctionError
@@ -326,7 +329,7 @@ func (t *pending) dependsOn() string {
 	return queue.DependsOn(t.fn.name, t.n, queue.Failed, text)
 }
 
-// spill stores an argument.
+// spill stores argument i.
 func (p *Pool) spill(ctx context.Context, in []input, i int) error {
 	a := &in[i]
 	parts := a.parts
@@ -347,14 +350,14 @@ func (p *Pool) spill(ctx context.Context, in []input, i int) error {
 	return nil
 }
 
-// unspill gives back what was stored for a task that is not sent.
+// unspill releases what was stored for a task that is not sent.
 func (p *Pool) unspill(in []input) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.dropAll(in)
 }
 
-// dropAll is unspill; the lock is held.
+// dropAll is like unspill. The caller holds the lock.
 func (p *Pool) dropAll(in []input) {
 	for _, a := range in {
 		if a.own {
@@ -364,13 +367,14 @@ func (p *Pool) dropAll(in []input) {
 }
 
 // Map calls a function for each of the items, as one task each, and returns the results in their
-// order. At the first error, also while it submits, it cancels the others, and returns that error.
+// order. At the first error, including one of Submit, it cancels the other tasks and returns that
+// error.
 func Map[A, R any](ctx context.Context, p *Pool, f *Func[R], items []A) ([]R, error) {
 	live, stop := context.WithCancel(ctx)
 	defer stop()
 	futures, ended := make([]*Future[R], len(items)), make(chan int, len(items))
 	var submitting sync.WaitGroup
-	var refused error // by Submit
+	var refused error // error of Submit
 	submitting.Go(func() {
 		for i, item := range items {
 			if futures[i], refused = f.Submit(live, p, item); refused != nil {
@@ -408,11 +412,11 @@ func Map[A, R any](ctx context.Context, p *Pool, f *Func[R], items []A) ([]R, er
 	return nil, err
 }
 
-// RunAll calls the function once on each worker that serves tasks now, and returns the results in
-// the order of the workers' ranks. Workers that leave are left out, and so are those that train,
-// unless they set Beside. A call is not repeated if its worker is lost, or has a place in a world
-// before it has run, and fails on a worker that has no such function or offers less. The error is
-// the first of a call; the others continue.
+// RunAll calls the function once on each worker that currently serves tasks, and returns the
+// results in the order of the workers' ranks. It skips workers that are leaving, and workers that
+// train unless they have set Beside. A call is not repeated if its worker is lost, or becomes a
+// member of a world before it has run the call. It fails on a worker that lacks the function or
+// offers fewer resources. RunAll returns the first error of a call; the other calls continue.
 func RunAll[R any](ctx context.Context, p *Pool, f *Func[R], args ...any) ([]R, error) {
 	s, err := p.Status(ctx)
 	if err != nil {
@@ -439,8 +443,8 @@ func RunAll[R any](ctx context.Context, p *Pool, f *Func[R], args ...any) ([]R, 
 	return results, nil
 }
 
-// AsCompleted returns the futures in the order in which their tasks end, each with the error of its
-// task. If ctx ends, it returns nil with that error, and no more.
+// AsCompleted yields the futures in the order in which their tasks end, each with the error of its
+// task. If ctx ends, it yields nil with ctx's error and stops.
 func AsCompleted[R any](ctx context.Context, futures []*Future[R]) iter.Seq2[*Future[R], error] {
 	return func(yield func(*Future[R], error) bool) {
 		ended := make(chan *Future[R], len(futures))
@@ -460,7 +464,7 @@ func AsCompleted[R any](ctx context.Context, futures []*Future[R]) iter.Seq2[*Fu
 	}
 }
 
-// whenOver calls f once the task is over. f must not block.
+// whenOver calls f once the task is over, at once if it already is. f must not block.
 func (t *pending) whenOver(f func()) {
 	t.pool.mu.Lock()
 	if !t.ended() {

@@ -24,24 +24,24 @@ import (
 )
 
 const (
-	// mostSources is how many others are asked for a value at a time.
+	// mostSources is the largest number of others from which a value is requested at a time.
 	mostSources = 4
-	// outOfReach is how long a worker tries to bring a value that is said to be somewhere.
+	// outOfReach is how long a worker tries to fetch a value that exists but cannot be reached.
 	outOfReach = 30 * time.Second
 )
 
-// hostStore is a worker's part of the store of its host: it brings values there, decodes them, and
-// provides them for others.
+// hostStore is a worker's access to the store of its host: it fetches values into the store,
+// decodes them, and provides them to others.
 type hostStore struct {
 	cfg   *ServeConfig
-	store *blob.Store // nil: err says why
+	store *blob.Store // nil: see err
 	err   error
-	ctx   context.Context // of what it has started
+	ctx   context.Context // context of all that hostStore has started
 	stop  context.CancelFunc
 	wg    sync.WaitGroup
 
 	mu       sync.Mutex
-	listener *identity.Listener // nil: it provides nothing
+	listener *identity.Listener // nil: this worker does not provide values
 	bringing map[blob.ID]chan struct{}
 	values   map[sharedKey]*sharedValue
 }
@@ -58,14 +58,14 @@ type sharedValue struct {
 	err   error
 }
 
-// openHostStore opens the store of the host. If that fails, tasks without stored values run all the
-// same.
+// openHostStore opens the store of the host. If that fails, tasks without stored values can still
+// run.
 func openHostStore(ctx context.Context, cfg *ServeConfig) *hostStore {
 	h := &hostStore{cfg: cfg, bringing: map[blob.ID]chan struct{}{}, values: map[sharedKey]*sharedValue{}}
 	h.ctx, h.stop = context.WithCancel(context.WithoutCancel(ctx))
 	run := cfg.run
 	if run == "" {
-		run = fmt.Sprintf("%x", newSession()) // the store is of this process alone
+		run = fmt.Sprintf("%x", newSession()) // then only this process uses the store
 	}
 	h.store, h.err = blob.Open(blob.Config{Root: cfg.root, Run: run, Host: cfg.Host, Most: cfg.StoreBytes})
 	if h.err != nil {
@@ -84,8 +84,8 @@ func (h *hostStore) close() {
 	}
 }
 
-// provide listens, if it does not yet, at the address of a connection to the scheduler, and returns
-// where, and what the host has.
+// provide starts listening, if it has not yet, on the local address of a connection to the
+// scheduler. It returns the listener's address and the IDs of the values in the store.
 func (h *hostStore) provide(conn net.Conn) (addr string, stored [][]byte) {
 	if h.store == nil {
 		return "", nil
@@ -117,7 +117,7 @@ func (h *hostStore) provide(conn net.Conn) (addr string, stored [][]byte) {
 	return h.listener.Addr().String(), stored
 }
 
-// serve provides values for others.
+// serve provides values to others.
 func (h *hostStore) serve(ln *identity.Listener) {
 	raw := wire.Raw{Protocol: wire.ValuesProtocol, Handle: func(ctx context.Context, conn net.Conn, _ tls.ConnectionState) {
 		defer conn.Close()
@@ -133,7 +133,8 @@ func (h *hostStore) serve(ln *identity.Listener) {
 	}
 }
 
-// put stores a result. Where nobody can ask this worker, it is stored beside the scheduler.
+// put stores a result. If nobody can request values from this worker, put stores the result beside
+// the scheduler.
 func (h *hostStore) put(ctx context.Context, parts [][]byte) (id blob.ID, err error) {
 	if h.cfg.credentials == nil {
 		conn, err := dialValues(ctx, h.cfg.Dial)
@@ -160,8 +161,8 @@ func (h *hostStore) put(ctx context.Context, parts [][]byte) (id blob.ID, err er
 	return w.Commit()
 }
 
-// bring has a value in the host's store. It returns whether it was brought now, those who were said
-// to have it and do not, and an error, which is a *goneError where nobody has it.
+// bring makes sure that a value is in the host's store. It returns whether it has fetched the value
+// now, and the sources in at that lack it. The error is a *goneError if no source has the value.
 func (h *hostStore) bring(ctx context.Context, id blob.ID, at *taskspb.ValueAt) (brought bool, lacks []string, err error) {
 	if h.store == nil {
 		return false, nil, h.err
@@ -190,7 +191,7 @@ func (h *hostStore) bring(ctx context.Context, id blob.ID, at *taskspb.ValueAt) 
 	return false, nil, nil
 }
 
-// fetch brings a value from those who have it, and if they cannot be reached through the scheduler.
+// fetch fetches a value from those who have it or, if they are unreachable, through the scheduler.
 func (h *hostStore) fetch(ctx context.Context, id blob.ID, at *taskspb.ValueAt) (lacks []string, err error) {
 	if at == nil {
 		return nil, &goneError{errors.New("it is not said where a stored argument is")}
@@ -207,7 +208,7 @@ func (h *hostStore) fetch(ctx context.Context, id blob.ID, at *taskspb.ValueAt) 
 		}
 	}
 	size := int64(at.GetSize())
-	if slices.Contains(at.GetAt(), "") { // where the scheduler is on this machine, and of this user
+	if slices.Contains(at.GetAt(), "") { // if the scheduler is on this machine and of this user
 		if err := h.store.Borrow(id, transfer.BesideScheduler); err == nil || errors.Is(err, blob.ErrFull) {
 			return nil, err
 		}
@@ -241,7 +242,7 @@ func (h *hostStore) fetch(ctx context.Context, id blob.ID, at *taskspb.ValueAt) 
 	}
 }
 
-// decode decodes a value of the store.
+// decode decodes a value in the store.
 func (h *hostStore) decode(id blob.ID, t reflect.Type) (v reflect.Value, err error) {
 	f, size, err := h.store.Open(id)
 	if errors.Is(err, blob.ErrMissing) {
@@ -257,7 +258,7 @@ func (h *hostStore) decode(id blob.ID, t reflect.Type) (v reflect.Value, err err
 	return decodeOwn(b, t)
 }
 
-// shared is decode for all tasks that want the value as one of that type.
+// shared is like decode, but returns the same decoded value to all tasks that want it as type t.
 func (h *hostStore) shared(id blob.ID, t reflect.Type) (reflect.Value, error) {
 	key := sharedKey{id, t}
 	h.mu.Lock()

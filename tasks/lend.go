@@ -7,18 +7,18 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
-// lenderKey is where the context of a function has its *lender.
+// lenderKey is the key of the *lender in the context of a function.
 type lenderKey struct{}
 
-// lender is an attempt, for what its function calls.
+// lender is an attempt, as far as functions that its function calls need it.
 type lender struct {
 	w *server
 	a *attempt
 }
 
-// lend has the task whose function's context ctx is, if any, lend its processors until back is
-// called. They may be taken meanwhile: then more runs for a time than the worker offers, and
-// nothing begins.
+// lend makes the task, if ctx is the context of its function, lend its processors until back is
+// called. Others may use them meanwhile. After back, more may therefore run for a while than the
+// worker offers, during which nothing else begins.
 func lend(ctx context.Context) (back func()) {
 	l, ok := ctx.Value(lenderKey{}).(*lender)
 	if !ok {
@@ -28,14 +28,14 @@ func lend(ctx context.Context) (back func()) {
 	return func() { l.wait(-1) }
 }
 
-// wait says that one call more of the function waits, or one less.
+// wait records that one more call of the function waits, or one less if n is -1.
 func (l *lender) wait(n int) {
 	w, a := l.w, l.a
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	was := a.waits > 0
 	if a.waits += n; a.ended || was == (a.waits > 0) {
-		return // what has ended has given all back
+		return // an ended attempt has given everything back
 	}
 	w.take(a, int64(-n), func(name string) bool { return name == queue.CPU })
 	if w.link != nil {

@@ -24,24 +24,25 @@ import (
 )
 
 const (
-	// defaultPatience is how long a client waits for a scheduler that is out of reach.
+	// defaultPatience is how long a client waits for a scheduler that is unreachable.
 	defaultPatience = time.Minute
 )
 
-// releaseWithin is how long the scheduler may keep the result of a task that the client has: it is
-// told so with what the client says next, without a message of its own.
+// releaseWithin is how long the scheduler may keep the result of a task after the client has
+// received it. The client's next message, not a separate one, tells the scheduler to release it.
 const releaseWithin = 5 * time.Millisecond
 
 // ConnectConfig configures the connection to the scheduler. The zero value is for a worker of a
-// job, and for a program that hvdrun tasks run has started.
+// job, and for a program started by hvdrun tasks run.
 type ConnectConfig struct {
-	// Dial returns a new connection to the scheduler. Nil: to the scheduler of this process's job.
+	// Dial returns a new connection to the scheduler. Nil: Connect uses the scheduler of this
+	// process's job.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Window is the largest number of unfinished tasks: Submit waits beyond it. 0: the scheduler's
-	// limit.
+	// Window is the largest number of unfinished tasks, beyond which Submit waits. 0: the
+	// scheduler's limit.
 	Window int
-	// Patience is how long the scheduler may be unreachable; then all tasks fail, as does Connect.
-	// 0: a minute.
+	// Patience is how long the scheduler may be unreachable. After that all tasks fail, as does
+	// Connect. 0: a minute.
 	Patience time.Duration
 	// Log takes messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
@@ -56,9 +57,9 @@ type Pool struct {
 	wg      sync.WaitGroup
 
 	mu     sync.Mutex
-	tasks  map[uint64]*pending // not over
+	tasks  map[uint64]*pending // unfinished tasks
 	last   uint64
-	failed error // nothing comes of it any more
+	failed error // why the pool has ended; nil: it has not
 	outlet
 	kinds
 	admission
@@ -67,22 +68,24 @@ type Pool struct {
 	inquiries
 }
 
-// outlet is where a client says what it has to say.
+// outlet sends the client's messages to the scheduler.
 type outlet struct {
 	log  logrus.FieldLogger
-	link *link.Link[*taskspb.ToTasks] // nil: there is no connection
-	soon *time.Timer                  // pushes what was put
-	due  bool                         // soon will fire
+	link *link.Link[*taskspb.ToTasks] // nil: not connected
+	soon *time.Timer                  // pushes what was Put
+	due  bool                         // soon is running
 }
 
-// send sends where there is a connection; the next one repeats what counts.
+// send sends a part if there is a connection. Otherwise it drops it, because the next connection
+// repeats what matters.
 func (o *outlet) send(part proto.Message, add func(*taskspb.ToTasks)) {
 	if o.include(part, add); o.link != nil {
 		o.link.Push()
 	}
 }
 
-// include is send of what may wait for what is sent next. It is within its bounds.
+// include is like send for a part that may wait for the next message. The part must be within its
+// bounds.
 func (o *outlet) include(part proto.Message, add func(*taskspb.ToTasks)) {
 	if o.link == nil {
 		return
@@ -92,7 +95,7 @@ func (o *outlet) include(part proto.Message, add func(*taskspb.ToTasks)) {
 	}
 }
 
-// later has what was included be sent soon.
+// later makes sure that what was included is sent soon.
 func (o *outlet) later() {
 	if !o.due {
 		o.due = true
@@ -100,14 +103,14 @@ func (o *outlet) later() {
 	}
 }
 
-// kinds are the groups of tasks that a client has submitted, which the scheduler knows by their
+// kinds are the groups of tasks that a client has submitted. The scheduler identifies them by their
 // numbers.
 type kinds struct {
 	groups []*taskspb.TaskGroup
 	index  map[string]uint32
 }
 
-// number returns the number of a kind of tasks, and the group where it is new.
+// number returns the number of a group, and the group itself if it is new.
 func (k *kinds) number(f *function, d queue.Demand) (n uint32, new *taskspb.TaskGroup, err error) {
 	key := f.name + " " + d.String()
 	n, ok := k.index[key]
@@ -128,26 +131,26 @@ func (k *kinds) number(f *function, d queue.Demand) (n uint32, new *taskspb.Task
 	return n, new, nil
 }
 
-// pending is a task as its client knows it.
+// pending is a task from its client's point of view.
 type pending struct {
 	pool   *Pool
 	fn     *function
 	n      uint64
-	submit *taskspb.SubmitTask // nil when the scheduler has written it down, or it is over
-	needs  []any               // what it has for arguments: tasks and refs, which must stay; nil when it is over
+	submit *taskspb.SubmitTask // nil once the scheduler has recorded it, or when it is over
+	needs  []any               // tasks and refs that are its arguments, which must be kept; nil when it is over
 	spills []blob.ID           // arguments that were stored for it
 	result *taskspb.TaskResult // nil until it is over
-	cost   int64               // bytes that it takes of the scheduler until then
-	err    error               // it is over, and has not succeeded
-	over   chan struct{}       // closed then; nil: nobody waits
-	after  []func()            // called then
-	// cancelled: the scheduler has been asked to end it.
+	cost   int64               // number of bytes that it takes in the scheduler until then
+	err    error               // set if it is over and has not succeeded
+	over   chan struct{}       // closed when it is over; nil: nobody waits
+	after  []func()            // functions to call when it is over
+	// cancelled means that the scheduler has been asked to cancel the task.
 	cancelled bool
 }
 
-// Connect returns a client of the scheduler, and blocks until it is connected. If the scheduler is
-// unreachable, because the job is being resumed, it waits at most for the patience. Its error wraps
-// ErrNoJob if there is no job. The caller must call Close.
+// Connect returns a client of the scheduler. It blocks until the client is connected. If the
+// scheduler is unreachable, for example because the job is being resumed, it waits for up to
+// Patience. Its error wraps ErrNoJob if there is no job. The caller must call Close.
 func Connect(ctx context.Context, cfg ConnectConfig) (*Pool, error) {
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
@@ -188,7 +191,7 @@ func newSession() uint64 {
 	return binary.LittleEndian.Uint64(b[:]) | 1
 }
 
-// hello connects once, and says all that the scheduler may not have heard.
+// hello connects once, and sends everything that the scheduler may not have received.
 func (p *Pool) hello(ctx context.Context) (*session, error) {
 	s, err := greet(ctx, p.cfg.Dial, func(net.Conn) *taskspb.TasksHello {
 		host, _ := os.Hostname()
@@ -206,7 +209,8 @@ func (p *Pool) hello(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// welcomed goes on over a new connection, and returns what is to be called; the lock is held.
+// welcomed sets up a new connection, and returns functions to call after the lock is released. The
+// caller holds the lock.
 func (p *Pool) welcomed(s *session) (after []func()) {
 	p.link = s.link
 	p.accept(s.first.GetAccepted())
@@ -229,8 +233,8 @@ func (p *Pool) welcomed(s *session) (after []func()) {
 	return after
 }
 
-// introduce says over a new connection what tasks refer to, and asks again what people have asked;
-// the lock is held.
+// introduce sends what tasks refer to over a new connection, and repeats questions of users. The
+// caller holds the lock.
 func (p *Pool) introduce() {
 	for _, g := range p.groups {
 		p.include(g, func(m *taskspb.ToTasks) { m.Groups = append(m.Groups, g) })
@@ -248,7 +252,7 @@ func (p *Pool) introduce() {
 	p.link.Push()
 }
 
-// run reads what the scheduler says until ctx ends, over as many connections as it takes.
+// run reads messages from the scheduler until ctx ends, over as many connections as necessary.
 func (p *Pool) run(ctx context.Context, s *session) {
 	for {
 		stop := context.AfterFunc(ctx, func() { s.conn.Close() })
@@ -307,7 +311,7 @@ func (p *Pool) listen(r *link.Reader) error {
 		for _, t := range m.GetTold() {
 			delete(p.remaking, t.GetN())
 			switch {
-			case p.kept[t.GetN()]: // it has run again for the sake of its result
+			case p.kept[t.GetN()]: // it has run again only to make its result
 			case t.GetResult().GetSize() > 0 && p.tasks[t.GetN()] != nil:
 				p.keep(p.tasks[t.GetN()])
 			default:
@@ -325,7 +329,7 @@ func (p *Pool) listen(r *link.Reader) error {
 	}
 }
 
-// release makes the scheduler forget results soon; the lock is held.
+// release makes the scheduler forget results soon. The caller holds the lock.
 func (p *Pool) release(all []uint64) {
 	if len(all) == 0 || p.link == nil {
 		return
@@ -334,7 +338,7 @@ func (p *Pool) release(all []uint64) {
 	p.later()
 }
 
-// pushSoon sends what was put.
+// pushSoon sends what was Put.
 func (p *Pool) pushSoon() {
 	p.mu.Lock()
 	p.due = false
@@ -345,8 +349,8 @@ func (p *Pool) pushSoon() {
 	}
 }
 
-// keep makes the scheduler keep the stored result of a task until nothing has its Future any more;
-// the lock is held.
+// keep makes the scheduler keep the stored result of a task until its Future is unreachable. The
+// caller holds the lock.
 func (p *Pool) keep(t *pending) {
 	p.kept[t.n] = true
 	runtime.AddCleanup(t, func(n uint64) {
@@ -357,7 +361,8 @@ func (p *Pool) keep(t *pending) {
 	}, t.n)
 }
 
-// end records what became of a task, and returns what is to be called; the lock is held.
+// end records the outcome of a task, and returns functions to call after the lock is released. The
+// caller holds the lock.
 func (p *Pool) end(t *pending, r *taskspb.TaskResult, err error) []func() {
 	delete(p.tasks, t.n)
 	t.submit, t.needs, t.result, t.err = nil, nil, r, err
@@ -374,7 +379,7 @@ func (p *Pool) end(t *pending, r *taskspb.TaskResult, err error) []func() {
 	return after
 }
 
-// fail ends all tasks, and leaves questions without an answer.
+// fail ends all tasks, and all questions without an answer.
 func (p *Pool) fail(err error) {
 	p.mu.Lock()
 	if p.failed == nil {
@@ -392,15 +397,16 @@ func (p *Pool) fail(err error) {
 	}
 }
 
-// Err returns why the pool has ended: it was closed, the scheduler was unreachable for longer than
-// the patience, or the scheduler has refused the client. Nil: it works or tries to reconnect.
+// Err returns the reason why the pool has ended: it was closed, the scheduler was unreachable for
+// longer than Patience, or the scheduler has refused the client. It returns nil while the pool
+// works or tries to reconnect.
 func (p *Pool) Err() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.failed
 }
 
-// Close ends the client. Tasks that are not over are cancelled, and end with ErrClosed.
+// Close ends the client. Unfinished tasks are cancelled and end with ErrClosed.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	closed := p.failed != nil
@@ -422,7 +428,7 @@ func (p *Pool) Close() error {
 	return nil
 }
 
-// checkSubmit returns an error where a task or its options are larger than may be.
+// checkSubmit returns an error if a task or its options exceed their bounds.
 func checkSubmit(s *taskspb.SubmitTask, o *options) error {
 	needs := len(s.GetOptions().GetNeeds()) + len(s.GetOptions().GetValues())
 	switch size := proto.Size(s); {
@@ -443,10 +449,11 @@ func checkSubmit(s *taskspb.SubmitTask, o *options) error {
 	return nil
 }
 
-// isName returns whether a text may be the name of something.
+// isName reports whether text is valid as a name.
 func isName(text string) bool { return len(text) <= link.MaxName && utf8.ValidString(text) }
 
-// group returns the number of the group of a function's tasks with these options; the lock is held.
+// group returns the number of the group of a function's tasks with these options. The caller holds
+// the lock.
 func (p *Pool) group(f *function, o *options) (uint32, error) {
 	demand := o.demand
 	if _, ok := demand[queue.CPU]; !ok {
@@ -463,7 +470,7 @@ func (p *Pool) group(f *function, o *options) (uint32, error) {
 	return n, err
 }
 
-// submit sends a task, once there is room in the window.
+// submit sends a task as soon as the window has room.
 func (p *Pool) submit(ctx context.Context, f *function, o *options, args []any) (*pending, error) {
 	in, err := p.arguments(f, args)
 	if err != nil {
@@ -500,8 +507,8 @@ func (p *Pool) submit(ctx context.Context, f *function, o *options, args []any) 
 	}
 }
 
-// add sends a task; the lock is held. The error is a *spillError where an argument must be stored
-// first, and errNoRoom where as many tasks are not over as may be.
+// add sends a task. The error is a *spillError if an argument must be stored first, and errNoRoom
+// if the largest number of unfinished tasks is reached. The caller holds the lock.
 func (p *Pool) add(t *pending, o *options, in []input) error {
 	if p.full(len(p.tasks)) {
 		return errNoRoom

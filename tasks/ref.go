@@ -12,16 +12,16 @@ import (
 )
 
 // Ref is a reference to a stored value. An argument that is a Ref is not sent with each task: the
-// workers of a host copy the value to their host once. A function takes it as a Ref[T], whose Get
-// gives all tasks of the process the same value, decoded once, or as a T, which is decoded for each
-// task. The zero value refers to nothing. It is safe for concurrent use.
+// workers of a host copy the value to their host once. A function takes it either as a Ref[T],
+// whose Get returns the same value, decoded once, to all tasks of the process, or as a T, which is
+// decoded for each task. The zero value refers to nothing. A Ref is safe for concurrent use.
 type Ref[T any] struct{ ref *ref }
 
-// ref is what a Ref refers to.
+// ref is the value to which a Ref refers.
 type ref struct {
 	id   blob.ID
-	size int64 // of the encoded value
-	put  *put  // of the client that has put it; nil: this is an argument
+	size int64 // size of the encoded value in bytes
+	put  *put  // set in the client that has stored it; nil: it is an argument
 	load func(ctx context.Context, t reflect.Type) (reflect.Value, error)
 }
 
@@ -32,17 +32,17 @@ type put struct {
 	released atomic.Bool
 }
 
-// release says that the client needs the value no more.
+// release records that the client no longer needs the value.
 func (u *put) release() {
 	if !u.released.Swap(true) {
 		u.pool.unput(u.ref)
 	}
 }
 
-// Put stores a value, and returns a reference to it. It blocks until the value is stored. The value
-// is with the job's hvdrun, from which hosts copy it, and from each other. It stays until Release
-// is called, the Ref is garbage collected, or the pool is closed, and while tasks that have it as
-// an argument are unfinished. The error wraps ErrStoreFull if there is no room.
+// Put stores a value and returns a reference to it. It blocks until the value is stored. The job's
+// hvdrun stores the value; hosts copy it from there and from each other. It stays stored until
+// Release is called, the Ref is garbage collected or the pool is closed, and until all tasks that
+// have it as an argument are finished. The error wraps ErrStoreFull if there is no room.
 func Put[T any](ctx context.Context, p *Pool, value T) (Ref[T], error) {
 	parts, err := encodeParts(reflect.ValueOf(&value).Elem())
 	if err != nil {
@@ -55,9 +55,9 @@ func Put[T any](ctx context.Context, p *Pool, value T) (Ref[T], error) {
 	return Ref[T]{r}, nil
 }
 
-// Get returns the value. In a task it does not block after the first call of the process, and other
-// tasks get the same value: it must not be changed. In the client that has stored it, each call
-// fetches and decodes the value.
+// Get returns the value. In a task it does not block after the first call in the process, and all
+// tasks get the same value, which they must not change. In the client that has stored the value,
+// each call fetches and decodes it.
 func (r Ref[T]) Get(ctx context.Context) (value T, err error) {
 	if r.ref == nil {
 		return value, fmt.Errorf("%w: the Ref refers to nothing", ErrGone)
@@ -69,8 +69,8 @@ func (r Ref[T]) Get(ctx context.Context) (value T, err error) {
 	return v.Interface().(T), nil
 }
 
-// Release says that only tasks already submitted still need the value. The Ref cannot be used any
-// more: Submit refuses it.
+// Release declares that only tasks already submitted still need the value. The Ref cannot be used
+// afterwards: Submit refuses it.
 func (r Ref[T]) Release() {
 	if r.ref != nil && r.ref.put != nil {
 		r.ref.put.release()
@@ -87,14 +87,14 @@ func (r Ref[T]) refers() *ref { return r.ref }
 
 func (r Ref[T]) type_() reflect.Type { return reflect.TypeFor[T]() }
 
-// bind makes it refer to something.
+// bind sets the value to which r refers.
 func (r *Ref[T]) bind(to *ref) { r.ref = to }
 
 type binder interface{ bind(to *ref) }
 
 var referenceType = reflect.TypeFor[reference]()
 
-// refOf returns the type to which a type refers; nil: it is no Ref.
+// refOf returns the type T of a Ref[T], or nil if the type is not a Ref.
 func refOf(t reflect.Type) reflect.Type {
 	if !t.Implements(referenceType) || t.Kind() != reflect.Struct {
 		return nil
@@ -102,7 +102,7 @@ func refOf(t reflect.Type) reflect.Type {
 	return reflect.Zero(t).Interface().(reference).type_()
 }
 
-// newRef returns a Ref of a type.
+// newRef returns a Ref of type t that refers to to.
 func newRef(t reflect.Type, to *ref) reflect.Value {
 	v := reflect.New(t)
 	v.Interface().(binder).bind(to)
@@ -136,13 +136,13 @@ func (p *Pool) put(ctx context.Context, parts [][]byte) (*ref, error) {
 	return r, nil
 }
 
-// holding is a value that this client needs, and how often.
+// holding is a value that this client needs, with the number of its users.
 type holding struct {
 	size  int64
 	users int
 }
 
-// hold counts a user of a value; the lock is held.
+// hold counts a user of a value. The caller holds the lock.
 func (p *Pool) hold(id blob.ID, size int64) {
 	h := p.puts[id]
 	if h == nil {
@@ -154,14 +154,14 @@ func (p *Pool) hold(id blob.ID, size int64) {
 	h.users++
 }
 
-// unput is the opposite.
+// unput undoes hold.
 func (p *Pool) unput(id blob.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.drop(id)
 }
 
-// drop is unput; the lock is held.
+// drop is like unput. The caller holds the lock.
 func (p *Pool) drop(id blob.ID) {
 	h := p.puts[id]
 	if h == nil {

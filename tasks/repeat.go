@@ -6,33 +6,35 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 )
 
-// mostUnaccepted is how many tasks that are over a client remembers, beyond what it needs.
+// mostUnaccepted is the number of finished tasks that a client remembers in addition to those that
+// it needs.
 const mostUnaccepted = 1000
 
-// unwritten is what a client says again over the next connection, since the scheduler may not have
-// written it down and another one may have taken its place.
+// unwritten is what a client repeats over its next connection, because the scheduler may not have
+// recorded it and another scheduler may have taken its place.
 type unwritten struct {
-	// unaccepted are tasks that the scheduler has not written down, in their order, those that are
-	// over too. Those before them are not repeated.
+	// unaccepted are the tasks that the scheduler has not recorded, in their order, including
+	// finished ones. Tasks before these are not repeated.
 	unaccepted []*taskspb.SubmitTask
-	kept       map[uint64]bool // over, and their results are stored
-	connects   int             // hellos so far
-	remaking   map[uint64]bool // over, and repeated at the last of them for the sake of their results
+	kept       map[uint64]bool // finished tasks whose results are stored
+	connects   int             // number of connections so far
+	remaking   map[uint64]bool // finished tasks that the last connection repeated so that their results are made again
 }
 
-// current returns whether the scheduler knows all that there is to repeat, and its number among
-// those that were connected.
+// current returns the number of the current connection, and reports whether the scheduler knows
+// everything that had to be repeated.
 func (u *unwritten) current() (connect int, all bool) { return u.connects, len(u.remaking) == 0 }
 
-// remember adds a task that the scheduler has not written down; the lock is held.
+// remember adds a task that the scheduler has not recorded. The caller holds the lock.
 func (p *Pool) remember(t *taskspb.SubmitTask) {
-	if len(p.unaccepted) > mostUnaccepted+2*(len(p.tasks)+len(p.kept)) { // the scheduler writes nothing down
+	if len(p.unaccepted) > mostUnaccepted+2*(len(p.tasks)+len(p.kept)) { // the scheduler records nothing
 		p.unaccepted = p.repeated(nil)
 	}
 	p.unaccepted = append(p.unaccepted, t)
 }
 
-// accept notes that tasks up to a number are written down; the lock is held.
+// accept records that the scheduler has recorded all tasks up to number n. The caller holds the
+// lock.
 func (p *Pool) accept(n uint64) {
 	i := 0
 	for ; i < len(p.unaccepted) && p.unaccepted[i].GetN() <= n; i++ {
@@ -44,7 +46,8 @@ func (p *Pool) accept(n uint64) {
 	p.unaccepted = p.unaccepted[i:]
 }
 
-// repeat says over a new connection what the scheduler may not know of tasks; the lock is held.
+// repeat sends what the scheduler may not know about tasks over a new connection. The caller holds
+// the lock.
 func (p *Pool) repeat() {
 	ends := p.ends()
 	p.unaccepted = p.repeated(ends)
@@ -56,7 +59,7 @@ func (p *Pool) repeat() {
 		if p.tasks[t.GetN()] == nil && end == nil {
 			p.remaking[t.GetN()] = true
 		}
-		part := &taskspb.ToTasks{Submits: []*taskspb.SubmitTask{t}} // in one message, since it may need what is unknown
+		part := &taskspb.ToTasks{Submits: []*taskspb.SubmitTask{t}} // in one message, because the task may need unknown tasks
 		if end != nil {
 			part.Ends = []*taskspb.TaskTold{{N: t.GetN(), Result: end}}
 		}
@@ -70,9 +73,9 @@ func (p *Pool) repeat() {
 	}
 }
 
-// ends returns the results of tasks that are arguments of unfinished ones. The scheduler may be
-// another one than that which sent them, and not have them in its journal. Stored results are left
-// out: another scheduler may have to make them again. The lock is held.
+// ends returns the results of tasks that are arguments of unfinished ones. The scheduler may not be
+// the one that sent these results, and may not have them in its journal. Stored results are left
+// out, because another scheduler may have to make them again. The caller holds the lock.
 func (p *Pool) ends() map[uint64]*taskspb.TaskResult {
 	all := map[uint64]*taskspb.TaskResult{}
 	for _, t := range p.tasks {
@@ -85,9 +88,10 @@ func (p *Pool) ends() map[uint64]*taskspb.TaskResult {
 	return all
 }
 
-// repeated returns those of the tasks which the scheduler has not written down that another
-// scheduler must know: they are not over, or their result is stored and kept, or is an argument of
-// such a task. What those need whose ends are told is not repeated. The lock is held.
+// repeated returns the tasks, among those that the scheduler has not recorded, that another
+// scheduler must know: a task that is unfinished, whose result is stored and kept, or whose result
+// is an argument of such a task. A task in ends is repeated with its result, so that the tasks that
+// it needs are not. The caller holds the lock.
 func (p *Pool) repeated(ends map[uint64]*taskspb.TaskResult) (all []*taskspb.SubmitTask) {
 	needed := make(map[uint64]bool)
 	for _, t := range slices.Backward(p.unaccepted) {

@@ -8,31 +8,32 @@ import (
 	"time"
 )
 
-// errNoRoom has Submit wait.
+// errNoRoom makes Submit wait.
 var errNoRoom = errors.New("tasks: there is no room")
 
-// roomWarnedAfter is how long Submit waits for room in the scheduler's memory before its user is
-// told.
+// roomWarnedAfter is how long Submit waits for room in the scheduler's memory before it logs a
+// warning.
 const roomWarnedAfter = 5 * time.Second
 
-// admission bounds the tasks of a client that are not over: by their number, and by the bytes that
-// they take of the scheduler.
+// admission bounds the unfinished tasks of a client: their number, and the bytes that they take in
+// the scheduler.
 type admission struct {
-	window    int   // how many there may be
-	mostBytes int64 // of theirs, as the scheduler says; 0: any number
-	bytes     int64 // that they have
-	short     int64 // those of the smallest for which Submit waits; 0: it waits for none
+	window    int   // largest number of tasks
+	mostBytes int64 // largest number of bytes, as the scheduler has set it; 0: no limit
+	bytes     int64 // bytes that the tasks take now
+	short     int64 // size of the smallest task for which a Submit waits; 0: no Submit waits
 	room      chan struct{}
 }
 
-// newLimits notes what another connection permits: so many tasks, or fewer where own is not 0.
+// newLimits sets the largest number of tasks that a new connection permits: window, or fewer if own
+// is not 0.
 func (a *admission) newLimits(window, own int) {
 	if a.window, a.mostBytes = window, 0; own > 0 {
 		a.window = min(window, own)
 	}
 }
 
-// mayHave notes how many bytes the scheduler takes; 0: what it said before.
+// mayHave sets the largest number of bytes that the scheduler accepts; 0: unchanged.
 func (a *admission) mayHave(bytes uint64) {
 	if bytes > 0 {
 		a.mostBytes = int64(min(bytes, math.MaxInt64))
@@ -42,10 +43,10 @@ func (a *admission) mayHave(bytes uint64) {
 	}
 }
 
-// full returns whether there are as many tasks as may be.
+// full reports whether the largest number of tasks is reached.
 func (a *admission) full(tasks int) bool { return tasks >= a.window }
 
-// hasRoom returns whether the scheduler takes so many bytes more.
+// hasRoom reports whether the scheduler accepts more further bytes.
 func (a *admission) hasRoom(more int64) bool { return a.mostBytes == 0 || a.bytes+more <= a.mostBytes }
 
 // take counts the bytes of a task, if there is room.
@@ -60,7 +61,7 @@ func (a *admission) take(cost int64) bool {
 	return true
 }
 
-// free gives back what a task took that is over, of which so many are left that are not.
+// free returns the bytes of a task that is over, after which left tasks are unfinished.
 func (a *admission) free(left int, cost int64) {
 	a.bytes -= cost
 	if left == a.window-1 || a.short > 0 && a.hasRoom(a.short) {
@@ -68,14 +69,14 @@ func (a *admission) free(left int, cost int64) {
 	}
 }
 
-// retry wakes the submitters that wait for room.
+// retry wakes the calls of Submit that wait for room.
 func (a *admission) retry() {
 	a.short = 0
 	close(a.room)
 	a.room = make(chan struct{})
 }
 
-// waitFor waits for room.
+// waitFor blocks until room is closed or ctx ends.
 func (p *Pool) waitFor(ctx context.Context, room <-chan struct{}, f *function) error {
 	warn := time.NewTimer(roomWarnedAfter)
 	defer warn.Stop()

@@ -25,62 +25,64 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
-// ServeConfig describes the offer of a worker. The zero value is for a worker of a job.
+// ServeConfig describes what a worker offers. The zero value is for a worker of a job.
 type ServeConfig struct {
-	// Dial returns a new connection to the scheduler. Nil: to the scheduler of this process's job.
+	// Dial returns a new connection to the scheduler. Nil: Serve uses the scheduler of this
+	// process's job.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Host is the name of this host, by which tasks prefer it. Empty: its name in the job, or the
+	// Host is the name of this host, which Prefer uses. Empty: its name in the job, or else the
 	// machine's.
 	Host string
-	// Name names the worker to people. Empty: its host and its process.
+	// Name is the name of the worker for users. Empty: its host and process id.
 	Name string
-	// Offers are the resources of this worker: "cpu", "gpu" and any other names. A missing "cpu" is
-	// the number of processors, divided by the job's workers on this host.
+	// Offers are the resources of this worker: "cpu", "gpu" and any other names. If "cpu" is
+	// missing, it is the number of processors divided by the number of the job's workers on this
+	// host.
 	Offers map[string]float64
-	// Admit, if not nil, is called before tasks of a function are sent here. An error is a refusal;
-	// Admit is called again after a second, or after Reconsider. It must not block.
+	// Admit, if not nil, is called before tasks of a function are sent to this worker. An error
+	// refuses them; Admit is called again after a second, or after Reconsider. It must not block.
 	Admit func(function string) error
-	// Reconsider causes a call of Admit, for each value.
+	// Reconsider causes another call of Admit for each value that it receives.
 	Reconsider <-chan struct{}
 	// Grace is how long running tasks may continue when ctx ends. 0: 10 s. Tasks that have not
 	// begun are returned at once.
 	Grace time.Duration
-	// Beside lets the worker run tasks while it has a place in a world, which slows training.
-	// Otherwise it gets no tasks then, and the tasks that run when it enters a world run again
+	// Beside lets the worker run tasks while it is a member of a world, which slows training down.
+	// Otherwise it gets no tasks then, and tasks that are running when it enters a world run again
 	// elsewhere.
 	Beside bool
-	// StoreBytes bounds the stored values of this host, for all its workers together, in bytes. 0:
+	// StoreBytes bounds the stored values of this host, of all its workers together, in bytes. 0:
 	// 30 % of the machine's memory.
 	StoreBytes int64
 	// Log takes messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 
-	run         string                // names the store; set where Dial is not
-	credentials *identity.Credentials // nil: nobody can be asked for values, and nobody asks here
-	root        string                // of the store, in tests
-	without     map[string]bool       // functions that are not offered, in tests
+	run         string                // identifies the store; set if Dial is nil
+	credentials *identity.Credentials // nil: no values are exchanged with other workers
+	root        string                // folder of the store, in tests
+	without     map[string]bool       // functions not to offer, in tests
 }
 
-// errVanished ends the context of a worker in tests that is to end as if its process were killed.
+// errVanished ends the context of a worker in tests as if its process were killed.
 var errVanished = errors.New("tasks: the process is gone")
 
 const (
 	defaultGrace = 10 * time.Second
-	// deafTime is how long a function may go on after its context has ended until Serve returns
+	// deafTime is how long after the end of its context a function may run before Serve returns
 	// without it.
 	deafTime = time.Second
 	// aliveEvery is the longest pause between two messages of a worker.
 	aliveEvery = 5 * time.Second
-	// mostUnheard bounds the ends that a worker repeats to the next scheduler, where one cannot
-	// write them down for long. The tasks of older ones run again there.
+	// mostUnheard is the largest number of results that a worker repeats to the next scheduler if a
+	// scheduler cannot record them for a long time. Tasks with older results run again there.
 	mostUnheard = link.MaxHeld / 10
 )
 
-// Serve runs tasks of the functions that this program has registered, until ctx ends. It reconnects
-// when the connection to the scheduler breaks; tasks run on meanwhile. When ctx ends, it returns
-// the tasks that have not begun, and waits for running ones, for no longer than the grace; then it
-// returns nil. A function that ignores its context goes on. Serve returns an error if it cannot
-// reach the scheduler within the first minute, or if the scheduler refuses it.
+// Serve runs tasks of the functions that this program has registered, until ctx ends. If the
+// connection to the scheduler breaks, it reconnects; tasks continue to run meanwhile. When ctx
+// ends, it returns the tasks that have not begun, waits for running ones for up to Grace, and
+// returns nil. Functions that ignore their contexts continue to run. Serve returns an error if it
+// cannot reach the scheduler within the first minute, or if the scheduler refuses it.
 func Serve(ctx context.Context, cfg ServeConfig) error {
 	w, err := newServer(cfg)
 	if err != nil {
@@ -105,7 +107,7 @@ func Serve(ctx context.Context, cfg ServeConfig) error {
 	return w.serve(ctx, first)
 }
 
-// server runs tasks: it is the worker of package queue, in its process.
+// server is a worker in its own process: it runs the tasks that package queue sends it.
 type server struct {
 	cfg       ServeConfig
 	session   uint64
@@ -114,7 +116,7 @@ type server struct {
 
 	mu      sync.Mutex
 	link    *link.Link[*taskspb.ToTasks]
-	groups  map[uint32]*offered // of which there is a lease
+	groups  map[uint32]*offered // groups for which a lease was granted
 	running sync.WaitGroup
 	resources
 	inbox
@@ -122,10 +124,10 @@ type server struct {
 	departure
 }
 
-// resources are what the worker offers, and what of it no task has.
+// resources are what the worker offers, and how much of it is free.
 type resources struct{ offers, free map[string]int64 }
 
-// fits returns whether a demand is free.
+// fits reports whether the resources of a demand are free.
 func (r *resources) fits(d queue.Demand) bool {
 	for _, a := range d {
 		if r.free[a.Name] < a.Milli {
@@ -135,7 +137,7 @@ func (r *resources) fits(d queue.Demand) bool {
 	return true
 }
 
-// take takes what an attempt needs of some resources, or with -1 gives it back.
+// take takes the resources of an attempt for which of returns true or, if n is -1, returns them.
 func (r *resources) take(a *attempt, n int64, of func(resource string) bool) {
 	if a.of == nil {
 		return
@@ -147,14 +149,14 @@ func (r *resources) take(a *attempt, n int64, of func(resource string) bool) {
 	}
 }
 
-// inbox is the tasks that were sent here.
+// inbox holds the tasks that were sent to this worker.
 type inbox struct {
-	held    []*attempt           // in the order in which they came
-	queued  []*attempt           // of those, the ones that have not begun
-	results []*taskspb.ResultFor // arguments of tasks that have not come yet
+	held    []*attempt           // in the order of arrival
+	queued  []*attempt           // those of held that have not begun
+	results []*taskspb.ResultFor // arguments of tasks that have not arrived yet
 }
 
-// add adds a task that has come.
+// add adds a task that has arrived.
 func (b *inbox) add(push *taskspb.PushTask, of *offered) {
 	if len(b.results) > 0 {
 		b.claim(push)
@@ -164,7 +166,7 @@ func (b *inbox) add(push *taskspb.PushTask, of *offered) {
 	b.queued = append(b.queued, a)
 }
 
-// claim gives a task the results that were sent before it.
+// claim adds the results that were sent before a task to the task.
 func (b *inbox) claim(push *taskspb.PushTask) {
 	b.results = slices.DeleteFunc(b.results, func(r *taskspb.ResultFor) bool {
 		is := same(r.GetOf(), push.GetOf())
@@ -175,20 +177,20 @@ func (b *inbox) claim(push *taskspb.PushTask) {
 	})
 }
 
-// drop forgets a task that has not begun.
+// drop removes a task that has not begun.
 func (b *inbox) drop(a *attempt) {
 	is := func(o *attempt) bool { return a == o }
 	b.queued = slices.DeleteFunc(b.queued, is)
 	b.held = slices.DeleteFunc(b.held, is)
 }
 
-// reports are the ends of attempts of which the scheduler has not said that it has them.
+// reports holds the results that the scheduler has not acknowledged.
 type reports struct {
 	unheard []*taskspb.TaskDone
-	heard   uint64 // of all ends, the scheduler has so many
+	heard   uint64 // number of results, of all so far, that it has acknowledged
 }
 
-// acknowledge forgets the ends that the scheduler has, and returns them.
+// acknowledge removes the results that the scheduler has acknowledged, and returns their attempts.
 func (r *reports) acknowledge(heard uint64) (gone map[*taskspb.Attempt]bool) {
 	if heard <= r.heard || heard-r.heard > uint64(len(r.unheard)) {
 		return nil
@@ -203,27 +205,27 @@ func (r *reports) acknowledge(heard uint64) (gone map[*taskspb.Attempt]bool) {
 	return gone
 }
 
-// departure is how far the worker has left.
+// departure is the state of a worker that leaves.
 type departure struct {
 	leaving bool
-	silent  bool          // what ends is not told any more, and nothing begins
-	idle    chan struct{} // closed when nothing is held; made while leaving
+	silent  bool          // results are no longer sent, and no task begins
+	idle    chan struct{} // closed when no task is held; created by leave
 }
 
-// offered is a group of tasks that the scheduler may send.
+// offered is a group of which the scheduler may send tasks.
 type offered struct {
 	fn     *function
 	demand queue.Demand
 }
 
-// attempt is a task that was sent here.
+// attempt is a task that was sent to this worker.
 type attempt struct {
 	push    *taskspb.PushTask
 	of      *offered
 	cancel  context.CancelFunc // nil: it has not begun
-	ended   bool               // and the scheduler may not know
-	stopped bool               // it was told to end: its result is not wanted
-	waits   int                // calls in which its function waits for tasks; then it has lent its processors
+	ended   bool               // it has ended, and the scheduler may not know that
+	stopped bool               // it was told to stop: its result is not wanted
+	waits   int                // number of calls in which its function waits for tasks; above 0, it has lent its processors
 }
 
 func newServer(cfg ServeConfig) (*server, error) {
@@ -264,7 +266,7 @@ func newServer(cfg ServeConfig) (*server, error) {
 	return w, nil
 }
 
-// hello connects once, and goes on over the new connection.
+// hello connects once and sets up the new connection.
 func (w *server) hello(ctx context.Context) (*session, error) {
 	s, err := greet(ctx, w.cfg.Dial, w.introduce)
 	if err == nil {
@@ -273,7 +275,7 @@ func (w *server) hello(ctx context.Context) (*session, error) {
 	return s, err
 }
 
-// introduce returns what the worker has.
+// introduce returns the hello message, which describes the worker and what it has.
 func (w *server) introduce(conn net.Conn) *taskspb.TasksHello {
 	h := &taskspb.TasksHello{
 		Session: w.session, Worker: true, Host: w.cfg.Host, Pid: uint32(os.Getpid()), Rank: uint32(max(w.rank, 0)),
@@ -291,7 +293,7 @@ func (w *server) introduce(conn net.Conn) *taskspb.TasksHello {
 	return h
 }
 
-// offered are the functions that the worker has.
+// offered returns the functions that the worker offers.
 func (w *server) offered() (all []*taskspb.TaskFunction) {
 	functions.Lock()
 	defer functions.Unlock()
@@ -310,11 +312,11 @@ func (w *server) find(name string) *function {
 	return functions.byName[name]
 }
 
-// welcomed goes on over a new connection: what the scheduler has not heard is said again.
+// welcomed sets up a new connection: it repeats what the scheduler has not acknowledged.
 func (w *server) welcomed(l *link.Link[*taskspb.ToTasks], m *taskspb.FromTasks) {
 	w.mu.Lock()
 	if w.silent {
-		left := w.leaving // in order
+		left := w.leaving // it leaves in order
 		w.mu.Unlock()
 		if left {
 			l.Say(func(m *taskspb.ToTasks) { m.Left = true })
@@ -322,9 +324,9 @@ func (w *server) welcomed(l *link.Link[*taskspb.ToTasks], m *taskspb.FromTasks) 
 		l.Flush()
 		return
 	}
-	w.link, w.results = l, nil // the results come again, with their tasks
+	w.link, w.results = l, nil // the scheduler sends the results again, with their tasks
 	w.acknowledge(m.GetHeard())
-	w.heard = m.GetHeard() // what was not heard counts from there
+	w.heard = m.GetHeard() // unacknowledged results are counted from here
 	for _, d := range w.unheard {
 		w.put(d, func(m *taskspb.ToTasks) { m.Dones = append(m.Dones, d) })
 	}
@@ -341,7 +343,8 @@ func (w *server) welcomed(l *link.Link[*taskspb.ToTasks], m *taskspb.FromTasks) 
 	w.hear(m)
 }
 
-// acknowledge forgets the attempts whose ends the scheduler has; the lock is held.
+// acknowledge forgets the attempts whose results the scheduler has acknowledged. The caller holds
+// the lock.
 func (w *server) acknowledge(heard uint64) {
 	if gone := w.reports.acknowledge(heard); gone != nil {
 		w.held = slices.DeleteFunc(w.held, func(a *attempt) bool { return gone[a.push.GetOf()] })
@@ -349,8 +352,8 @@ func (w *server) acknowledge(heard uint64) {
 	}
 }
 
-// noteIdle tells serve when a worker that leaves has nothing left that anybody wants; the lock is
-// held.
+// noteIdle closes w.idle, for which leave waits, if the worker is leaving and holds neither a
+// result that the scheduler needs nor an attempt whose result is wanted. The caller holds the lock.
 func (w *server) noteIdle() {
 	wanted := func(a *attempt) bool { return a.ended || !a.stopped }
 	if w.leaving && w.idle != nil && !slices.ContainsFunc(w.held, wanted) {
@@ -359,7 +362,7 @@ func (w *server) noteIdle() {
 	}
 }
 
-// serve handles what the scheduler says until ctx ends, over as many connections as it takes.
+// serve handles messages from the scheduler until ctx ends, over as many connections as necessary.
 func (w *server) serve(ctx context.Context, first *session) error {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
@@ -376,7 +379,7 @@ func (w *server) serve(ctx context.Context, first *session) error {
 			w.say(func(*taskspb.ToTasks) {}) // an empty message
 		case err := <-failed:
 			w.mu.Lock()
-			w.silent = true // and nothing begins any more
+			w.silent = true // and no task begins any more
 			w.mu.Unlock()
 			w.stopAll()
 			w.await()
@@ -399,7 +402,7 @@ func (w *server) serve(ctx context.Context, first *session) error {
 	}
 }
 
-// leave gives back what has not begun, and waits for the rest.
+// leave gives back the tasks that have not begun, and waits for the others for up to grace.
 func (w *server) leave(grace time.Duration) {
 	idle := make(chan struct{})
 	w.mu.Lock()
@@ -413,7 +416,7 @@ func (w *server) leave(grace time.Duration) {
 	case <-idle:
 	case <-late.C:
 	}
-	// What is ended now runs again elsewhere: its error is not told.
+	// Tasks that are stopped now run again elsewhere, so their errors are not reported.
 	w.mu.Lock()
 	w.silent = true
 	if w.link != nil {
@@ -429,21 +432,21 @@ func (w *server) leave(grace time.Duration) {
 	}
 }
 
-// vanish ends without a word, as a process does that is killed.
+// vanish ends without a message, like a process that is killed.
 func (w *server) vanish(end func()) {
 	w.mu.Lock()
 	l := w.link
 	w.link, w.silent = nil, true
 	w.mu.Unlock()
-	end() // there is no other connection
+	end() // prevents another connection
 	if l != nil {
 		l.Close()
 	}
 	w.stopAll()
 }
 
-// await waits for the functions, whose contexts have ended; only briefly for those that ignore
-// theirs, so that the process can end.
+// await waits for the functions, whose contexts have ended. It waits only briefly for functions
+// that ignore their contexts, so that the process can end.
 func (w *server) await() {
 	ended := make(chan struct{})
 	go func() {
@@ -469,7 +472,7 @@ func (w *server) stopAll() {
 	}
 }
 
-// say says some numbers.
+// say sends a part that consists of some numbers.
 func (w *server) say(add func(*taskspb.ToTasks)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -478,7 +481,8 @@ func (w *server) say(add func(*taskspb.ToTasks)) {
 	}
 }
 
-// put has something said with what is said next; the lock is held. It is within its bounds.
+// put adds a part to the next message. The part must be within its bounds. The caller holds the
+// lock.
 func (w *server) put(part proto.Message, add func(*taskspb.ToTasks)) {
 	if w.link == nil {
 		return
@@ -488,7 +492,7 @@ func (w *server) put(part proto.Message, add func(*taskspb.ToTasks)) {
 	}
 }
 
-// read reads what the scheduler says until ctx ends.
+// read reads messages from the scheduler until ctx ends.
 func (w *server) read(ctx context.Context, s *session) error {
 	for {
 		err := w.listen(ctx, s)
@@ -499,8 +503,8 @@ func (w *server) read(ctx context.Context, s *session) error {
 		if l != nil {
 			l.Close()
 		}
-		// A worker that has left does not connect again: the scheduler would take it for a new one
-		// that runs what it has given back, and for lost when that connection ends.
+		// A worker that has left must not reconnect: the scheduler would consider it a new worker
+		// that runs what it has given back, and would consider it lost when that connection ends.
 		if silent || ctx.Err() != nil {
 			return nil
 		}
@@ -534,12 +538,12 @@ func (w *server) listen(ctx context.Context, s *session) error {
 	}
 }
 
-// hear does what the scheduler says.
+// hear handles a message from the scheduler.
 func (w *server) hear(m *taskspb.FromTasks) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.silent {
-		return // and nothing begins that nobody would end
+		return // and no task begins that nobody would stop
 	}
 	if m.GetHeard() > 0 {
 		w.acknowledge(m.GetHeard())
@@ -563,7 +567,7 @@ func (w *server) hear(m *taskspb.FromTasks) {
 	w.begin()
 }
 
-// answer answers the request for a lease; the lock is held.
+// answer answers the request for a lease. The caller holds the lock.
 func (w *server) answer(a *taskspb.LeaseAsk) {
 	of := a.GetOf()
 	f := w.find(of.GetFunction().GetName())
@@ -594,7 +598,7 @@ func same(a, b *taskspb.Attempt) bool {
 	return a.GetN() == b.GetN() && a.GetClient() == b.GetClient() && a.GetAttempt() == b.GetAttempt()
 }
 
-// giveBack gives a task back that has not begun; the lock is held.
+// giveBack gives a task back if it has not begun. The caller holds the lock.
 func (w *server) giveBack(of *taskspb.Attempt) {
 	i := slices.IndexFunc(w.queued, func(a *attempt) bool { return same(a.push.GetOf(), of) })
 	if i >= 0 {
@@ -611,13 +615,13 @@ func (w *server) giveBack(of *taskspb.Attempt) {
 	}
 }
 
-// drop forgets a task that has not begun; the lock is held.
+// drop removes a task that has not begun. The caller holds the lock.
 func (w *server) drop(a *attempt) {
 	w.inbox.drop(a)
 	w.noteIdle()
 }
 
-// stop ends a task whose result is not wanted any more; the lock is held.
+// stop stops a task whose result is no longer wanted. The caller holds the lock.
 func (w *server) stop(of *taskspb.Attempt) {
 	for _, a := range w.held {
 		switch {
@@ -632,20 +636,20 @@ func (w *server) stop(of *taskspb.Attempt) {
 			w.returned(of)
 			return
 		default:
-			return // which the scheduler is told
+			return // its result was sent
 		}
 	}
 	w.returned(of)
 }
 
-// returned says that an attempt is not here; the lock is held.
+// returned reports that an attempt is not here. The caller holds the lock.
 func (w *server) returned(of *taskspb.Attempt) {
 	if w.link != nil {
 		w.link.Say(func(m *taskspb.ToTasks) { m.Returned = append(m.Returned, of) })
 	}
 }
 
-// begin begins what can, in the order in which it came; the lock is held.
+// begin starts the tasks that can run, in the order of their arrival. The caller holds the lock.
 func (w *server) begin() {
 	n := 0
 	for ; n < len(w.queued); n++ {
@@ -663,7 +667,7 @@ func (w *server) begin() {
 	}
 }
 
-// run runs a task, and reports its result.
+// run runs a task and reports its result.
 func (w *server) run(ctx context.Context, a *attempt) {
 	defer a.cancel()
 	began := time.Now()
@@ -680,7 +684,7 @@ func (w *server) run(ctx context.Context, a *attempt) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	a.ended, a.cancel = true, func() {}
-	a.push = &taskspb.PushTask{Of: done.GetOf()} // without the arguments
+	a.push = &taskspb.PushTask{Of: done.GetOf()} // frees the arguments
 	w.take(a, -1, func(name string) bool { return name != queue.CPU || a.waits == 0 })
 	if w.silent {
 		return
@@ -695,18 +699,19 @@ func (w *server) run(ctx context.Context, a *attempt) {
 	w.begin()
 }
 
-// confirm tells the scheduler that a task begins, before it does: it may end this process.
+// confirm tells the scheduler that a task begins, before it does, because the task may end this
+// process.
 func (w *server) confirm(ctx context.Context, a *attempt) {
 	w.mu.Lock()
 	l := w.link
 	w.mu.Unlock()
 	if l != nil {
 		l.Say(func(m *taskspb.ToTasks) { m.Begun = append(m.Begun, a.push.GetOf()) })
-		_ = l.Written(ctx) // where it ends, the task ends as well
+		_ = l.Written(ctx) // if ctx ends, the task ends too
 	}
 }
 
-// failed is the result of a task that has failed. A text may be of any size.
+// failed returns the result of a task that has failed. text may be of any length.
 func failed(f queue.Failure, text string) *taskspb.TaskResult {
 	text = queue.Cut(text, link.MaxText)
 	return &taskspb.TaskResult{State: uint32(queue.Failed), Failure: uint32(f), Text: text}
@@ -750,16 +755,16 @@ func (w *server) call(ctx context.Context, a *attempt) *taskspb.TaskResult {
 	return &taskspb.TaskResult{State: uint32(queue.Succeeded), Value: id[:], Size: uint64(size)}
 }
 
-// panicError is the panic of a function.
+// panicError is a panic of a function.
 type panicError struct {
 	text  string
 	stack []byte
 }
 
-// Error has no stack; it is in FunctionError.
+// Error does not include the stack, which FunctionError has.
 func (e *panicError) Error() string { return e.text }
 
-// run calls the function, and encodes its result, in parts. A panic is an error.
+// run calls the function and encodes its result, in parts. It converts a panic to an error.
 func (f *function) run(ctx context.Context, args []reflect.Value) (value [][]byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -776,8 +781,8 @@ func (f *function) run(ctx context.Context, args []reflect.Value) (value [][]byt
 	return encodeParts(out[0])
 }
 
-// argumentsOf returns the arguments of a task. Those that are stored are brought to this host
-// first. The error is a *goneError where one is nowhere.
+// argumentsOf returns the arguments of a task. It first fetches stored arguments to this host. The
+// error is a *goneError if nobody has one of them.
 func (w *server) argumentsOf(ctx context.Context, a *attempt) ([]reflect.Value, error) {
 	var all taskspb.TaskArgs
 	if err := proto.Unmarshal(a.push.GetArgs(), &all); err != nil {
@@ -811,7 +816,7 @@ func (w *server) argumentsOf(ctx context.Context, a *attempt) ([]reflect.Value, 
 	return args, nil
 }
 
-// argument returns an argument that was sent, or is stored, as one of a type.
+// argument returns an argument of type t, which was sent with the task or is stored.
 func (w *server) argument(ctx context.Context, a *attempt, inlined, object []byte, t reflect.Type) (reflect.Value, error) {
 	below := refOf(t)
 	if len(object) == 0 {
@@ -835,13 +840,14 @@ func (w *server) argument(ctx context.Context, a *attempt, inlined, object []byt
 	return newRef(t, &ref{id: id, load: func(context.Context, reflect.Type) (reflect.Value, error) { return v, nil }}), err
 }
 
-// goneError says that a stored value is nowhere.
+// goneError means that nobody has a stored value.
 type goneError struct{ err error }
 
 // Error returns the cause's message.
 func (e *goneError) Error() string { return e.err.Error() }
 
-// bring has a stored value on this host, and tells the scheduler who does not have it.
+// bring makes sure that a stored value is on this host, and tells the scheduler which hosts lack
+// it.
 func (w *server) bring(ctx context.Context, a *attempt, id blob.ID) error {
 	var at *taskspb.ValueAt
 	for _, v := range a.push.GetValues() {

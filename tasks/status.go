@@ -13,9 +13,9 @@ import (
 // Status is the scheduler's status: tasks by function, with the reasons why they wait, and workers.
 type Status = report.Status
 
-// inquiries are what people have asked the scheduler, and have no answer to.
+// inquiries are the questions of users that the scheduler has not answered.
 type inquiries struct {
-	asked  []chan<- []byte // for the status
+	asked  []chan<- []byte // waiting for the status
 	wonder []question
 }
 
@@ -52,7 +52,7 @@ func (p *Pool) answer(ctx context.Context, to <-chan []byte) ([]byte, error) {
 	}
 }
 
-// end leaves all questions without an answer.
+// end closes all questions without an answer.
 func (i *inquiries) end() {
 	for _, c := range i.asked {
 		close(c)
@@ -63,7 +63,7 @@ func (i *inquiries) end() {
 	i.asked, i.wonder = nil, nil
 }
 
-// answered gives the scheduler's answer to those who have asked.
+// answered passes the scheduler's answer to those who have asked.
 func (p *Pool) answered(text []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,17 +73,18 @@ func (p *Pool) answered(text []byte) {
 	p.asked = nil
 }
 
-// Explanation gives the state of a task, and the reason.
+// Explanation describes the state of a task and the reason for it.
 type Explanation = report.Explanation
 
-// question asks for explanations.
+// question is a request for explanations.
 type question struct {
 	what   string
 	answer chan<- []byte
 }
 
-// Explain asks the scheduler why tasks do not run. It selects the tasks with a number, one for each
-// client at most, or the unfinished tasks of a function. It returns at most 20.
+// Explain asks the scheduler why tasks do not run. what is a number, which selects at most one task
+// of each client, or the name of a function, which selects its unfinished tasks. It returns at most
+// 20 explanations.
 func (p *Pool) Explain(ctx context.Context, what string) (all []Explanation, err error) {
 	if !isName(what) {
 		return nil, fmt.Errorf("tasks: %.20q… is not the name of a function", what)
@@ -106,7 +107,7 @@ func (p *Pool) Explain(ctx context.Context, what string) (all []Explanation, err
 	return all, err
 }
 
-// explained gives answers to those who have asked, in the order in which they did.
+// explained passes answers to those who have asked, in the order of the questions.
 func (p *Pool) explained(texts [][]byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -14,13 +14,13 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/transfer"
 )
 
-// holdings are the stored values of a client.
+// holdings is what a client knows about stored values.
 type holdings struct {
-	puts  map[blob.ID]*holding // that it needs
-	spare *transfer.Client     // a connection for values; nil: none is kept
+	puts  map[blob.ID]*holding // values that it needs
+	spare *transfer.Client     // an idle connection for values; nil: none
 }
 
-// takeSpare returns the spare connection, which the caller owns then; nil: none is kept.
+// takeSpare returns the idle connection, which the caller then owns; nil: no connection is idle.
 func (h *holdings) takeSpare() *transfer.Client {
 	c := h.spare
 	h.spare = nil
@@ -44,10 +44,10 @@ func dialValues(ctx context.Context, dial func(context.Context) (net.Conn, error
 	return conn, nil
 }
 
-// withValues calls use with a connection that carries values, and again after its error, unless
-// that is of the value, ctx ends, or it has gone on for longer than the patience.
+// withValues calls use with a connection that carries values. It repeats the call after an error,
+// unless the error concerns the value, ctx ends, or Patience has passed.
 func (p *Pool) withValues(ctx context.Context, use func(*transfer.Client) error) error {
-	missed := 0 // the number of the connection at which the value was missing
+	missed := 0 // number of the connection on which the value was missing
 	for since := time.Now(); ; {
 		c, err := p.values(ctx)
 		if err == nil {
@@ -66,7 +66,7 @@ func (p *Pool) withValues(ctx context.Context, use func(*transfer.Client) error)
 		case errors.Is(err, blob.ErrMissing) && p.settled(&missed):
 			return fmt.Errorf("%w: no host has it", ErrGone)
 		case errors.Is(err, transfer.ErrLater):
-			since = time.Now() // the scheduler is there, and knows more
+			since = time.Now() // the scheduler is reachable, and has learned more
 		case time.Since(since) > p.cfg.Patience:
 			return fmt.Errorf("tasks: a stored value: %w", err)
 		}
@@ -84,8 +84,9 @@ func (p *Pool) withValues(ctx context.Context, use func(*transfer.Client) error)
 	}
 }
 
-// settled returns whether a scheduler that misses a value knows all that this client has to say,
-// and has missed it before. Another one must be told first of the tasks that make it.
+// settled reports whether the value is definitely missing: the scheduler knows everything that this
+// client had to repeat, and lacked the value before on the same connection. A new scheduler must
+// first learn of the tasks that make the value.
 func (p *Pool) settled(missed *int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -95,7 +96,7 @@ func (p *Pool) settled(missed *int) bool {
 	return p.link != nil && all && before == connect
 }
 
-// storeError is the error of what a store has refused.
+// storeError returns the error for a store's refusal.
 func storeError(text string) error {
 	if rest, ok := strings.CutPrefix(text, blob.ErrFull.Error()); ok {
 		return fmt.Errorf("%w%s", ErrStoreFull, rest)
@@ -103,7 +104,7 @@ func storeError(text string) error {
 	return errors.New("tasks: " + text)
 }
 
-// values returns a connection that carries values: the one that was kept, or a new one.
+// values returns a connection that carries values: the idle one, or a new one.
 func (p *Pool) values(ctx context.Context) (*transfer.Client, error) {
 	p.mu.Lock()
 	c := p.takeSpare()

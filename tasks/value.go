@@ -11,7 +11,7 @@ import (
 	"slices"
 )
 
-// How a value is encoded: its first byte.
+// The first byte of an encoded value, which says how it is encoded.
 const (
 	asNothing = iota
 	asBytes
@@ -24,7 +24,7 @@ const (
 	asGob
 )
 
-// encode encodes a value. A nil pointer is one.
+// encode encodes a value. A nil pointer is a valid value.
 func encode(v reflect.Value) ([]byte, error) {
 	if !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return []byte{asNothing}, nil
@@ -56,7 +56,7 @@ func encode(v reflect.Value) ([]byte, error) {
 			return []byte{asNothing}, nil
 		}
 	}
-	if v.Kind() != reflect.Pointer { // methods of the pointer count too, as they do when it is decoded
+	if v.Kind() != reflect.Pointer { // methods of the pointer count too, as in decoding
 		p := reflect.New(v.Type())
 		p.Elem().Set(v)
 		if m, ok := p.Interface().(encoding.BinaryMarshaler); ok {
@@ -71,16 +71,17 @@ func encode(v reflect.Value) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
-// The limits between what is sent with a task and what is stored, those of Ray.
+// The size limits, which are those of Ray, beyond which a value is stored and not sent with a task.
 const (
-	// inlineLimit is the size of an argument up to which it is sent with the task; a result that is
-	// sent is smaller.
+	// inlineLimit is the largest size of an argument that is sent with the task. A result that is
+	// sent must be smaller.
 	inlineLimit = 100 << 10
-	// messageLimit bounds the sum of the arguments that are sent with a task, and that of results.
+	// messageLimit is the largest total size of the arguments that are sent with a task, and of
+	// results.
 	messageLimit = 10 << 20
 )
 
-// encodeParts is encode for a value that may be large: that of a slice of bytes is not copied.
+// encodeParts is like encode, for a value that may be large: it does not copy a slice of bytes.
 func encodeParts(v reflect.Value) ([][]byte, error) {
 	if v.IsValid() && v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Uint8 && v.Len() > inlineLimit/2 {
 		if _, ok := v.Interface().(encoding.BinaryMarshaler); !ok {
@@ -91,7 +92,7 @@ func encodeParts(v reflect.Value) ([][]byte, error) {
 	return [][]byte{b}, err
 }
 
-// lengthOf returns how many bytes parts have.
+// lengthOf returns the total number of bytes of the parts.
 func lengthOf(parts [][]byte) (n int) {
 	for _, p := range parts {
 		n += len(p)
@@ -99,7 +100,7 @@ func lengthOf(parts [][]byte) (n int) {
 	return n
 }
 
-// decode decodes a value of a type. It does not keep b.
+// decode decodes a value of type t. It does not keep b.
 func decode(b []byte, t reflect.Type) (reflect.Value, error) {
 	if len(b) > 0 && b[0] == asBytes {
 		b = bytes.Clone(b)
@@ -107,7 +108,7 @@ func decode(b []byte, t reflect.Type) (reflect.Value, error) {
 	return decodeOwn(b, t)
 }
 
-// decodeOwn is decode of bytes that are nobody else's: the value may be among them.
+// decodeOwn is like decode, but b becomes part of the value: nothing else may use it.
 func decodeOwn(b []byte, t reflect.Type) (reflect.Value, error) {
 	v := reflect.New(t).Elem()
 	if len(b) == 0 {

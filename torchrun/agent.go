@@ -28,8 +28,8 @@ type Config struct {
 	RunID, Role string
 	// Workers is the number of workers on this node, at least 1.
 	Workers int
-	// MaxRestarts is the largest number of restarts after failures of workers, of all nodes
-	// together: a round with failures counts once.
+	// MaxRestarts is the largest number of restarts after failures of workers, counted over all
+	// nodes: a round with failures counts once.
 	MaxRestarts int
 	// Command is the program and its arguments, in which ${local_rank} stands for the local rank.
 	// Name is its name in reports; empty: Command[0].
@@ -37,16 +37,16 @@ type Config struct {
 	Name    string
 	// Env is the environment that workers inherit, as NAME=value.
 	Env []string
-	// StoreAddrs are further loopback addresses, host:port, at which the workers of a job of one
-	// node reach their store: addresses that programs name themselves.
+	// StoreAddrs are further loopback addresses, host:port, at which the workers of a job with a
+	// single node reach their store: addresses that the programs themselves name.
 	StoreAddrs []string
-	// Stdin, if not nil, is the input of all workers, from the same file.
+	// Stdin, if not nil, is the input of all workers: they share the file.
 	Stdin *os.File
-	// Prestart, if not empty, is Python code such as "import torch": interpreters run it during a
-	// round, and become the workers of the next round. Command must be Python with a file or a
+	// Prestart, if not empty, is Python code such as "import torch". Interpreters run it during a
+	// round and become the workers of the next round. Command must be Python with a file or a
 	// module.
 	Prestart string
-	// Host is the name of this node, and Backend that of the rendezvous, for reports.
+	// Host is the name of this node, and Backend the name of the rendezvous, for reports.
 	Host, Backend string
 	// Rendezvous is where the agents meet, and Peers connects them to the store of the agent with
 	// rank 0. If Peers is nil, no other node can take part.
@@ -60,8 +60,8 @@ type Config struct {
 	ExitBarrier time.Duration
 	// VirtualLocalRank makes each worker see one device, as local rank 0.
 	VirtualLocalRank bool
-	// FileTimer lets workers request, by the FIFO TimerFile, that they are ended unless they renew
-	// the timer in time. Empty TimerFile: one is made.
+	// FileTimer lets workers request, through the FIFO TimerFile, to be ended unless they renew the
+	// timer in time. If TimerFile is empty, a FIFO is created.
 	FileTimer bool
 	TimerFile string
 	// ErrorFile, if not empty, receives a copy of the first failure's error file.
@@ -71,12 +71,12 @@ type Config struct {
 	HealthAddr string
 	// Mark, if not empty, is the HVD_RUN_ID of all processes, by which a guard finds them.
 	Mark string
-	// TempDir is the folder for files whose place no setting gives. Empty: os.TempDir.
+	// TempDir is the folder for files for which no other setting names a place. Empty: os.TempDir.
 	TempDir string
-	// Hurry, if not nil, ends the grace of ShutdownTimeout when it is closed.
+	// Hurry, if not nil, ends the grace period of ShutdownTimeout when it is closed.
 	Hurry <-chan struct{}
-	// SignalOf returns the signal that workers get when the context has ended with the cause. Nil:
-	// SIGTERM.
+	// SignalOf returns the signal that workers get when the context has ended with the given cause.
+	// Nil: SIGTERM.
 	SignalOf func(cause error) syscall.Signal
 	// Launcher starts workers; nil: launch.Local.
 	Launcher launch.Launcher
@@ -87,22 +87,22 @@ type Config struct {
 	Log    logrus.FieldLogger
 }
 
-// Agent runs the workers of one node. It is made by New, and Run is called once.
+// Agent runs the workers of one node. New makes one. Run must be called only once.
 type Agent struct {
 	cfg     Config
 	machine machine
 	begun   time.Time
 	place   place
 	logs    *logs
-	timer   *fileTimer // nil: none
+	timer   *fileTimer // nil: no timers
 	health  health
-	program prestart.Program // with Prestart
-	warm    []*warm          // by local rank; nil: none
+	program prestart.Program // valid with Prestart
+	warm    []*warm          // by local rank; nil: none is running
 	now     func() time.Time
 	store   func(context.Context, Round) (roundStore, error)
 }
 
-// roundStore is the store of a round's workers, as this node's reach it.
+// roundStore is the store of a round's workers, as the workers of this node reach it.
 type roundStore interface {
 	addr() string
 	// asked reports whether a worker of this node has connected to it.
@@ -157,9 +157,9 @@ func New(cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// Run runs the workers until all have succeeded, or some have failed and no restart is left, or ctx
-// ends. It returns nil, a *FailedError, or ctx's cause. No worker is left when it returns. It
-// closes the rendezvous for all nodes, unless ctx has ended; then this node leaves it.
+// Run runs the workers until all have succeeded, some have failed and no restart is left, or ctx
+// ends. It returns nil, a *FailedError, or ctx's cause. No worker is left when it returns. Run
+// closes the rendezvous for all nodes, unless ctx has ended; then only this node leaves it.
 func (a *Agent) Run(ctx context.Context) (err error) {
 	a.begun = a.now()
 	if err := a.open(ctx); err != nil {
@@ -178,7 +178,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	return err
 }
 
-// open makes what the agent has as long as it runs.
+// open sets up what the agent needs for the duration of Run.
 func (a *Agent) open(ctx context.Context) (err error) {
 	if a.logs, err = a.cfg.Logs.open(a.cfg.RunID, a.cfg.TempDir); err != nil {
 		return err
@@ -197,7 +197,7 @@ func (a *Agent) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// settle tells the others, and frees what open and the rounds have made.
+// settle informs the other nodes, and frees what open and the rounds have set up.
 func (a *Agent) settle(ctx context.Context, err error) {
 	var failed *FailedError
 	if errors.As(err, &failed) {
@@ -224,10 +224,10 @@ func (a *Agent) settle(ctx context.Context, err error) {
 	}
 }
 
-// leaveTimeout bounds what an agent that ends has to say to others.
+// leaveTimeout bounds what an agent that ends still sends to others.
 const leaveTimeout = 10 * time.Second
 
-// run runs rounds.
+// run runs rounds until one of them ends the job.
 func (a *Agent) run(ctx context.Context) error {
 	failed := false
 	for {
@@ -257,8 +257,8 @@ func (a *Agent) run(ctx context.Context) error {
 	}
 }
 
-// start meets the other nodes and starts the workers. Where the nodes change before that, they meet
-// again. failed: workers of this node have failed in the last round.
+// start meets the other nodes and starts the workers. If the nodes change before the workers have
+// started, it meets again. failed means that workers of this node failed in the last round.
 func (a *Agent) start(ctx context.Context, failed bool) (*group, error) {
 	for {
 		s, err := a.meet(ctx, failed)
@@ -269,7 +269,7 @@ func (a *Agent) start(ctx context.Context, failed bool) (*group, error) {
 			return nil, err
 		}
 		a.cfg.Log.Infof("torchrun: round %d: %v before the workers were started: another round begins", a.place.round.Number, err)
-		failed = false // which the rendezvous knows
+		failed = false // the rendezvous knows that now
 	}
 }
 
@@ -302,7 +302,7 @@ func (a *Agent) meet(ctx context.Context, failed bool) (s roundStore, err error)
 	return s, nil
 }
 
-// errChanged: nodes wait to join the round, or one of it has gone.
+// errChanged means that nodes wait to join the round, or that a member is gone.
 var errChanged = errors.New("the nodes of the job have changed")
 
 // whileUnchanged returns a context that ends with errChanged when the nodes of the round change.
@@ -340,7 +340,7 @@ func (a *Agent) begin(ctx context.Context, s roundStore) (*group, error) {
 	return g, nil
 }
 
-// rank returns the ranks of this node's workers, which the node with rank 0 computes for all.
+// rank returns the ranks of this node's workers. The node with rank 0 computes them for all nodes.
 func (a *Agent) rank(ctx context.Context, round Round) (r Ranks, err error) {
 	own := Node{Role: a.cfg.Role, Workers: a.cfg.Workers}
 	if round.World == 1 {
@@ -367,7 +367,7 @@ func (a *Agent) rank(ctx context.Context, round Round) (r Ranks, err error) {
 // rankTimeout bounds the exchange of ranks in a round whose nodes have all just arrived.
 const rankTimeout = 60 * time.Second
 
-// publishRanks tells each node its ranks.
+// publishRanks sends each node its ranks.
 func publishRanks(ctx context.Context, round Round) error {
 	nodes := make([]Node, round.World)
 	for i := range nodes {
@@ -394,7 +394,7 @@ func publishRanks(ctx context.Context, round Round) error {
 	return nil
 }
 
-// watch blocks until the round is over, and returns why.
+// watch blocks until the round is over, and returns what to do next.
 func (a *Agent) watch(ctx context.Context, g *group) (action, error) {
 	changed := a.cfg.Rendezvous.Changed()
 	running := len(g.workers)
@@ -439,7 +439,8 @@ func (a *Agent) watch(ctx context.Context, g *group) (action, error) {
 	}
 }
 
-// exited takes note of a worker's end. Those that have ended by now are part of the same failure.
+// exited records the end of a worker. Workers that have ended by now count as part of the same
+// failure.
 func (a *Agent) exited(g *group, w *worker) State {
 	seen := Healthy
 	for w != nil {
@@ -464,8 +465,8 @@ func (a *Agent) exited(g *group, w *worker) State {
 	return seen
 }
 
-// barrier says that this node is done, and waits until all nodes are, so that none ends while
-// another needs its store. A failure of the barrier does not fail the job.
+// barrier announces that this node is done, and waits until all nodes are, so that no node ends
+// while another needs its store. A failure of the barrier does not fail the job.
 func (a *Agent) barrier(ctx context.Context) {
 	round := a.place.round
 	if round.World == 1 {
@@ -479,7 +480,7 @@ func (a *Agent) barrier(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, a.cfg.ExitBarrier, fmt.Errorf("not all nodes were done within %v", a.cfg.ExitBarrier))
 	defer cancel()
-	ctx, end := a.whileUnchanged(ctx) // a node that restarts or is gone does not come
+	ctx, end := a.whileUnchanged(ctx) // nobody waits for a node that restarts or is gone
 	defer end()
 	n, err := round.Store.Add(ctx, "done", 1)
 	if err == nil && n == int64(round.World) {
@@ -493,7 +494,8 @@ func (a *Agent) barrier(ctx context.Context) {
 	}
 }
 
-// keepError copies the error file of the first failure to where this agent's parent looks.
+// keepError copies the error file of the first failure to the place where this agent's parent
+// expects it.
 func (a *Agent) keepError(failed *FailedError) {
 	if a.cfg.ErrorFile == "" {
 		return
@@ -511,5 +513,5 @@ func (a *Agent) keepError(failed *FailedError) {
 	}
 }
 
-// newIncarnation returns a name for the life of one worker.
+// newIncarnation returns a unique name for one run of a worker.
 func newIncarnation() string { return rand.Text() }

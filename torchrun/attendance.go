@@ -14,18 +14,19 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 )
 
-// byeTimeout bounds how long the last word to another node takes, and dropTimeout what is told the
-// store of one that is gone.
+// byeTimeout bounds the goodbye to another node, and dropTimeout the removal of a dead member in
+// the store.
 const byeTimeout, dropTimeout = time.Second, 5 * time.Second
 
-// attend starts to notice, until ctx ends, which members of a round die: all are connected to the
-// one with rank 0, and a connection that ends without a last word is that of a process that is
-// gone. Members are then dropped at once, where a heartbeat would be missed for seconds. What this
-// cannot see, as the silence of a machine, the heartbeats still tell. A connection that was reset,
-// which a firewall does too, is made again. Where the store is not reached, w makes the round end.
+// attend starts to detect, until ctx ends, which members of a round die. All members are connected
+// to the one with rank 0. If a connection ends without a goodbye, the process at its other end is
+// gone, and its member is dropped at once, whereas missing heartbeats would be noticed only after
+// seconds. Heartbeats still detect what a connection does not show, such as a machine that is
+// silent. A connection that was reset is established again, because a firewall can reset
+// connections too. If the store is unreachable, attend makes w end the round.
 func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV, w *watched) {
 	of := attendance.of(r.Number)
-	stay := func(conn net.Conn, rank int) (cut bool) { // until one of both leaves
+	stay := func(conn net.Conn, rank int) (cut bool) { // until either end leaves
 		departed, cut := departed(ctx, conn)
 		if cut {
 			return true
@@ -50,7 +51,7 @@ func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV, w *watched
 					return
 				}
 				if network := (*net.OpError)(nil); err != nil && !(again && errors.As(err, &network)) {
-					return // it is not there, or has left the round
+					return // it does not exist, or has left the round
 				}
 				if retry.Pause(ctx, retryPause) != nil {
 					return
@@ -77,8 +78,8 @@ func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV, w *watched
 	})
 }
 
-// welcomed reports whether the node with rank 0 is still in the round. If not, the connection is
-// closed.
+// welcomed announces this node to the node with rank 0, and reports whether that node is still in
+// the round. If it is not, welcomed closes the connection.
 func welcomed(ctx context.Context, conn net.Conn, rank int) bool {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	var word [1]byte
@@ -93,9 +94,9 @@ func welcomed(ctx context.Context, conn net.Conn, rank int) bool {
 	return true
 }
 
-// departed blocks until the connection to another member ends, and reports whether that has said
-// nothing before. When ctx ends, this node says its last word, and nobody has departed. cut: the
-// connection was reset, which a firewall does too.
+// departed blocks until the connection to another member ends, and reports whether that member
+// ended without a goodbye. If ctx ends first, departed sends this node's goodbye and returns false.
+// cut means that the connection was reset, which a firewall may have done.
 func departed(ctx context.Context, conn net.Conn) (is, cut bool) {
 	said := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -115,7 +116,8 @@ func departed(ctx context.Context, conn net.Conn) (is, cut bool) {
 	return err != nil && !cut, cut
 }
 
-// drop tells all that a member of a round is gone, and returns whether that was possible.
+// drop removes a dead member of a round from the record, so that all nodes learn that it is gone.
+// It reports whether that succeeded.
 func (d *Dynamic) drop(ctx context.Context, r dynamic.Round, rank int) bool {
 	node := r.Members[rank].Node
 	ctx, cancel := context.WithTimeout(ctx, dropTimeout)

@@ -13,11 +13,11 @@ import (
 
 // Dynamic is the rendezvous of nodes that come and go.
 type Dynamic struct {
-	// Handler is this node's.
+	// Handler is the handler of this node.
 	Handler *dynamic.Handler
 	// Peers, if not nil, connects this node to the others, so that it notices their deaths at once.
 	Peers *Peers
-	// End, if not nil, is called by Leave when the store is no longer needed.
+	// End, if not nil, is called by Leave when this node no longer needs the store.
 	End func(ctx context.Context)
 
 	watcher context.CancelFunc
@@ -25,18 +25,18 @@ type Dynamic struct {
 	watched *watched
 }
 
-// watched is what is noticed of a round.
+// watched is the state of a round that is being watched.
 type watched struct {
 	changed chan struct{}
 
 	mu sync.Mutex
-	// away: the store is not reached. parted: a member has left. The store would tell why: to start
-	// anew, or for good.
+	// away means that the store is unreachable, and parted that a member has left. Only the store
+	// could tell whether the member left to start another round or for good.
 	away, parted, fired bool
 }
 
-// note takes what has changed, and makes the round end where a member is missing and the store
-// cannot tell why. Members that are all there train on without it.
+// note applies a change. It makes the round end if a member is missing and the store cannot tell
+// why. If no member is missing, training continues without the store.
 func (w *watched) note(change func(*watched)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -46,7 +46,7 @@ func (w *watched) note(change func(*watched)) {
 	}
 }
 
-// fire makes the round end; the lock is held.
+// fire makes the round end. The caller holds the lock.
 func (w *watched) fire() {
 	if !w.fired {
 		w.fired = true
@@ -110,11 +110,11 @@ func (d *Dynamic) Done(ctx context.Context) error { return d.Handler.Done(ctx) }
 // Close implements Rendezvous.
 func (d *Dynamic) Close(ctx context.Context) error { return d.Handler.Close(ctx) }
 
-// statusKey is the key of the run's store that says with which exit status the job has ended.
+// statusKey is the key, in the run's store, of the exit status with which the job has ended.
 const statusKey = "status"
 
-// closeWith is Close for a job that has ended with an exit status, which nodes that come later have
-// from ended.
+// closeWith is like Close, for a job that has ended with an exit status. Nodes that come later get
+// the status from ended.
 func (d *Dynamic) closeWith(ctx context.Context, status int) error {
 	err := storeKV{d.Handler.Store()}.Set(ctx, statusKey, []byte(strconv.Itoa(status)))
 	return errors.Join(err, d.Close(ctx))
@@ -137,7 +137,7 @@ func (d *Dynamic) Leave(ctx context.Context) error {
 		err = nil
 	}
 	if d.End != nil {
-		// Where the job goes on, others take over what this node has for them as soon as it ends.
+		// If the job continues, other nodes take over the store as soon as this node ends it.
 		if closed, cerr := d.Handler.Closed(ctx); cerr != nil || !closed {
 			over, cancel := context.WithCancel(ctx)
 			cancel()
@@ -148,7 +148,7 @@ func (d *Dynamic) Leave(ctx context.Context) error {
 	return err
 }
 
-// storeKV is a store of versions as agents use one.
+// storeKV is a store with versions, in the form that agents use.
 type storeKV struct{ store store.Store }
 
 // Set implements KV.
@@ -181,7 +181,7 @@ func (s storeKV) Add(ctx context.Context, key string, n int64) (sum int64, err e
 	return sum, err
 }
 
-// update changes a value that nobody else changes at the same time.
+// update changes a value. Nobody else may change it at the same time.
 func (s storeKV) update(ctx context.Context, key string, change func(old []byte, is bool) ([]byte, error)) error {
 	e, err := s.store.Get(ctx, key)
 	for err == nil {

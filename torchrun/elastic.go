@@ -17,25 +17,25 @@ import (
 )
 
 const (
-	// endedFile is the file of the copy that says with which status the job has ended.
+	// endedFile is the file in the copy that contains the exit status of a job that has ended.
 	endedFile = "ended"
-	// seedPatience is how long a node waits for the address of the first node's gossip before it
-	// begins without.
+	// seedPatience is how long a node waits for the gossip address of the first node before it
+	// starts without it.
 	seedPatience = 2 * time.Second
 )
 
 // Elastic is one node of a job whose programs use package elastic. The node with rank 0 of the
-// rendezvous runs the driver. When that node is gone, the next one continues the job, from the copy
-// of the journal that all nodes have. The workers are not restarted for this.
+// rendezvous runs the driver. When that node is gone, the next one continues the job from its copy
+// of the journal, which all nodes have. The workers are not restarted for this.
 type Elastic struct {
 	// Rendezvous is where the nodes meet, and Peers connects them to each other.
 	Rendezvous *Dynamic
 	Peers      *Peers
-	// Serve serves the slots of this node to the job's driver until ctx ends, and then makes its
-	// workers leave. It calls joined with the address of its gossip, and seeds for the addresses of
-	// the others.
+	// Serve offers the slots of this node to the job's driver until ctx ends, and then makes its
+	// workers leave. It calls joined with its gossip address, and seeds for the addresses of the
+	// others.
 	Serve func(ctx context.Context, seeds func() []string, joined func(addr string)) error
-	// Drive runs the job's driver until the job has ended; it stops the job when stop is closed.
+	// Drive runs the job's driver until the job has ended. It stops the job when stop is closed.
 	// When ctx ends, it kills the driver but not the workers. It returns ErrDriverDied if another
 	// driver can continue.
 	Drive func(ctx context.Context, stop <-chan struct{}, at Seat) (status int, err error)
@@ -43,46 +43,47 @@ type Elastic struct {
 	Log logrus.FieldLogger
 }
 
-// Seat has the data that a driver needs.
+// Seat is what a driver needs.
 type Seat struct {
 	// Nodes is the number of nodes of the round, and Gossip the address of this node's agent.
 	Nodes  int
 	Gossip string
-	// Found is the copy that the previous driver has left; Term 0: there was none.
+	// Found is the copy that the previous driver has left. If its Term is 0, there was no previous
+	// driver.
 	Found replica.Copy
 	// Journal takes the records of this driver.
 	Journal *replica.Leader
 }
 
-// ErrDriverDied: the driver has died, and the job goes on.
+// ErrDriverDied means that the driver has died and the job can continue.
 var ErrDriverDied = errors.New("torchrun: the job's driver has died")
 
-// outcome is how this node's lead has ended: with the job, or with err.
+// outcome is how the lead of this node has ended: with the job, or with err.
 type outcome struct {
 	status int
 	err    error
 }
 
-// elasticRun is an Elastic in progress; one goroutine has it.
+// elasticRun is a running Elastic. Only one goroutine uses it.
 type elasticRun struct {
 	Elastic
 	node   replica.Node
-	side   context.Context // of what runs beside
+	side   context.Context // context of everything that runs in the background
 	wg     sync.WaitGroup
 	rounds chan Round
-	failed chan error // of the rendezvous, the agent or the driver
+	failed chan error // errors of the rendezvous, the agent or the driver
 	joined chan string
-	ended  chan int // the job has, with this status
+	ended  chan int // the job has ended with this status
 	drove  chan outcome
 
 	round  Round
-	ceded  int    // the last round in which another node took over the lead
-	gossip string // of this node's agent; empty: it has not joined
+	ceded  int    // number of the last round in which another node took over the lead
+	gossip string // gossip address of this node's agent; empty: it has not joined
 	lead   *lead  // nil: this node does not lead
 	known  knownSeeds
 }
 
-// lead is what a node has that leads.
+// lead is the state of a node that leads.
 type lead struct {
 	kill context.CancelFunc
 	stop chan struct{}
@@ -90,11 +91,11 @@ type lead struct {
 
 	mu      sync.Mutex
 	members []string
-	journal *replica.Leader // nil: not yet
-	leading chan struct{}   // closed when there is a journal
+	journal *replica.Leader // nil: not available yet
+	leading chan struct{}   // closed when journal is set
 }
 
-// knownSeeds are where the agents of other nodes gossip.
+// knownSeeds are the gossip addresses of the agents of other nodes.
 type knownSeeds struct {
 	mu    sync.Mutex
 	addrs []string
@@ -112,10 +113,10 @@ func (k *knownSeeds) set(addrs []string) {
 	k.addrs = addrs
 }
 
-// Run runs the node until the job has ended, ctx has ended, or the node can no longer take part. It
+// Run runs the node until the job has ended, ctx ends, or the node can no longer take part. It
 // returns the job's exit status. When ctx ends, the node's workers move elsewhere, and the job
-// continues without the node; if no other node is left, the job is stopped. When Run returns, no
-// goroutine of it is left.
+// continues without the node; if no other node is left, the job is stopped. No goroutine of Run is
+// left when it returns.
 func (e Elastic) Run(ctx context.Context) (status int, err error) {
 	side, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	r := &elasticRun{
@@ -180,20 +181,20 @@ func (r *elasticRun) meet() {
 	}
 }
 
-// closed reports how a job has ended that another node has closed: this one may never have had a
-// place in it, and has no copy then.
+// closed reports how a job has ended that another node has closed. This node may never have had a
+// place in the job, and then it has no copy that shows this.
 func (r *elasticRun) closed() {
 	ctx, cancel := context.WithTimeout(r.side, leaveTimeout)
 	status, err := r.Rendezvous.ended(ctx)
 	cancel()
 	if err == nil {
 		r.ended <- status
-	} else if _, missing := r.node.Await(ctx, endedFile); missing != nil { // otherwise awaitEnd tells
+	} else if _, missing := r.node.Await(ctx, endedFile); missing != nil { // otherwise awaitEnd reports the status
 		r.failed <- fmt.Errorf("torchrun: the job has ended, and its exit status is not known: %w", err)
 	}
 }
 
-// awaitEnd tells when the copy says that the job has ended.
+// awaitEnd waits until the copy shows that the job has ended, and reports the status.
 func (r *elasticRun) awaitEnd() {
 	text, err := r.node.Await(r.side, endedFile)
 	if err != nil {
@@ -259,8 +260,8 @@ func (r *elasticRun) run(ctx context.Context) (int, error) {
 	}
 }
 
-// depart has the job's driver, here or where it is, move this node's workers elsewhere. Where it is
-// here and no other node is left, it stops the job.
+// depart makes the job's driver, which may run on this or another node, move this node's workers
+// elsewhere. If this node leads and no other node is left, it stops the job.
 func (r *elasticRun) depart(why error, drain func(error), served <-chan struct{}) (int, error) {
 	over, cancel := context.WithCancel(r.side)
 	defer cancel()
@@ -300,10 +301,10 @@ func (r *elasticRun) stopJob() (status int, stopped bool) {
 	return out.status, out.err == nil
 }
 
-// errEnded is why an agent ends with the job.
+// errEnded is the reason why an agent ends together with the job.
 var errEnded = errors.New("the job has ended")
 
-// serve is this node's agent.
+// serve runs this node's agent.
 func (r *elasticRun) serve(ctx context.Context, round Round) {
 	if round.Rank != 0 {
 		bounded, cancel := context.WithTimeout(ctx, seedPatience)
@@ -323,7 +324,7 @@ func (r *elasticRun) serve(ctx context.Context, round Round) {
 
 func gossipOf(rank int) string { return "gossip/" + strconv.Itoa(rank) }
 
-// enter does what this node's place in a round asks for, once its agent has joined.
+// enter acts on this node's place in a round, once its agent has joined.
 func (r *elasticRun) enter(round Round) {
 	if r.gossip == "" {
 		return
@@ -346,8 +347,8 @@ func (r *elasticRun) enter(round Round) {
 	})
 }
 
-// exchange tells the others of a round where this node's agent gossips, and asks where theirs do.
-// It ends with the round's store.
+// exchange publishes the gossip address of this node's agent to the other nodes of a round, and
+// fetches theirs. It ends when the round's store does.
 func (r *elasticRun) exchange(round Round, own string) {
 	ctx, cancel := context.WithTimeout(r.side, rankTimeout)
 	defer cancel()
@@ -373,7 +374,7 @@ func (r *elasticRun) exchange(round Round, own string) {
 	r.known.set(all)
 }
 
-// drive leads the job from this node until it has ended, or another node leads.
+// drive runs the job's driver on this node until the job has ended or another node leads.
 func (r *elasticRun) drive(ctx context.Context, l *lead, round Round, own string) (status int, err error) {
 	journal, found, err := replica.Lead(ctx, replica.Config{
 		Own: &r.node, Addr: r.Peers.Member(), Evidence: r.Peers.evidence, Log: r.Log,
@@ -425,7 +426,7 @@ func (l *lead) awaitAlone(ctx context.Context) error {
 	}
 }
 
-// begin has the journal written to the members of the last round.
+// begin starts to write the journal to the members of the last round.
 func (l *lead) begin(journal *replica.Leader) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -443,7 +444,7 @@ func (l *lead) setMembers(members []string) {
 	}
 }
 
-// unseat ends the driver of this node, if it still runs.
+// unseat kills the driver of this node, if it still runs.
 func (r *elasticRun) unseat() {
 	r.lead.kill()
 	r.lead.wg.Wait()

@@ -7,18 +7,18 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// place is where a node is in a round.
+// place is a node's place in a round.
 type place struct {
 	round Round
 	ranks Ranks
-	host  string // of the store that its workers reach
+	host  string // host of the store that its workers reach
 	port  int
 }
 
 // localRankMacro stands for the local rank in arguments.
 const localRankMacro = "${local_rank}"
 
-// environment returns what a worker is started with.
+// environment returns the environment with which a worker is started.
 func (a *Agent) environment(p place, local int, w paths, incarnation string) []string {
 	c := &a.cfg
 	env := append([]string(nil), c.Env...)
@@ -63,7 +63,7 @@ func (a *Agent) environment(p place, local int, w paths, incarnation string) []s
 	return env
 }
 
-// device returns which devices the worker sees that is to see one alone.
+// device returns the device that a worker sees which is to see only one.
 func (a *Agent) device(local int) (string, bool) {
 	all, is := lookup(a.cfg.Env, "CUDA_VISIBLE_DEVICES")
 	if !is || all == "" {
@@ -76,7 +76,7 @@ func (a *Agent) device(local int) (string, bool) {
 	return strings.TrimSpace(list[local]), true
 }
 
-// lookup returns the last entry of a name.
+// lookup returns the last value of a variable.
 func lookup(env []string, name string) (value string, is bool) {
 	for _, entry := range env {
 		if v, ok := strings.CutPrefix(entry, name+"="); ok {
@@ -86,7 +86,7 @@ func lookup(env []string, name string) (value string, is bool) {
 	return value, is
 }
 
-// arguments returns the command of a worker.
+// arguments returns the command line of a worker.
 func arguments(command []string, local int) []string {
 	args := make([]string, len(command))
 	for i, word := range command {

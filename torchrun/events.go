@@ -17,7 +17,7 @@ type Event struct {
 	Metadata Metadata `json:"metadata"`
 }
 
-// Metadata has the details of an event.
+// Metadata contains the details of an event.
 type Metadata struct {
 	RunID      string  `json:"run_id"`
 	GlobalRank *int    `json:"global_rank"`
@@ -37,16 +37,16 @@ type Metadata struct {
 	WorkerPID  int   `json:"worker_pid,omitempty"`
 }
 
-// stateTerminated is that of a worker, in events, which its agent has stopped.
+// stateTerminated is the state, in events, of a worker that its agent has stopped.
 const stateTerminated State = "TERMINATED"
 
-// Console returns a function that writes events, one JSON object a line.
+// Console returns a function that writes events to w, one JSON object per line.
 func Console(w io.Writer) func(Event) {
 	var mu sync.Mutex
 	return func(e Event) {
 		text, err := json.Marshal(e)
 		if err != nil {
-			return // cannot happen: an event has texts and numbers
+			return // cannot happen: an event has only texts and numbers
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -54,7 +54,7 @@ func Console(w io.Writer) func(Event) {
 	}
 }
 
-// event reports something about the agent or, with fill, about another source.
+// event emits an event of the agent or, if fill changes it, of another source.
 func (a *Agent) event(name string, fill func(*Event)) {
 	if a.cfg.Events == nil {
 		return
@@ -70,7 +70,7 @@ func (a *Agent) event(name string, fill func(*Event)) {
 	a.cfg.Events(e)
 }
 
-// workerEvent reports something about a worker.
+// workerEvent emits an event of a worker.
 func (a *Agent) workerEvent(name string, state State, w *worker) {
 	a.event(name, func(e *Event) {
 		rank := a.place.ranks.Base + w.local
@@ -83,12 +83,12 @@ func (a *Agent) workerEvent(name string, state State, w *worker) {
 	})
 }
 
-// lasted reports how long something took.
+// lasted emits the duration since a time, as a metric.
 func (a *Agent) lasted(name string, since time.Time) {
 	a.event(name, func(e *Event) { e.Metadata.DurationMS = a.now().Sub(since).Milliseconds() })
 }
 
-// metrics reports what the run came to.
+// metrics emits the metrics of the whole run.
 func (a *Agent) metrics() {
 	put := func(name string, value float64) {
 		if a.cfg.Metric != nil {

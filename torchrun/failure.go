@@ -19,19 +19,19 @@ import (
 // Failure describes how a worker has failed.
 type Failure struct {
 	Rank, LocalRank, PID int
-	// ExitCode is the exit status, or minus the signal.
+	// ExitCode is the exit status, or the negated number of the signal.
 	ExitCode int
-	// ErrorFile is the error file of the worker; empty: it has written none.
+	// ErrorFile is the error file of the worker; empty: it has not written one.
 	ErrorFile string
 	// Message gives the reason, and Traceback, if not empty, the place.
 	Message, Traceback string
 	Time               time.Time
 }
 
-// maxErrorFile bounds the file that a worker leaves, in bytes.
+// maxErrorFile is the largest size of an error file that is read, in bytes.
 const maxErrorFile = 4 << 20
 
-// newFailure returns the failure of a worker that has ended so at that time.
+// newFailure returns the failure of a worker that ended at the given time with the error end.
 func newFailure(rank, local, pid int, end error, file string, now time.Time) Failure {
 	f := Failure{Rank: rank, LocalRank: local, PID: pid, ExitCode: exitCode(end), Time: now}
 	var exit *launch.ExitError
@@ -58,7 +58,7 @@ func newFailure(rank, local, pid int, end error, file string, now time.Time) Fai
 	return f
 }
 
-// read takes what an error file says: {"message": text or {"message": …, "extraInfo":
+// read reads the contents of an error file: {"message": text or {"message": …, "extraInfo":
 // {"py_callstack": …, "timestamp": …}}, "timestamp": …}.
 func (f *Failure) read(text []byte) {
 	var file struct {
@@ -79,14 +79,14 @@ func (f *Failure) read(text []byte) {
 	if json.Unmarshal(file.Message, &long) == nil && (long.Message != "" || long.Extra.Callstack != "") {
 		f.Message, f.Traceback, file.Timestamp = long.Message, long.Extra.Callstack, long.Extra.Timestamp
 	} else {
-		_ = json.Unmarshal(file.Message, &f.Message) // no text: as if there were none
+		_ = json.Unmarshal(file.Message, &f.Message) // if it is not a text, the message stays empty
 	}
 	if s, err := file.Timestamp.Float64(); err == nil && s > 0 && s < 1<<40 {
 		f.Time = time.UnixMicro(int64(s * 1e6))
 	}
 }
 
-// exitCode returns the code of an end as Python has it.
+// exitCode returns the exit code of an end in Python's form.
 func exitCode(end error) int {
 	var exit *launch.ExitError
 	switch {
@@ -110,12 +110,13 @@ type FailedError struct {
 	Failures []Failure
 }
 
-// Root returns the first failure by time; of several, the one of the lowest rank.
+// Root returns the first failure by time. If several are equally early, it returns the one with the
+// lowest rank.
 func (e *FailedError) Root() Failure {
 	return slices.MinFunc(e.Failures, func(a, b Failure) int { return a.Time.Compare(b.Time) })
 }
 
-// Error returns one line, which names the first failure.
+// Error returns one line that names the first failure.
 func (e *FailedError) Error() string {
 	f := e.Root()
 	how := fmt.Sprintf("exited with code %d", f.ExitCode)
@@ -125,7 +126,7 @@ func (e *FailedError) Error() string {
 	return fmt.Sprintf("%s failed: rank %d (local rank %d, pid %d) %s", e.Command, f.Rank, f.LocalRank, f.PID, how)
 }
 
-// Report returns the report of all failures, in lines.
+// Report returns a report of all failures, in several lines.
 func (e *FailedError) Report() string {
 	root := e.Root()
 	var others []string

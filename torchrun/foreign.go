@@ -18,12 +18,12 @@ import (
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
 )
 
-// errTorch: another program than hvdrun is at the other end.
+// errTorch means that the program at the other end is PyTorch's torchrun.
 var errTorch = errors.New("PyTorch's torchrun is there, whose agents speak another protocol: start all nodes of the job " +
 	"by hvdrun torchrun, or all by torchrun")
 
-// refused returns why a connection is refused whose first bytes were not what an agent says: err,
-// or errTorch.
+// refused returns why a connection is refused whose first bytes were not those of an agent: err or
+// errTorch.
 func refused(err error) error {
 	if plain, is := errors.AsType[tls.RecordHeaderError](err); is && tcpstore.IsQuery(plain.RecordHeader[:]) {
 		return errTorch
@@ -31,13 +31,14 @@ func refused(err error) error {
 	return err
 }
 
-// strangers finds out who answers at an address where no agent of hvdrun does. The zero value is
-// ready.
+// strangers finds out which program answers at an address at which no agent of hvdrun answers. The
+// zero value is ready to use.
 type strangers struct{ failed retry.Row }
 
-// who returns err, with which an attempt to reach an agent has failed, or that PyTorch's torchrun
-// or another program of this machine is there, which is final. It asks at the first failure of each
-// kind, and then ever more seldom.
+// who examines an attempt to reach an agent that has failed with err. It returns err or, if it
+// finds that PyTorch's torchrun or another program of this machine is at the address, an error that
+// says so and is final. It examines the first failure of each kind, and later failures less and
+// less often.
 func (s *strangers) who(ctx context.Context, addr string, err error) (found error, final bool) {
 	if isRefused(err) || ctx.Err() != nil || !s.failed.Failed(time.Now(), err) {
 		return err, false
@@ -47,7 +48,7 @@ func (s *strangers) who(ctx context.Context, addr string, err error) (found erro
 	if here {
 		pid, program = proc.Listener(at)
 	}
-	agent := pid != 0 && mayBeAgent(program) // which may be of this job
+	agent := pid != 0 && mayBeAgent(program) // it may be an agent of this job
 	switch {
 	case (pid == 0 || agent || mayBeTorch(program)) && isTorchStore(ctx, addr):
 		return fmt.Errorf("torchrun: %s: %w", addr, errTorch), true
@@ -61,15 +62,15 @@ func (s *strangers) who(ctx context.Context, addr string, err error) (found erro
 	return err, false
 }
 
-// errInUse is of a port that another program has.
+// errInUse is the error for a port that another program uses.
 var errInUse = errors.New("is in use by another program")
 
 func inUseBy(addr string, pid int, program string) error {
 	return fmt.Errorf("torchrun: %s %w of this machine, process %d (%s): choose another port, for all nodes", addr, errInUse, pid, program)
 }
 
-// inUse returns an error if another program of this machine than an agent listens at the address,
-// as far as this process may look at it.
+// inUse returns an error if a program of this machine that is not an agent listens at the address,
+// as far as this process can see that.
 func inUse(ctx context.Context, addr string) error {
 	at, here := hereAt(ctx, addr)
 	if !here {
@@ -77,12 +78,12 @@ func inUse(ctx context.Context, addr string) error {
 	}
 	pid, program := proc.Listener(at)
 	if pid == 0 || mayBeAgent(program) || mayBeTorch(program) {
-		return nil // the first connection tells more
+		return nil // the first connection shows more
 	}
 	return inUseBy(addr, pid, program)
 }
 
-// hereAt returns the address of host:port where it is one of this machine.
+// hereAt returns the address that host:port resolves to, if it belongs to this machine.
 func hereAt(ctx context.Context, addr string) (at netip.AddrPort, here bool) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -99,24 +100,24 @@ func hereAt(ctx context.Context, addr string) (at netip.AddrPort, here bool) {
 	return netip.AddrPortFrom(all[0].Unmap(), uint16(n)), true
 }
 
-// mayBeAgent returns whether a program of that name may be one like this: another build of hvdrun,
-// or what this process runs.
+// mayBeAgent reports whether a program with the given name may be an agent: another build of
+// hvdrun, or the program that this process runs.
 func mayBeAgent(program string) bool {
 	return strings.HasPrefix(program, "hvdrun") || program == proc.Program(os.Getpid())
 }
 
-// mayBeTorch returns whether a program of that name may be PyTorch's torchrun, which a Python
-// interpreter runs.
+// mayBeTorch reports whether a program with the given name may be PyTorch's torchrun, which runs in
+// a Python interpreter.
 func mayBeTorch(program string) bool { return strings.HasPrefix(program, "python") }
 
-// isOther returns whether an agent would not have failed so: what answers speaks no TLS, or nothing
-// answers although the connection is taken.
+// isOther reports whether the error cannot come from an agent: the other end does not speak TLS, or
+// accepts the connection and does not answer.
 func isOther(err error) bool {
 	_, plain := errors.AsType[tls.RecordHeaderError](err)
 	return plain || errors.Is(err, errOtherProgram) || errors.Is(err, errSilentStore)
 }
 
-// isTorchStore returns whether a TCPStore of PyTorch answers at an address.
+// isTorchStore reports whether a TCPStore of PyTorch answers at an address.
 func isTorchStore(ctx context.Context, addr string) bool {
 	for _, older := range []bool{false, true} {
 		if asksTorchStore(ctx, addr, older) == nil {

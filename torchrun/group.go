@@ -20,15 +20,15 @@ type worker struct {
 	incarnation string
 	paths       paths
 	pid         int
-	warm        *warm // what becomes it; nil: it is started
+	warm        *warm // interpreter that becomes the worker; nil: a new process is started
 
-	// What follows is set before the worker comes out of group.exits.
+	// The fields below are set before the worker is sent to group.exits.
 	end   error // nil: exit 0
 	at    time.Time
-	ended bool // it has come out of there
+	ended bool // it has been received from group.exits
 }
 
-// group are the workers of one round.
+// group holds the workers of one round.
 type group struct {
 	agent    *Agent
 	store    roundStore
@@ -41,13 +41,12 @@ type group struct {
 	wg     sync.WaitGroup
 }
 
-// startWorkers starts the workers of the round. Where one cannot be started, it is as if it had
-// failed.
+// startWorkers starts the workers of the round. A worker that cannot be started counts as failed.
 func (a *Agent) startWorkers(ctx context.Context, s roundStore) (*group, error) {
 	a.logs.begin(a.cfg.Role, a.cfg.Workers, a.place.ranks.Base)
 	g := &group{agent: a, store: s, exits: make(chan *worker, a.cfg.Workers), signal: syscall.SIGTERM}
 	var inner context.Context
-	inner, g.cancel = context.WithCancel(context.WithoutCancel(ctx)) // stop ends it, with the signal
+	inner, g.cancel = context.WithCancel(context.WithoutCancel(ctx)) // stop cancels it, with the signal
 	started := make(chan struct{}, a.cfg.Workers)
 	for local := range a.cfg.Workers {
 		p, err := a.logs.paths(a.place.round.Restarts, local)
@@ -122,7 +121,7 @@ func (g *group) run(ctx context.Context, w *worker, spec *launch.Spec, closeLogs
 	}
 }
 
-// launch runs a worker to its end, by the interpreter that waits for it if there is one.
+// launch runs a worker until it ends, in the interpreter that waits for it if there is one.
 func (g *group) launch(ctx context.Context, w *worker, spec *launch.Spec, started func(pid int)) error {
 	if w.warm != nil {
 		used, err := w.warm.become(ctx, spec, arguments(g.agent.program.Args, w.local), started)
@@ -134,7 +133,7 @@ func (g *group) launch(ctx context.Context, w *worker, spec *launch.Spec, starte
 	return g.agent.cfg.Launcher.Run(ctx, spec, started)
 }
 
-// finish reports the end of a worker, unless it has been reported.
+// finish reports the end of a worker, unless it has been reported already.
 func (g *group) finish(w *worker, err error, ended func()) {
 	if w.at.IsZero() {
 		w.end, w.at = err, g.agent.now()
@@ -142,9 +141,8 @@ func (g *group) finish(w *worker, err error, ended func()) {
 	ended()
 }
 
-// stop ends the workers that are left, by the signal of the cause or by SIGTERM, and blocks until
-// they are gone, and their store with them. Workers that had failed before are among the failures
-// then.
+// stop ends the remaining workers, with the signal for the cause or with SIGTERM, and blocks until
+// they and their store are gone. Workers that had failed before that are then among the failures.
 func (g *group) stop(cause error) {
 	since := g.agent.now()
 	if cause != nil && g.agent.cfg.SignalOf != nil {
@@ -162,8 +160,8 @@ func (g *group) stop(cause error) {
 	g.store.close()
 }
 
-// judge takes note of the failure of a worker that was on its way out when the workers were stopped
-// at that time: it had exited, or written its error file.
+// judge records the failure of a worker that was already failing when the workers were stopped at
+// since: it had exited, or had written its error file.
 func (g *group) judge(w *worker, since time.Time) {
 	if w.end == nil {
 		return
@@ -175,7 +173,7 @@ func (g *group) judge(w *worker, since time.Time) {
 	g.fail(w)
 }
 
-// fail takes note of the failure of a worker.
+// fail records and returns the failure of a worker.
 func (g *group) fail(w *worker) Failure {
 	f := newFailure(g.agent.place.ranks.Base+w.local, w.local, w.pid, w.end, w.paths.errorFile, w.at)
 	g.failures = append(g.failures, f)
@@ -183,7 +181,7 @@ func (g *group) fail(w *worker) Failure {
 	return f
 }
 
-// holds returns whether a process is one of the workers, or below one.
+// holds reports whether a process is one of the workers or a descendant of one.
 func (g *group) holds(pid int) bool {
 	for _, w := range g.workers {
 		if w.pid != 0 && proc.Below(pid, w.pid) {

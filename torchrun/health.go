@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// health answers HTTP requests with "alive". It reads nothing of them but the path, and says
-// nothing else. The zero value answers none.
+// health answers every HTTP request with "alive". It reads only the path of a request. The zero
+// value answers no requests.
 type health struct {
 	ln     *identity.Listener
 	server *http.Server

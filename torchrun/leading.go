@@ -17,16 +17,19 @@ import (
 )
 
 const (
-	// mostCopies bounds on how many nodes the store is: those with the first ranks, and the leader.
+	// mostCopies is the largest number of nodes that have the store: those with the lowest ranks,
+	// and the leader.
 	mostCopies = 5
-	// mostValues bounds how many values the store has; the oldest go, of rounds that are over.
+	// mostValues is the largest number of values in the store. Beyond that, the oldest are removed;
+	// they belong to rounds that are over.
 	mostValues = 1 << 14
-	// versionsOfTerm is how many versions there are in the term of a leader.
+	// versionsOfTerm is the number of versions available in the term of a leader.
 	versionsOfTerm = 1 << 32
 )
 
-// leadingStore is the store of a dynamic rendezvous in the agent that leads: the files of a
-// replica, each with its version before its value. What it returns is on a quorum of the members.
+// leadingStore is the store of a dynamic rendezvous, in the agent that leads. Its values are the
+// files of a replica, each consisting of the version followed by the value. A result that it
+// returns is on a quorum of the members.
 type leadingStore struct {
 	addr   string // of this agent
 	leader *replica.Leader
@@ -37,11 +40,12 @@ type leadingStore struct {
 
 	mu      sync.Mutex
 	version uint64
-	values  map[string]uint64 // the version of each
-	round   int               // whose members have the store; -1: none yet
+	values  map[string]uint64 // the version of each value
+	round   int               // round whose members have the store; -1: none yet
 }
 
-// leadStore makes this agent the one that has the store, from the newest copy of the members.
+// leadStore makes this agent the leader of the store. It continues with the newest copy that a
+// member has.
 func (p *Peers) leadStore(ctx context.Context, node *replica.Node, members []string, clock store.Clock) (*leadingStore, error) {
 	leader, found, err := replica.Lead(ctx, replica.Config{
 		Own: node, Addr: p.Member(), Evidence: p.evidence, Log: p.log,
@@ -69,7 +73,7 @@ func (s *leadingStore) entry(key string) (store.Entry, <-chan struct{}) {
 	return e, change
 }
 
-// kept blocks until what the store has is kept.
+// kept blocks until the contents of the store are on a quorum of the members.
 func (s *leadingStore) kept(ctx context.Context) error {
 	err := s.leader.Keep(ctx)
 	if errors.Is(err, replica.ErrLost) {
@@ -87,7 +91,8 @@ func (s *leadingStore) Get(ctx context.Context, key string) (store.Entry, error)
 	return e, s.kept(ctx)
 }
 
-// CompareAndSet implements store.Store. If it returns an error, the value may have been set.
+// CompareAndSet implements store.Store. If it returns an error, the value may have been set
+// nevertheless.
 func (s *leadingStore) CompareAndSet(ctx context.Context, key string, version uint64, value []byte) (store.Entry, bool, error) {
 	if err := errors.Join(store.Check(key, value), context.Cause(ctx)); err != nil {
 		return store.Entry{}, false, err
@@ -106,7 +111,7 @@ func (s *leadingStore) CompareAndSet(ctx context.Context, key string, version ui
 	return e, set, s.kept(ctx)
 }
 
-// forget removes the oldest values if there are too many; the lock is held.
+// forget removes the oldest values if there are too many. The caller holds the lock.
 func (s *leadingStore) forget() {
 	if len(s.values) <= mostValues {
 		return
@@ -143,7 +148,7 @@ func (s *leadingStore) Wait(ctx context.Context, key string, version uint64) (st
 	}
 }
 
-// setMembers says who has the store from now on: the first members of a round.
+// setMembers sets the members of a round, the first of which keep copies of the store from now on.
 func (s *leadingStore) setMembers(round int, members []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,7 +158,7 @@ func (s *leadingStore) setMembers(round int, members []string) {
 	}
 }
 
-// close ends all calls, and blocks until nothing is written any more.
+// close ends all calls, and blocks until nothing is being written.
 func (s *leadingStore) close() {
 	s.once.Do(func() { close(s.over) })
 	s.leader.Close()

@@ -15,18 +15,19 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/replica"
 )
 
-// lifeLen is the length of a text that names an agent's process: that of rand.Text.
+// lifeLen is the length of the text that identifies an agent's process, which comes from rand.Text.
 const lifeLen = 26
 
-// mostWatched bounds to how many members a node keeps such a connection: the first by rank.
+// mostWatched is the largest number of members whose processes a node watches: those with the
+// lowest ranks.
 const mostWatched = 16
 
-// errOtherLife: another process has the address of an agent.
+// errOtherLife means that another process now has the address of an agent.
 var errOtherLife = errors.New("torchrun: another process has the agent's address")
 
 // Member returns the name of this agent's process among the members of a round: the address at
-// which others reach it, a slash, and a text that no other process has. It is "" if the agent does
-// not listen.
+// which others reach it, a slash, and a text that no other process has. It returns "" if the agent
+// does not listen.
 func (p *Peers) Member() string {
 	addr := p.Addr()
 	if addr == "" {
@@ -35,21 +36,22 @@ func (p *Peers) Member() string {
 	return addr + "/" + p.life
 }
 
-// addrOf returns where a member is reached, and which process it is.
+// addrOf splits the name of a member into its address and the text that identifies its process.
 func addrOf(member string) (addr, life string) {
 	addr, life, _ = strings.Cut(member, "/")
 	return addr, life
 }
 
-// watchedLife is another agent's process that this one watches. The lock of Peers guards it.
+// watchedLife is the process of another agent that this one watches. The lock of Peers guards it.
 type watchedLife struct {
 	stop  context.CancelFunc
-	done  chan struct{} // closed when it is watched no more
+	done  chan struct{} // closed when it is no longer watched
 	ended bool
 }
 
-// serveLife is the side of the process that lives. It first says which process it is, in lifeLen
-// bytes, and last a byte when it leaves for good.
+// serveLife serves a connection by which another agent watches this process. It first sends the
+// text that identifies this process, of lifeLen bytes, and sends one more byte when this process
+// leaves for good.
 func (p *Peers) serveLife(conn net.Conn) {
 	stop := context.AfterFunc(p.alive, func() {
 		_ = conn.SetWriteDeadline(time.Now().Add(byeTimeout))
@@ -58,12 +60,12 @@ func (p *Peers) serveLife(conn net.Conn) {
 	})
 	defer stop()
 	if _, err := conn.Write([]byte(p.life)); err == nil {
-		_, _ = conn.Read(make([]byte, 1)) // until either side closes it
+		_, _ = conn.Read(make([]byte, 1)) // until either end closes the connection
 	}
 }
 
-// greet returns a connection to a member's process on which it says its end; or errOtherLife, or
-// why it is not there.
+// greet connects to a member's process, and returns a connection whose end shows the end of that
+// process. It returns errOtherLife, or the reason why the process cannot be reached.
 func (p *Peers) greet(ctx context.Context, member string) (net.Conn, error) {
 	addr, life := addrOf(member)
 	conn, err := p.dial(ctx, addr, agentLife.of(0))
@@ -86,7 +88,7 @@ func (p *Peers) greet(ctx context.Context, member string) (net.Conn, error) {
 	return conn, nil
 }
 
-// watch notices from now on when the processes of members end, and of no others.
+// watch watches the processes of the given members, and no others, for their ends.
 func (p *Peers) watch(members []string) {
 	own := p.Member()
 	members = slices.DeleteFunc(slices.Clone(members), func(m string) bool { _, life := addrOf(m); return m == own || life == "" })
@@ -119,8 +121,7 @@ func (p *Peers) watch(members []string) {
 	}
 }
 
-// awaitEnd blocks until a member's process has ended, or ctx has, and returns whether it was the
-// process.
+// awaitEnd blocks until a member's process or ctx has ended, and reports whether the process has.
 func (p *Peers) awaitEnd(ctx context.Context, member string) bool {
 	for ctx.Err() == nil {
 		bounded, cancel := context.WithTimeout(ctx, helloTimeout)
@@ -133,8 +134,8 @@ func (p *Peers) awaitEnd(ctx context.Context, member string) bool {
 			if !stop() {
 				return false
 			}
-			// After a last word or without, this is the end as the other side's kernel says it. A
-			// reset may come from a firewall.
+			// With or without a goodbye, the other end's kernel has closed the connection. A reset,
+			// in contrast, may come from a firewall.
 			if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 				return true
 			}
@@ -147,7 +148,7 @@ func (p *Peers) awaitEnd(ctx context.Context, member string) bool {
 	return false
 }
 
-// evidence returns what is known of a member's process where it is not reached because of err.
+// evidence returns what is known about a member's process that could not be reached because of err.
 func (p *Peers) evidence(member string, err error) replica.Evidence {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -155,10 +156,11 @@ func (p *Peers) evidence(member string, err error) replica.Evidence {
 	return replica.Evidence{Refused: isRefused(err), Ended: w != nil && w.ended, Replaced: errors.Is(err, errOtherLife)}
 }
 
-// isRefused returns whether nobody listens where an agent did, or a firewall says so.
+// isRefused reports whether a connection was refused, by the machine, because nobody listens, or by
+// a firewall.
 func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// dialMember returns a connection to a member, as dial does.
+// dialMember connects to a member, like dial.
 func (p *Peers) dialMember(ctx context.Context, member string, of service) (net.Conn, error) {
 	addr, _ := addrOf(member)
 	return p.dial(ctx, addr, of)

@@ -18,13 +18,15 @@ import (
 // Std selects streams of a worker: bit 0 is its stdout, bit 1 its stderr.
 type Std uint8
 
-// Streams selects streams of each worker: those in Of, or All if Of does not name the worker.
+// Streams selects streams of each worker: those that Of has for its local rank, or All if Of has no
+// entry for it.
 type Streams struct {
 	All Std
 	Of  map[int]Std
 }
 
-// ParseStreams reads "3", or "0:3,1:1" for single workers: 0 none, 1 stdout, 2 stderr, 3 both.
+// ParseStreams parses "3", or "0:3,1:1" for single workers. 0 selects none, 1 stdout, 2 stderr, and
+// 3 both.
 func ParseStreams(text string) (s Streams, err error) {
 	one := func(text string) Std {
 		n, nerr := strconv.Atoi(text)
@@ -58,8 +60,8 @@ func (s Streams) of(local int) Std {
 
 // Logs configures the destinations of the workers' output.
 type Logs struct {
-	// Dir receives a folder for each run of the agent. Empty: a temporary folder is made.
-	// /dev/null: there are no files.
+	// Dir is where each run of the agent creates a folder. Empty: in a temporary folder. /dev/null:
+	// no files are written.
 	Dir string
 	// Redirects selects the streams that go only to a file, and Tee those that go to a file and,
 	// with a prefix, to the console.
@@ -73,7 +75,7 @@ type Logs struct {
 	Stdout, Stderr io.Writer
 }
 
-// check refuses files without a folder.
+// check returns an error if files are requested without a folder.
 func (l Logs) check() error {
 	if l.Dir != os.DevNull {
 		return nil
@@ -88,20 +90,20 @@ func (l Logs) check() error {
 	return nil
 }
 
-// paths are the files of one worker's life; empty: no files.
+// paths are the files of one run of a worker; empty: no files.
 type paths struct {
 	dir, errorFile string
 }
 
-// logs are those of one run of the agent.
+// logs is the state of the logs in one run of the agent.
 type logs struct {
 	Logs
-	dir      string // of the run; empty: none
+	dir      string // folder of the run; empty: none
 	console  *launch.Output
-	prefixes []string // by local rank, of the present round
+	prefixes []string // by local rank, for the current round
 }
 
-// open makes the folder of the run.
+// open creates the folder of the run.
 func (l Logs) open(runID, tempDir string) (*logs, error) {
 	o := &logs{Logs: l}
 	o.console = &launch.Output{Stdout: l.Stdout, Stderr: l.Stderr, Prefix: func(local int, _ string) string { return o.prefixes[local] }}
@@ -124,7 +126,7 @@ func (l Logs) open(runID, tempDir string) (*logs, error) {
 	return o, nil
 }
 
-// fileName makes a name of a file of any text.
+// fileName converts any text to a valid file name.
 func fileName(text string) string {
 	name := strings.Map(func(r rune) rune {
 		if r == '/' || r == '*' || r < ' ' {
@@ -135,7 +137,7 @@ func fileName(text string) string {
 	return name[:min(len(name), 100)]
 }
 
-// begin sets the prefixes of a round. No worker of another round is left.
+// begin sets the prefixes for a round. No worker of another round may be running.
 func (l *logs) begin(role string, workers, base int) {
 	template := l.Template
 	if template == "" {
@@ -148,7 +150,7 @@ func (l *logs) begin(role string, workers, base int) {
 	}
 }
 
-// paths makes the folder of a worker, in which the error of an earlier life is removed.
+// paths creates the folder of a worker, and removes the error file of an earlier run from it.
 func (l *logs) paths(attempt, local int) (p paths, err error) {
 	if l.dir == "" {
 		return p, nil
@@ -164,7 +166,7 @@ func (l *logs) paths(attempt, local int) (p paths, err error) {
 	return p, nil
 }
 
-// writers returns where the streams of a worker go, and what closes them.
+// writers returns the writers for the streams of a worker, and a function that closes them.
 func (l *logs) writers(p paths, local int) (stdout, stderr io.Writer, closeAll func() error, err error) {
 	var closers []io.Closer
 	closeAll = func() (err error) {
@@ -196,7 +198,8 @@ func (l *logs) writers(p paths, local int) (stdout, stderr io.Writer, closeAll f
 	return stdout, stderr, closeAll, nil
 }
 
-// line returns the end that takes a stream for the console; nil where that does not get it.
+// line returns the writer that sends a stream to the console, or nil if the console does not get
+// the stream.
 func (l *logs) line(local, stream int, tee, filed bool) *launch.LineWriter {
 	if filed && !tee || l.Shown != nil && !l.Shown[local] {
 		return nil

@@ -18,22 +18,22 @@ import (
 )
 
 const (
-	// movePatience is how long nodes look for the one that takes over the store, probeTimeout how
-	// long for one of them, and movePause how long they wait between two attempts.
+	// movePatience is how long nodes look for the node that takes over the store, probeTimeout how
+	// long they try to reach one node, and movePause the pause between two rounds of attempts.
 	movePatience = 30 * time.Second
 	probeTimeout = 3 * time.Second
 	movePause    = 50 * time.Millisecond
-	// tellEvery is how often the agent that has the store tells the one at the endpoint.
+	// tellEvery is how often the agent that has the store tries to inform an agent at the endpoint.
 	tellEvery = 250 * time.Millisecond
 )
 
-// movingStore is the store of a dynamic rendezvous in the agent of one node, whom all ask, with
-// copies on the first members of the last round. When that agent is gone, the first member that
-// lives asks the others to let it go on, by the rules of a replica, and all others ask that one
-// then.
+// movingStore is the store of a dynamic rendezvous. The agent of one node has it, and all nodes
+// send their calls to that agent; the first members of the last round keep copies. When that agent
+// is gone, the first live member asks the others for permission to take over, by the rules of a
+// replica, and from then on all nodes send their calls to it.
 //
-// An agent that is started at the endpoint after that has a store of its own. The one that has
-// taken over tells it so, and it asks that one like all others.
+// An agent that is started at the endpoint later has a store of its own at first. The agent that
+// has taken over informs it, and then it sends its calls there like all others.
 type movingStore struct {
 	peers    *Peers
 	endpoint string
@@ -47,9 +47,9 @@ type movingStore struct {
 	at      store.Store // a *remoteStore or a *leadingStore
 	moves   uint64
 	clock   store.Clock
-	looking *search                             // under way, for all calls; nil: none is
-	members []string                            // names of the last round's, by rank; nil: there was none yet
-	drop    func(ctx context.Context, rank int) // says that one of them is dead
+	looking *search                             // the search in progress, for all calls; nil: none
+	members []string                            // names of the members of the last round, by rank; nil: there was none yet
+	drop    func(ctx context.Context, rank int) // reports that one of them is dead
 	closed  bool
 }
 
@@ -62,8 +62,8 @@ func newMovingStore(p *Peers, endpoint string, host bool) *movingStore {
 	return s
 }
 
-// copies makes this node keep a copy of the store for the one that leads, which may wait for it as
-// soon as this node is in a round. The agent listens.
+// copies makes this node keep a copy of the store for the leader, which may wait for the copy as
+// soon as this node is in a round. The agent must be listening.
 func (s *movingStore) copies() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,7 +72,7 @@ func (s *movingStore) copies() {
 	}
 	s.node.Name = s.peers.Member()
 	s.peers.answer(storeCopy.of(0), func(conn net.Conn) {
-		stop := context.AfterFunc(s.over, func() { conn.Close() }) // Peers.Close does not wait for it
+		stop := context.AfterFunc(s.over, func() { conn.Close() }) // so that Peers.Close does not wait for it
 		defer stop()
 		if err := s.node.Serve(conn); err != nil {
 			s.peers.log.Debugf("torchrun: the node that has the store: %v", err)
@@ -80,7 +80,7 @@ func (s *movingStore) copies() {
 	}, new(sync.WaitGroup))
 }
 
-// copyStore makes this node keep a copy of the store that moves, if there is one.
+// copyStore makes this node keep a copy of the moving store, if there is one.
 func (p *Peers) copyStore() {
 	p.mu.Lock()
 	s := p.moving
@@ -90,8 +90,8 @@ func (p *Peers) copyStore() {
 	}
 }
 
-// tellMembers says who has copies of the store, and may take it over. drop is called with those
-// that are found dead then.
+// tellMembers sets the members of a round, which have copies of the store and may take it over.
+// Then drop is called with members that are found dead during a takeover.
 func (p *Peers) tellMembers(ctx context.Context, r dynamic.Round, drop func(ctx context.Context, rank int)) {
 	p.mu.Lock()
 	s := p.moving
@@ -114,7 +114,7 @@ func (p *Peers) tellMembers(ctx context.Context, r dynamic.Round, drop func(ctx 
 	}
 }
 
-// setMembers makes the one that has the store keep copies with the members of a round.
+// setMembers makes the agent that has the store keep copies on the members of a round.
 func (s *movingStore) setMembers(ctx context.Context, round int, members []string) error {
 	return s.ask(ctx, func(at store.Store) (e store.Entry, err error) {
 		switch at := at.(type) {
@@ -154,7 +154,7 @@ func (s *movingStore) Wait(ctx context.Context, key string, version uint64) (e s
 	return e, err
 }
 
-// ask asks the store, wherever it is or will be.
+// ask makes a call to the store, wherever it is or moves to.
 func (s *movingStore) ask(ctx context.Context, call func(store.Store) (store.Entry, error)) error {
 	for {
 		s.mu.Lock()
@@ -182,21 +182,21 @@ func (s *movingStore) ask(ctx context.Context, call func(store.Store) (store.Ent
 	}
 }
 
-// movedFrom returns whether the store has moved since there were so many moves.
+// movedFrom reports whether the store has moved since the number of moves was moves.
 func (s *movingStore) movedFrom(moves uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.moves != moves && !s.closed
 }
 
-// search is one for the store that was lost.
+// search is a search for the lost store.
 type search struct {
 	done chan struct{}
-	err  error // once it is done
+	err  error // valid when done is closed
 }
 
-// move finds the store that was lost, unless another call has since. All calls share one search,
-// which goes on where ctx ends before: calls may have less time than it takes.
+// move finds the lost store, unless it has moved since. All calls share one search, which continues
+// after ctx ends, because a call may have less time than the search takes.
 func (s *movingStore) move(ctx context.Context, lost string, moves uint64) error {
 	s.mu.Lock()
 	if s.closed || s.moves != moves {
@@ -228,7 +228,7 @@ func (s *movingStore) move(ctx context.Context, lost string, moves uint64) error
 	}
 }
 
-// search is move for as long as it takes.
+// search looks for the lost store until it is found or movePatience has passed.
 func (s *movingStore) search(ctx context.Context, lost string, members []string) error {
 	if len(members) == 0 {
 		return errors.New("torchrun: the members that could continue with it are not known")
@@ -245,8 +245,9 @@ func (s *movingStore) search(ctx context.Context, lost string, members []string)
 	}
 }
 
-// find asks where the store was, and then the members in the order of their ranks, which all have,
-// until one has the store or it is this node's turn to have it.
+// find asks the agent that had the store, and then the members in the order of their ranks, which
+// is the same on all nodes, until one of them has the store or it is this node's turn to take it
+// over.
 func (s *movingStore) find(ctx context.Context, lost string, members []string) bool {
 	own := s.peers.Member()
 	order := append([]string{lost}, slices.DeleteFunc(slices.Clone(members), func(member string) bool {
@@ -259,7 +260,7 @@ func (s *movingStore) find(ctx context.Context, lost string, members []string) b
 		}
 		addr, _ := addrOf(member)
 		if addr == s.peers.Addr() {
-			continue // what this agent had itself
+			continue // this agent itself had it
 		}
 		at := &remoteStore{peers: s.peers, addr: addr}
 		bounded, cancel := context.WithTimeout(ctx, probeTimeout)
@@ -272,14 +273,14 @@ func (s *movingStore) find(ctx context.Context, lost string, members []string) b
 		}
 		at.close()
 		if !silent && !isRefused(err) && addr != lost {
-			return false // it lives, and will have the store
+			return false // it is alive, and will take over
 		}
 	}
 	return false
 }
 
-// have has this node's agent lead, if the others let it, without the members that it does not
-// reach: they do not reach it either.
+// have makes this node's agent the leader, if the others permit it, and then drops the members that
+// it cannot reach, because they cannot reach this node either.
 func (s *movingStore) have(ctx context.Context, members []string) bool {
 	s.mu.Lock()
 	clock, drop := s.clock, s.drop
@@ -300,7 +301,7 @@ func (s *movingStore) have(ctx context.Context, members []string) bool {
 	return true
 }
 
-// missing returns the ranks of the members that are not reached.
+// missing returns the ranks of the members that cannot be reached.
 func (s *movingStore) missing(ctx context.Context, members []string) (ranks []int) {
 	own := s.peers.Member()
 	var mu sync.Mutex
@@ -326,7 +327,8 @@ func (s *movingStore) missing(ctx context.Context, members []string) (ranks []in
 	return ranks
 }
 
-// tell tells whoever comes to listen at the endpoint that this node has the store, while it has.
+// tell informs any agent that listens at the endpoint that this node has the store, for as long as
+// it has.
 func (s *movingStore) tell(at store.Store) {
 	for retry.Pause(s.over, tellEvery) == nil {
 		s.mu.Lock()
@@ -344,18 +346,18 @@ func (s *movingStore) tellOnce() {
 	defer cancel()
 	conn, err := s.peers.dial(ctx, s.endpoint, leaderIs.of(0))
 	if err != nil {
-		return // nobody is there yet
+		return // nobody listens there yet
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	own := s.peers.Addr()
 	if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(own))), own...)); err == nil {
-		_, _ = io.ReadFull(conn, make([]byte, 1)) // it has understood, or it is an agent that leaves
+		_, _ = io.ReadFull(conn, make([]byte, 1)) // it has understood, or it is leaving
 	}
 }
 
-// told is called in an agent at the endpoint by one that says it has the store.
+// told handles, in an agent at the endpoint, a message of an agent that has the store.
 func (s *movingStore) told(conn net.Conn) {
 	var size [2]byte
 	if _, err := io.ReadFull(conn, size[:]); err != nil {
@@ -406,8 +408,8 @@ func (s *movingStore) set(at store.Store) {
 	}
 }
 
-// close ends all calls of other nodes' stores. The store of this node is there for others until
-// free.
+// close ends all calls to stores of other nodes. The store of this node stays available to others
+// until free.
 func (s *movingStore) close() {
 	s.end()
 	s.mu.Lock()
@@ -418,7 +420,7 @@ func (s *movingStore) close() {
 	s.mu.Unlock()
 }
 
-// free ends the store of this node, and blocks until all that it has started has ended.
+// free closes the store of this node, and blocks until everything that it has started has ended.
 func (s *movingStore) free() {
 	s.mu.Lock()
 	at, is := s.at.(*leadingStore)

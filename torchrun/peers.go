@@ -24,8 +24,8 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
-// Peers connects the agents of a job to each other's stores: over TCP with mutual TLS, by
-// credentials that all derive from one key. It must be closed.
+// Peers connects the agents of a job to each other's stores: over TCP with mutual TLS, with
+// credentials that all agents derive from one key. The caller must call Close.
 type Peers struct {
 	// Host is the name or the address at which other nodes reach this one. Empty: the address on
 	// which it listens, or Route if it listens on all addresses.
@@ -36,47 +36,48 @@ type Peers struct {
 	life  string          // differs for each process
 	alive context.Context // ends when this node leaves for good
 	end   context.CancelFunc
-	creds *identity.Credentials // nil: nobody is asked who it is
+	creds *identity.Credentials // nil: nobody is authenticated
 	log   logrus.FieldLogger
 	ln    *identity.Listener // nil: this node only dials
 
 	mu sync.Mutex
 	served
 	conns  map[net.Conn]bool
-	lives  map[string]*watchedLife // by the names of members
+	lives  map[string]*watchedLife // by name of the member
 	closed bool
-	idle   *sync.Cond     // of mu: conns has become empty
-	gone   func(node int) // is called when a node has ended its connection for agentsStore; nil: never
+	idle   *sync.Cond     // uses mu; signals that conns has become empty
+	gone   func(node int) // called when a node has closed its connection for agentsStore; may be nil
 	wg     sync.WaitGroup
 }
 
-// served are the stores that this node serves to others, or passes on.
+// served are the stores and services that this node provides to others or forwards.
 type served struct {
 	stores map[service]*tcpstore.Store
-	// versions is the store of a dynamic rendezvous that this node has; nil: it has none.
+	// versions is the store with versions that this node has; nil: it has none.
 	versions store.Store
-	// moving is the store of a dynamic rendezvous that another node had at first; nil: none.
+	// moving is the store of a dynamic rendezvous that can move between nodes; nil: no such store
+	// exists.
 	moving *movingStore
-	// answers serve the connections for services that no store has.
+	// answers are the functions that serve services other than stores.
 	answers map[service]answer
 }
 
-// service is what an agent asks of another one when it connects: its highest byte is the kind, the
-// rest a number of that kind.
+// service is what an agent requests from another when it connects: its highest byte is the kind,
+// and the rest a number whose meaning depends on the kind.
 type service uint64
 
 type kind uint8
 
-// The kinds of services, and what their numbers are. No kind is the first byte of a client of a
-// TCPStore.
+// The kinds of services, followed by the meaning of their numbers. No kind equals the first byte
+// that a client of a TCPStore sends.
 const (
 	workersStore kind = 0x80 + iota // the store of a round's workers; the round
-	agentsStore                     // the store that agents of a static rendezvous share, as long as one lives; its node
-	agentsWatch                     // the same store, for other connections
-	attendance                      // where a round's node with rank 0 learns of another one's end; the round
-	agentLife                       // a connection that is open as long as an agent lives: see serveLife
-	versionStore                    // the store with versions, which a dynamic rendezvous needs
-	leaderIs                        // where an agent at the endpoint is told who has that store
+	agentsStore                     // the store that agents of a static rendezvous share, for the life of an agent; its node
+	agentsWatch                     // the same store, for further connections
+	attendance                      // how the node with rank 0 of a round and the others notice each other's end; the round
+	agentLife                       // a connection that stays open as long as an agent lives: see serveLife
+	versionStore                    // the store with versions of a dynamic rendezvous
+	leaderIs                        // informs an agent at the endpoint which agent has that store
 	storeCopy                       // a node's copy of that store
 	journalCopy                     // a node's copy of the job's journal
 )
@@ -87,15 +88,16 @@ func (s service) kind() kind { return kind(s >> 56) }
 
 func (s service) number() int { return int(s & (1<<56 - 1)) }
 
-// dialTimeout bounds one attempt to reach another agent.
+// dialTimeout bounds one attempt to connect to another agent.
 const dialTimeout = 20 * time.Second
 
-// helloTimeout is how long one that has taken a connection may take for its first answer.
+// helloTimeout is how long an agent that has accepted a connection may take to send its first
+// answer.
 const helloTimeout = 5 * time.Second
 
-// NewPeers returns the Peers of the job of that name, whose agents all have the key. Without a key,
-// anyone who reaches the agents' ports is admitted, and can read and change the stores. It does not
-// listen yet.
+// NewPeers returns the Peers of the job with the given run id, whose agents all have the key.
+// Without a key, anyone who reaches the agents' ports is admitted, and can read and change the
+// stores. NewPeers does not listen.
 func NewPeers(key []byte, runID, host string, log logrus.FieldLogger) (*Peers, error) {
 	p := &Peers{Host: host, life: rand.Text(), log: log,
 		served: served{stores: make(map[service]*tcpstore.Store), answers: make(map[service]answer)},
@@ -113,9 +115,9 @@ func NewPeers(key []byte, runID, host string, log logrus.FieldLogger) (*Peers, e
 	return p, err
 }
 
-// Listen serves the stores at an address. It is called at most once. If its host is a name that
-// this machine resolves only to loopback, as in Debian's /etc/hosts, it listens on all addresses,
-// and gives other nodes the name, which they resolve to another address.
+// Listen serves the stores at an address. It may be called only once. If the address's host is a
+// name that this machine resolves only to loopback, as with Debian's /etc/hosts, it listens on all
+// addresses, and tells other nodes the name, which they resolve to another address.
 func (p *Peers) Listen(addr string) (net.Addr, error) {
 	if host, port, err := net.SplitHostPort(addr); err == nil && IsLoopbackName(host) {
 		addr = net.JoinHostPort("", port)
@@ -132,7 +134,7 @@ func (p *Peers) Listen(addr string) (net.Addr, error) {
 	return ln.Addr(), nil
 }
 
-// serve asks who it is, and serves the store that is asked for.
+// serve authenticates the other end of a connection, and serves the service that it requests.
 func (p *Peers) serve(raw *identity.Conn) {
 	defer raw.Close()
 	var conn net.Conn = raw
@@ -181,8 +183,8 @@ func (p *Peers) serve(raw *identity.Conn) {
 	logServed(p.log, fmt.Sprintf("the connection of %v", raw.RemoteAddr()), err)
 }
 
-// logServed logs why a store has ended a connection, if it has: at its other end, only the end is
-// seen. It does not warn of a failed connection.
+// logServed logs why a store has ended a connection, because the other end sees only the end. It
+// does not warn about a failed connection.
 func logServed(log logrus.FieldLogger, what string, err error) {
 	var network net.Error
 	switch {
@@ -204,7 +206,7 @@ func (p *Peers) find(of service) (*tcpstore.Store, store.Store) {
 	return p.stores[of], nil
 }
 
-// offer makes a store serve; nil ends that.
+// offer provides a store as a service; nil ends that.
 func (p *Peers) offer(of service, store *tcpstore.Store) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -215,8 +217,8 @@ func (p *Peers) offer(of service, store *tcpstore.Store) {
 	}
 }
 
-// answer serves connections for a service, until it is called without a function. Those that are
-// being served then are counted by wg.
+// answer serves connections for a service with the function, until it is called with nil. wg counts
+// the connections that are being served.
 func (p *Peers) answer(of service, serve func(net.Conn), wg *sync.WaitGroup) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -227,13 +229,14 @@ func (p *Peers) answer(of service, serve func(net.Conn), wg *sync.WaitGroup) {
 	}
 }
 
-// answer serves connections, and counts those that it serves.
+// answer is a function that serves connections, with the group that counts them.
 type answer struct {
 	serve func(net.Conn)
 	wg    *sync.WaitGroup
 }
 
-// answerTo returns what serves the connections for a service, or nil. The caller must call done.
+// answerTo returns the function that serves connections for a service, or nil. The caller must call
+// done afterwards.
 func (p *Peers) answerTo(of service) (serve func(net.Conn), done func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -263,8 +266,8 @@ func (p *Peers) forget(conn net.Conn) {
 	}
 }
 
-// Addr returns the address at which other nodes reach this one, host:port; "" if it does not
-// listen.
+// Addr returns the address, host:port, at which other nodes reach this one. It returns "" if this
+// node does not listen.
 func (p *Peers) Addr() string {
 	addr, err := p.addr()
 	if err != nil {
@@ -273,7 +276,7 @@ func (p *Peers) Addr() string {
 	return addr
 }
 
-// addr returns where other nodes reach this one's stores.
+// addr returns the address at which other nodes reach this node's stores.
 func (p *Peers) addr() (string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -290,7 +293,7 @@ func (p *Peers) addr() (string, error) {
 	return net.JoinHostPort(cmp.Or(p.Host, host), port), nil
 }
 
-// dial returns a connection to a store of another node.
+// dial connects to a service of another node.
 func (p *Peers) dial(ctx context.Context, addr string, of service) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -320,7 +323,7 @@ func (p *Peers) dial(ctx context.Context, addr string, of service) (net.Conn, er
 	return conn, nil
 }
 
-// keepAlive has the kernel notice a machine that is gone.
+// keepAlive makes the kernel notice when the other machine is gone.
 func keepAlive(conn net.Conn) {
 	if c, ok := conn.(*identity.Conn); ok {
 		conn = c.NetConn()
@@ -330,7 +333,8 @@ func keepAlive(conn net.Conn) {
 	}
 }
 
-// Close ends everything. It waits for connections of others until ctx ends.
+// Close ends all services and closes all connections. It waits for connections of others until ctx
+// ends.
 func (p *Peers) Close(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() {
 		p.mu.Lock()
@@ -358,14 +362,14 @@ func (p *Peers) Close(ctx context.Context) {
 // workerStore is the store of one round as the workers of this node reach it.
 type workerStore struct {
 	*tcpstore.Door
-	named string // where the command line names it; empty: nowhere
+	named string // its address as named on the command line; empty: none
 	log   logrus.FieldLogger
 	end   func()
 	used  atomic.Bool // a worker has connected to it
 }
 
-// openStore makes the store of a round: it is that of the node with rank 0, which the others
-// forward their workers to.
+// openStore opens the store of a round. It is in the process of the node with rank 0; the other
+// nodes forward their workers to it.
 func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (*workerStore, error) {
 	s := &workerStore{log: log, end: func() {}}
 	var serve func(d *tcpstore.Door, conn net.Conn)
@@ -422,9 +426,9 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 	return s, nil
 }
 
-// also makes the store listen at further addresses, which other programs may have. The workers are
-// told the last one: newer torch takes the store for the agent's only where the program names the
-// address that the variables have.
+// also makes the store listen at further addresses, except those in use by other programs. Workers
+// are told the last one: newer versions of torch use the agent's store only if the program names
+// the same address as the variables.
 func (s *workerStore) also(addrs []string) {
 	for _, addr := range addrs {
 		at := addr
@@ -439,20 +443,21 @@ func (s *workerStore) also(addrs []string) {
 	}
 }
 
-// addr is what the workers are told.
+// addr returns the address that workers are told.
 func (s *workerStore) addr() string { return cmp.Or(s.named, s.Addr().String()) }
 
 func (s *workerStore) asked() bool { return s.used.Load() }
 
-// close ends all connections, and blocks until their goroutines have.
+// close closes all connections, and blocks until their goroutines have ended.
 func (s *workerStore) close() {
 	s.end()
 	s.Close()
 }
 
-// OwnHost returns the address from which this machine reaches another, or itself.
+// OwnHost returns the address of this machine on the route to far, which may be this machine
+// itself.
 func OwnHost(far string) (string, error) {
-	conn, err := net.Dial("udp", net.JoinHostPort(far, "9")) // selects a route, and sends nothing
+	conn, err := net.Dial("udp", net.JoinHostPort(far, "9")) // selects a route, sends nothing
 	if err != nil {
 		return "", fmt.Errorf("torchrun: no address of this machine leads to %s: %w", far, err)
 	}
@@ -460,7 +465,7 @@ func OwnHost(far string) (string, error) {
 	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap().String(), nil
 }
 
-// IsLoopbackName asks the resolver whether a name other than localhost means only loopback on this
+// IsLoopbackName reports whether a name other than localhost resolves only to loopback on this
 // machine.
 func IsLoopbackName(host string) bool {
 	if _, err := netip.ParseAddr(host); err == nil || host == "" || host == "localhost" {
@@ -472,7 +477,7 @@ func IsLoopbackName(host string) bool {
 	return err == nil && len(addrs) > 0 && !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !a.Unmap().IsLoopback() })
 }
 
-// FirstAddress returns the first address of this machine that is not of loopback.
+// FirstAddress returns the first address of this machine that is not a loopback address.
 func FirstAddress() (netip.Addr, error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {
@@ -487,8 +492,7 @@ func FirstAddress() (netip.Addr, error) {
 	return netip.Addr{}, errors.New("this machine has no address but loopback")
 }
 
-// IsHere returns whether a host name, with all its addresses, or an address belongs to this
-// machine.
+// IsHere reports whether an address, or all addresses of a host name, belong to this machine.
 func IsHere(ctx context.Context, host string) (bool, error) {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return identity.IsOwn(addr.Unmap()), nil

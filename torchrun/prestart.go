@@ -13,11 +13,11 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/prestart"
 )
 
-// prestartAfter is when a round has lasted for so long that the interpreters of the next one start:
-// at the start of a program processors and disks have enough to do.
+// prestartAfter is how long a round must have lasted before the interpreters of the next one are
+// started: while a program starts, processors and disks are busy.
 const prestartAfter = time.Second
 
-// warm is an interpreter that runs before its worker is due.
+// warm is an interpreter that is started before its worker is needed.
 type warm struct {
 	waiting        *prestart.Interpreter
 	incarnation    string
@@ -29,10 +29,10 @@ type warm struct {
 	mu     sync.Mutex
 	pid    int
 	ended  bool
-	worker *launch.Spec // of the worker that it has become; nil: it waits
+	worker *launch.Spec // the worker that it has become; nil: it waits
 }
 
-// redirect is a writer whose target changes.
+// redirect is a writer whose target can change.
 type redirect struct {
 	mu sync.Mutex
 	to io.Writer
@@ -51,7 +51,7 @@ func (r *redirect) set(to io.Writer) {
 	r.to = to
 }
 
-// warmUp starts an interpreter for each worker that has none.
+// warmUp starts an interpreter for each worker that does not have one.
 func (a *Agent) warmUp(ctx context.Context) {
 	for local := range a.cfg.Workers {
 		if a.warm[local] != nil {
@@ -75,7 +75,7 @@ func (a *Agent) startWarm(ctx context.Context, local int) (*warm, error) {
 	stdout, stderr := a.logs.console.Worker(nil)
 	w.stdout.set(stdout)
 	w.stderr.set(stderr)
-	ctx, w.cancel = context.WithCancel(context.WithoutCancel(ctx)) // what ends it says so
+	ctx, w.cancel = context.WithCancel(context.WithoutCancel(ctx)) // only w.cancel ends it
 	spec := &launch.Spec{
 		Incarnation: w.incarnation,
 		Slot:        plan.SlotID{Host: a.cfg.Host, Index: local},
@@ -104,17 +104,17 @@ func (w *warm) started(pid int) {
 	w.pid = pid
 }
 
-// signal is what ends the process.
+// signal returns the signal that ends the process.
 func (w *warm) signal() syscall.Signal {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.worker == nil {
-		return syscall.SIGKILL // it has nothing to lose
+		return syscall.SIGKILL // a waiting interpreter has nothing to lose
 	}
 	return w.worker.Signal()
 }
 
-// tell notes the end, and tells the worker of it.
+// tell records the end, and reports it to the worker.
 func (w *warm) tell(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -124,8 +124,8 @@ func (w *warm) tell(err error) {
 	w.ended = true
 }
 
-// become makes the interpreter run a worker, until that ends or ctx does. used: it did; false: it
-// was not fit for that, and is gone.
+// become makes the interpreter run a worker until that worker or ctx ends. It returns used false if
+// the interpreter could not run the worker; then the interpreter is gone.
 func (w *warm) become(ctx context.Context, spec *launch.Spec, args []string, started func(pid int)) (used bool, err error) {
 	if !w.adopt(spec) {
 		w.end()
@@ -157,13 +157,13 @@ func (w *warm) adopt(spec *launch.Spec) bool {
 	return true
 }
 
-// end ends the process, and waits for that.
+// end ends the process and waits for its end.
 func (w *warm) end() {
 	w.cancel()
 	<-w.done
 }
 
-// endWarm ends the interpreters that have become no worker.
+// endWarm ends the interpreters that have not become workers.
 func (a *Agent) endWarm() {
 	for local, w := range a.warm {
 		if w != nil {

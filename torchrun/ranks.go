@@ -2,21 +2,21 @@ package torchrun
 
 import "fmt"
 
-// Node is the data that one agent gives the others before a round.
+// Node is the data that an agent sends the others before a round.
 type Node struct {
 	Role string `json:"role"`
 	// Workers is the number of its workers.
 	Workers int `json:"local_world_size"`
 }
 
-// Ranks are the ranks of an agent's first worker, and the sizes; worker i has these ranks plus i.
+// Ranks are the ranks of an agent's first worker, and the sizes. Worker i has these ranks plus i.
 type Ranks struct {
 	Base, World         int
 	RoleBase, RoleWorld int
 }
 
-// Assign returns the ranks of each node's workers, among all workers and among the workers of one
-// role. They are in the order of the nodes' ranks.
+// Assign returns the ranks of each node's workers, among all workers and among the workers of the
+// same role. The nodes, and the results, are in the order of the nodes' ranks.
 func Assign(nodes []Node) []Ranks {
 	ranks := make([]Ranks, len(nodes))
 	world, roles := 0, make(map[string]int)
@@ -31,7 +31,7 @@ func Assign(nodes []Node) []Ranks {
 	return ranks
 }
 
-// check refuses what no agent would tell.
+// check returns an error if no agent would send n.
 func (n Node) check() error {
 	if n.Workers < 1 || n.Workers > maxWorkers || len(n.Role) > maxName {
 		return fmt.Errorf("torchrun: a node that says it has %d workers of the role %.100q", n.Workers, n.Role)

@@ -7,34 +7,34 @@ import (
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
 )
 
-// Rendezvous is where agents meet. Its methods are called by one goroutine at a time.
+// Rendezvous is how agents meet. Its methods are called by one goroutine at a time.
 type Rendezvous interface {
 	// Next leaves the current round, and blocks until the node has a place in another one. failed
-	// says that workers of this node have failed in the current round. Its error is final.
+	// means that workers of this node have failed in the current round. An error is final.
 	Next(ctx context.Context, failed bool) (Round, error)
 	// Changed returns a channel that is closed when nodes wait to join the current round, or when a
-	// node of it has gone that was not done.
+	// node that was not done has left it.
 	Changed() <-chan struct{}
-	// Done says that the workers of this node have succeeded: when it calls Close and Leave then,
-	// the round of the others goes on.
+	// Done records that the workers of this node have succeeded, so that the others' round
+	// continues when this node then calls Close and Leave.
 	Done(ctx context.Context) error
-	// Close ends the job: no round follows. It may be called again.
+	// Close ends the job: no further round follows. It may be called again.
 	Close(ctx context.Context) error
 	// Leave makes the node leave, so that the others continue without it, and frees its resources.
-	// It is the last call.
+	// It must be the last call.
 	Leave(ctx context.Context) error
 }
 
 // Round is a node's place among the nodes of a round.
 type Round struct {
-	// Number grows with each round.
+	// Number increases from round to round.
 	Number int
 	// Rank is from 0 to World-1.
 	Rank, World int
-	// Restarts is the number of earlier rounds that have failed, on any node: all nodes of the
-	// round have the same number, because the keys of programs in the store may contain it.
+	// Restarts is the number of earlier rounds that have failed, on any node. It is the same for
+	// all nodes of the round, because programs may use it in the keys of the store.
 	Restarts int
-	// Store is shared by the nodes of the round, and by no others.
+	// Store is shared by the nodes of the round, and only by them.
 	Store KV
 	// Agents are the names of the agents of a dynamic rendezvous (Peers.Member), by rank; nil:
 	// unknown.
@@ -44,13 +44,13 @@ type Round struct {
 // KV is a store that the agents of a round share. A tcpstore.Client is one.
 type KV interface {
 	Set(ctx context.Context, key string, value []byte) error
-	// Get blocks until there is a value.
+	// Get blocks until the key has a value, and returns it.
 	Get(ctx context.Context, key string) ([]byte, error)
-	// Add adds to a number, which is 0 if it does not exist, and returns the sum.
+	// Add adds n to a number, which starts at 0, and returns the sum.
 	Add(ctx context.Context, key string, n int64) (int64, error)
 }
 
-// memoryKV is a store of agents in one process.
+// memoryKV is a store for agents in one process.
 type memoryKV struct{ store *tcpstore.Store }
 
 func (m memoryKV) Set(_ context.Context, key string, value []byte) error {
@@ -73,7 +73,7 @@ func (m memoryKV) Add(_ context.Context, key string, n int64) (int64, error) {
 	return m.store.Add(key, n)
 }
 
-// within is a part of a store, whose keys begin with a prefix.
+// within is the part of a store whose keys begin with a prefix.
 type within struct {
 	KV
 	prefix string
@@ -91,7 +91,7 @@ func (w within) Add(ctx context.Context, key string, n int64) (int64, error) {
 	return w.KV.Add(ctx, w.prefix+key, n)
 }
 
-// Single is the rendezvous of a job of one node. The zero value is ready.
+// Single is the rendezvous of a job with one node. The zero value is ready to use.
 type Single struct {
 	mu              sync.Mutex
 	round, restarts int

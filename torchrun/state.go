@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// State is the common state of an agent's workers.
+// State is the combined state of an agent's workers.
 type State string
 
 // The states.
@@ -25,28 +25,28 @@ type action string
 const (
 	goOn    action = "go on"
 	restart action = "restart"
-	finish  action = "finish" // all have succeeded
+	finish  action = "finish" // all workers have succeeded
 	giveUp  action = "give up"
 )
 
-// errUnknown is returned where what is seen of the workers makes no sense.
+// errUnknown is returned if the observations of the workers are inconsistent.
 var errUnknown = errors.New("torchrun: the state of the workers is not known")
 
-// machine decides. It is pure.
+// machine decides what the agent does next. It is pure.
 type machine struct {
 	state State
-	// max is how many restarts there may be because of failures, and left how many are left, of the
-	// job as a whole.
+	// max is the largest number of restarts because of failures, and left the number that is left,
+	// for the job as a whole.
 	max, left int
 }
 
 func newMachine(max int) machine { return machine{state: Init, max: max, left: max} }
 
-// begin takes how many restarts there were before a round, because of failures on any node.
+// begin sets the number of restarts before a round that failures, on any node, have caused.
 func (m *machine) begin(restarts int) { m.left = max(0, m.max-restarts) }
 
-// see takes what is seen of the workers, and whether the nodes have changed: some wait to join, or
-// one has gone.
+// see decides on the next action. seen is the observed state of the workers; changed means that
+// nodes wait to join or a node is gone.
 func (m *machine) see(seen State, changed bool) (action, error) {
 	m.state = seen
 	switch seen {
@@ -57,18 +57,18 @@ func (m *machine) see(seen State, changed bool) (action, error) {
 			m.state = Failed
 			return giveUp, nil
 		}
-		m.left-- // until the next round tells
+		m.left-- // until the next round reports the number
 		return restart, nil
 	case Healthy:
 		if changed {
-			return restart, nil // which the nodes that were there are not to blame for
+			return restart, nil // the nodes that were present are not to blame
 		}
 		return goOn, nil
 	}
 	return giveUp, errUnknown
 }
 
-// flakiness returns how much of the restarts was needed, in percent; 100 for a failure.
+// flakiness returns which share of the permitted restarts was used, in percent; 100 for a failure.
 func (m *machine) flakiness() int {
 	if m.state == Failed {
 		return 100

@@ -19,23 +19,23 @@ import (
 var ErrClosed = errors.New("another node has ended the job")
 
 // Static is the rendezvous of a fixed number of nodes, each of which knows its rank. The agent with
-// rank 0 has the store. A round begins when all have come; the first node that comes makes the
-// others come too. A node that has gone may come back.
+// rank 0 has the store. A round begins when all nodes have come; the first node that comes makes
+// the others come too. A node that is gone may come back.
 type Static struct {
 	// Node is the rank of this node among Nodes.
 	Node, Nodes int
-	// Addr is the address of the node with rank 0, host:port.
+	// Addr is the address, host:port, of the node with rank 0.
 	Addr string
-	// Peers connects to that node. If this is that node, Peers already listens there.
+	// Peers connects to that node. On that node, Peers must already be listening there.
 	Peers *Peers
 	// Timeout is how long Next waits for the other nodes. Zero: 900 s.
 	Timeout time.Duration
 	Log     logrus.FieldLogger
 
-	own     *tcpstore.Store // of the node with rank 0
+	own     *tcpstore.Store // on the node with rank 0
 	client  *tcpstore.Client
 	kv      KV
-	watcher context.CancelFunc // of the round
+	watcher context.CancelFunc // cancels the watch of the round
 	wg      sync.WaitGroup
 	closed  bool // the watcher has found that a node has ended the job
 	round   int
@@ -45,7 +45,7 @@ type Static struct {
 	watched staticWatch
 }
 
-// staticWatch is the round that is watched.
+// staticWatch is the state of the round that is being watched.
 type staticWatch struct {
 	number  int
 	changed chan struct{} // closed when the nodes have changed; nil: there was no round yet
@@ -55,7 +55,8 @@ type staticWatch struct {
 const (
 	// retryPause is the pause between two attempts to reach the node with rank 0.
 	retryPause = 200 * time.Millisecond
-	// Failures to reach another agent are told from retryQuiet on, and every retryTell at most.
+	// Failures to reach another agent are logged once they have lasted for retryQuiet, and at most
+	// every retryTell.
 	retryQuiet = 2 * time.Second
 	retryTell  = 10 * time.Second
 )
@@ -64,7 +65,7 @@ const (
 func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 	s.endWatch()
 	if s.closed {
-		return Round{}, ErrClosed // whether or not the node with rank 0 still tells
+		return Round{}, ErrClosed // whether or not the node with rank 0 still answers
 	}
 	timeout := s.Timeout
 	if timeout == 0 {
@@ -74,7 +75,7 @@ func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 		fmt.Errorf("not all of %d nodes have come within %v (rdzv_conf timeout)", s.Nodes, timeout))
 	defer cancel()
 	if failed {
-		// Where the store is lost, the next one begins to count anew, for all nodes.
+		// If the store is lost, the next one starts to count from zero, for all nodes.
 		if err := s.fail(ctx); err != nil {
 			s.Log.Debugf("torchrun: %v", err)
 		}
@@ -106,7 +107,7 @@ func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 		if errors.Is(err, errOtherProgram) {
 			failures.Quiet = 0
 		}
-		// The node with rank 0 may have been started again.
+		// The node with rank 0 may have been restarted.
 		failures.Warn(s.Log, time.Now(), "torchrun: the node with rank 0 is not reached at "+s.Addr, err)
 		s.disconnect()
 		if err := retry.Pause(ctx, retryPause); err != nil {
@@ -115,7 +116,7 @@ func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 	}
 }
 
-// connect reaches the store.
+// connect connects to the store.
 func (s *Static) connect(ctx context.Context) error {
 	if s.kv != nil {
 		return nil
@@ -143,7 +144,7 @@ func (s *Static) connect(ctx context.Context) error {
 	return err
 }
 
-// errOtherProgram is of who takes a connection, and answers nothing.
+// errOtherProgram is the error for a program that accepts a connection and does not answer.
 var errOtherProgram = errors.New("it takes connections, and does not answer as an agent of hvdrun torchrun: another program may have the port")
 
 func (s *Static) dial(ctx context.Context, of service) (*tcpstore.Client, error) {
@@ -161,7 +162,7 @@ func (s *Static) disconnect() {
 	}
 }
 
-// arrive comes to this node's next round, and waits for the others.
+// arrive enters this node's next round, and waits for the other nodes.
 func (s *Static) arrive(ctx context.Context) (r Round, err error) {
 	if err = s.connect(ctx); err != nil {
 		return r, err
@@ -191,8 +192,8 @@ func (s *Static) arrive(ctx context.Context) (r Round, err error) {
 	return r, err
 }
 
-// restarts returns the round's number of restarts. The node with rank 0 reads it for all, before
-// any of them can fail in this round.
+// restarts returns the number of restarts for the round. The node with rank 0 reads it for all
+// nodes, before any of them can fail in this round.
 func (s *Static) restarts(ctx context.Context, of KV) (int, error) {
 	const key = "restarts"
 	if s.Node == 0 {
@@ -211,7 +212,7 @@ func (s *Static) restarts(ctx context.Context, of KV) (int, error) {
 	return strconv.Atoi(string(text))
 }
 
-// fail counts one restart for the last round, unless another node has.
+// fail counts one restart for the last round, unless another node has counted it.
 func (s *Static) fail(ctx context.Context) error {
 	n, err := s.kv.Add(ctx, "failed/"+strconv.Itoa(s.round), 1)
 	if err == nil && n == 1 {
@@ -228,12 +229,12 @@ func (s *Static) doneIn(round, node int) string {
 	return "done/" + strconv.Itoa(round) + "/" + strconv.Itoa(node)
 }
 
-// allDone is the value in place of the next round's beginning when no round follows, because the
+// allDone is the value in place of the start of the next round when no round follows, because the
 // node with rank 0 is done and ends the job.
 const allDone = "done"
 
-// watch has Changed fire when a node has come to the next round or has ended the job, or the store
-// is lost.
+// watch makes Changed fire when a node has entered the next round or has ended the job, or when the
+// store is lost.
 func (s *Static) watch() {
 	s.mu.Lock()
 	s.watched = staticWatch{number: s.round, changed: make(chan struct{})}
@@ -265,7 +266,7 @@ func (s *Static) watch() {
 	})
 }
 
-// gone has Changed fire where a node that was not done has ended its connection to this node, which
+// gone makes Changed fire if a node that was not done has closed its connection to this node, which
 // has the store.
 func (s *Static) gone(node int) {
 	s.mu.Lock()
@@ -313,7 +314,7 @@ func (s *Static) Close(ctx context.Context) error {
 		return nil
 	}
 	_, err := s.kv.Add(ctx, "closed", 1)
-	if err != nil && s.done && s.Node != 0 { // a wait that was ended has broken the connection
+	if err != nil && s.done && s.Node != 0 { // the end of a wait has closed the connection
 		s.disconnect()
 		if err = s.connect(ctx); err == nil {
 			_, err = s.kv.Add(ctx, "closed", 1)
@@ -322,12 +323,12 @@ func (s *Static) Close(ctx context.Context) error {
 	switch {
 	case err != nil:
 	case !s.done:
-		err = s.kv.Set(ctx, s.began(s.round+1), nil) // the others look
+		err = s.kv.Set(ctx, s.began(s.round+1), nil) // makes the others look
 	case s.Node == 0:
 		err = s.kv.Set(ctx, s.began(s.round+1), []byte(allDone))
 	}
 	if errors.Is(err, net.ErrClosed) || s.Node != 0 && err != nil {
-		return nil // the node with rank 0 has gone: nobody can come
+		return nil // the node with rank 0 is gone: nobody can come
 	}
 	return err
 }

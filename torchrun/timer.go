@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// timers holds what workers have asked for: to be sent a signal at a time, unless they release the
-// timer before that. It is pure.
+// timers holds the requests of workers to be sent a signal at a certain time, unless they release
+// the timer before that. It is pure.
 type timers struct{ of map[timerKey]timerEvent }
 
 type timerKey struct {
@@ -29,18 +29,18 @@ type timerEvent struct {
 	PID    int    `json:"pid"`
 	Scope  string `json:"scope_id"`
 	Signal int    `json:"signal"`
-	// Expiry is in seconds since 1970; less than none releases the timer.
+	// Expiry is in seconds since 1970. A negative value releases the timer.
 	Expiry float64 `json:"expiration_time"`
 }
 
 const (
-	// maxTimers bounds the timers of a node, and maxTimerLine a request, in bytes: a write of more
-	// than PIPE_BUF would not be whole.
+	// maxTimers is the largest number of timers of a node, and maxTimerLine the largest size of a
+	// request in bytes: a write of more than PIPE_BUF bytes would not be atomic.
 	maxTimers    = 1 << 16
 	maxTimerLine = 4096
 )
 
-// take takes one line.
+// take handles a request, which is one line.
 func (t *timers) take(line []byte) error {
 	var e timerEvent
 	if err := json.Unmarshal(line, &e); err != nil {
@@ -61,7 +61,7 @@ func (t *timers) take(line []byte) error {
 	return nil
 }
 
-// next returns the time of the timer that expires first; the zero time without timers.
+// next returns the expiry of the timer that expires first, or the zero time if there is no timer.
 func (t *timers) next() time.Time {
 	var first time.Time
 	for _, e := range t.of {
@@ -74,7 +74,8 @@ func (t *timers) next() time.Time {
 
 func (e timerEvent) at() time.Time { return time.UnixMicro(int64(min(e.Expiry, 1<<40) * 1e6)) }
 
-// due removes what has expired, and returns one signal for each process: the first by time.
+// due removes the expired timers, and returns one signal for each process: that of the timer that
+// expired first.
 func (t *timers) due(now time.Time) (due []expiry) {
 	first := make(map[int]timerEvent)
 	for key, e := range t.of {
@@ -96,20 +97,20 @@ func (t *timers) due(now time.Time) (due []expiry) {
 type expiry struct {
 	pid    int
 	scope  string
-	signal syscall.Signal // 0: none is wanted
+	signal syscall.Signal // 0: no signal was requested
 }
 
-// kill sends the signal, where the process is one that it may be sent to.
+// kill sends the signal if ours returns true for the process.
 func (e expiry) kill(ours func(pid int) bool) {
 	if e.signal > 0 && e.pid > 1 && ours(e.pid) {
 		_ = syscall.Kill(e.pid, e.signal)
 	}
 }
 
-// fileTimer reads requests from a FIFO. A nil one has none.
+// fileTimer reads requests from a FIFO. A nil *fileTimer reads none.
 type fileTimer struct {
 	path string
-	dir  string // was made for it; empty: none
+	dir  string // folder created for the FIFO; empty: none
 	fifo *os.File
 	out  chan expiry
 	done chan struct{}
@@ -126,7 +127,7 @@ func newFileTimer(path, tempDir string) (*fileTimer, error) {
 		f.path = filepath.Join(f.dir, "timer")
 	}
 	if err = unix.Mkfifo(f.path, 0o600); err == nil {
-		// For writing too: it does not end when the last worker closes it.
+		// Opened for writing too, so that it does not end when the last worker closes it.
 		f.fifo, err = os.OpenFile(f.path, os.O_RDWR|unix.O_NONBLOCK, 0)
 	}
 	if err != nil {
@@ -139,7 +140,7 @@ func newFileTimer(path, tempDir string) (*fileTimer, error) {
 	return f, nil
 }
 
-// expired returns where timers come that have expired.
+// expired returns a channel that receives expired timers.
 func (f *fileTimer) expired() <-chan expiry {
 	if f == nil {
 		return nil
@@ -163,7 +164,7 @@ func (f *fileTimer) run() {
 		case <-f.done:
 			return
 		case line := <-lines:
-			_ = t.take(line) // a malformed line asks for nothing
+			_ = t.take(line) // a malformed line is ignored
 		case <-timer.C:
 			for _, e := range t.due(time.Now()) {
 				select {
@@ -176,7 +177,7 @@ func (f *fileTimer) run() {
 	}
 }
 
-// read passes on lines until the FIFO is closed.
+// read sends lines to the channel until the FIFO is closed.
 func (f *fileTimer) read(lines chan<- []byte) {
 	in := bufio.NewReaderSize(f.fifo, maxTimerLine)
 	for {

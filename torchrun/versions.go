@@ -15,20 +15,20 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
-// maxFrame bounds a question to that store, or an answer, in bytes.
+// maxFrame is the largest size of a question to that store, or of an answer, in bytes.
 const maxFrame = 8 << 20
 
-// question is one call of a store.Store, or the members of a round. Wait blocks the connection
-// until it is answered.
+// question is one call of a store.Store, or sets the members of a round. A Wait blocks the
+// connection until it is answered.
 type question struct {
-	Do      string      `json:"do"` // get, set or wait; members: Members alone says which
+	Do      string      `json:"do"` // get, set, wait, or members, which uses only Members
 	Key     string      `json:"key,omitempty"`
 	Version uint64      `json:"version,omitempty"`
 	Value   []byte      `json:"value,omitempty"`
 	Members *membership `json:"members,omitempty"`
 }
 
-// membership says with whom the agent that has a store keeps copies of it.
+// membership is the list of members with whom the agent that has a store keeps copies.
 type membership struct {
 	Round int      `json:"round"`
 	Names []string `json:"names"`
@@ -42,7 +42,8 @@ type reply struct {
 	Error   string    `json:"error,omitempty"`
 }
 
-// serveVersions answers the questions of one connection until it is closed, which ends a wait.
+// serveVersions answers the questions on one connection until the connection is closed, which also
+// ends a wait.
 func serveVersions(conn net.Conn, s store.Store) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -109,7 +110,7 @@ func ask(ctx context.Context, s store.Store, q question) (r reply) {
 	return r
 }
 
-// remoteStore is a store of another agent.
+// remoteStore is a store in another agent.
 type remoteStore struct {
 	peers *Peers
 	addr  string
@@ -120,7 +121,7 @@ type remoteStore struct {
 	shut bool
 }
 
-// maxIdle bounds the connections that wait for the next call.
+// maxIdle is the largest number of idle connections kept for later calls.
 const maxIdle = 4
 
 // Get implements store.Store.
@@ -143,7 +144,8 @@ func (r *remoteStore) Wait(ctx context.Context, key string, version uint64) (sto
 	return e, err
 }
 
-// call asks on a connection that nobody else uses meanwhile. A context that ends closes it.
+// call sends a question over a connection that no other call uses meanwhile, and returns the
+// answer. If ctx ends, the connection is closed.
 func (r *remoteStore) call(ctx context.Context, q question) (e store.Entry, set bool, err error) {
 	if ctx.Err() != nil {
 		return e, false, context.Cause(ctx)
@@ -180,15 +182,17 @@ func (r *remoteStore) call(ctx context.Context, q question) (e store.Entry, set 
 	return store.Entry{Value: a.Value, Version: a.Version, Now: a.Now}, a.Set, err
 }
 
-// silentAfter is how long an agent may take for an answer until it counts as silent.
+// silentAfter is how long an agent may take to answer before it counts as silent.
 const silentAfter = 2 * time.Second
 
-// errSilentStore is why a call ends whose agent answers nothing, as where its machine is gone.
+// errSilentStore is the reason why a call ends whose agent does not answer, for example because its
+// machine is gone.
 var errSilentStore = errors.New("no answer")
 
-// watch ends a call when the agent is silent: one that asks for a value, after a while; one that
-// waits for a change, when the agent does not answer meanwhile. The channel is closed when watch
-// has ended, with the context at the latest.
+// watch ends a call when the agent is silent. If waits is false, that is so when the answer takes
+// too long; otherwise, the call waits for a change, and the agent is silent if it does not answer
+// other questions meanwhile. The returned channel is closed when watch has ended, at the latest
+// when ctx ends.
 func (r *remoteStore) watch(ctx context.Context, end context.CancelCauseFunc, waits bool) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
@@ -199,7 +203,7 @@ func (r *remoteStore) watch(ctx context.Context, end context.CancelCauseFunc, wa
 				return
 			}
 			if _, err := r.Get(ctx, "hello"); err != nil {
-				end(err) // has no effect where ctx has ended before
+				end(err) // no effect if ctx has ended before
 				return
 			}
 		}
@@ -259,7 +263,7 @@ func (r *remoteStore) close() {
 	r.idle, r.all = nil, nil
 }
 
-// lostError: the agent that has the store is not reached.
+// lostError means that the agent that has the store is unreachable.
 type lostError struct {
 	addr string
 	err  error
@@ -270,10 +274,11 @@ func (e *lostError) Error() string {
 }
 func (e *lostError) Unwrap() error { return e.err }
 
-// Meet returns the store of a dynamic rendezvous: the store of the agent at addr. If host is set,
-// this is that agent, and it listens there. Other agents try to reach it until ctx ends. When that
-// agent is lost later, the members of a round continue with another agent's copy. The function
-// frees the store; it waits until its context ends for others that still use it.
+// Meet returns the store of a dynamic rendezvous, which is in the agent at addr. If host is set,
+// this process is that agent, and it listens there. Other agents try to reach it until ctx ends. If
+// that agent is lost later, the members of a round continue with the copy of another agent. The
+// returned function frees the store. It waits, until its context ends, for others that still use
+// the store.
 func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, func(context.Context), error) {
 	var s *movingStore
 	end := func(ctx context.Context) {
@@ -283,7 +288,7 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 	}
 	if host {
 		if _, err := p.Listen(addr); err != nil {
-			return nil, nil, err // another agent of this machine has the store
+			return nil, nil, err // another agent on this machine has the store
 		}
 		s = newMovingStore(p, addr, true)
 		s.copies()
@@ -327,7 +332,7 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 	return s, end, nil
 }
 
-// haveVersions serves a store to the other agents.
+// haveVersions serves a store to the other agents; nil ends that.
 func (p *Peers) haveVersions(s store.Store) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

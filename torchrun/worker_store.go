@@ -8,13 +8,14 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// WorkerStore is the store of torch.distributed that the programs of a round share. Programs that
-// this process has started reach it at a loopback port, which admits them and their children.
+// WorkerStore is the torch.distributed store that the programs of a round share. Programs that this
+// process has started reach it at a loopback port, which admits only them and their children.
 type WorkerStore struct{ store roundStore }
 
-// OpenStore opens the store of a round. It is in the process of rank 0, which gives the others its
-// address in the key "store" of round.Store. The others forward their programs to it, by peers; if
-// there are others, peers must listen in the process of rank 0. The caller must call Close.
+// OpenStore opens the store of a round. The store is in the process of rank 0, which publishes its
+// address under the key "store" of round.Store. The others forward their programs to it by peers;
+// if there are others, peers must be listening in the process of rank 0. The caller must call
+// Close.
 func OpenStore(ctx context.Context, round Round, peers *Peers, log logrus.FieldLogger) (*WorkerStore, error) {
 	store, err := openStore(ctx, round, peers, proc.OwnPeer, log)
 	if err != nil {

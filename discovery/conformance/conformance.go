@@ -1,8 +1,8 @@
-// Package conformance checks whether a discovery.Discoverer keeps the promises of the interface,
-// with the Discoverer alone.
+// Package conformance checks whether a discovery.Discoverer keeps the promises of the interface. It
+// needs nothing but the Discoverer and the hosts that it should find.
 //
-// Package discoverytest runs them as tests of an implementation in Go. `hvdrun discover --verify`
-// runs them on any source of a job, whatever its language.
+// Package discoverytest runs these checks as tests of an implementation in Go. `hvdrun discover
+// --verify` runs them on any source of a job, in any language.
 package conformance
 
 import (
@@ -19,28 +19,28 @@ import (
 )
 
 const (
-	// prompt is how soon a source must end with its context. It is no measure of speed: only of not
-	// waiting for something else, on a machine that is busy.
+	// prompt is how soon a source must end after its context. It does not measure speed: it is long
+	// enough for a busy machine, and only detects a source that waits for something else.
 	prompt = 30 * time.Second
 	// patience is how long an answer may take.
 	patience = time.Minute
-	// lull is for how long a source is given the chance to do what it must not.
+	// lull is how long a source is observed for things that it must not do.
 	lull = 50 * time.Millisecond
 )
 
 // Promise is one promise of a Discoverer.
 type Promise struct {
-	// Name describes it, as the predicate of a sentence.
+	// Name describes the promise, as the predicate of a sentence.
 	Name string
-	// Check returns how d breaks the promise. want are the hosts that exist, from before the call
-	// until after it. It blocks for up to some minutes if the source does not answer, and leaves
-	// nothing running except calls from which d does not return. It may be used by several
-	// goroutines.
+	// Check returns an error that describes how d breaks the promise, or nil. want are the hosts
+	// that exist throughout the call. Check blocks for up to some minutes if the source does not
+	// answer, and leaves nothing running except calls from which d does not return. It is safe for
+	// concurrent use.
 	Check func(d discovery.Discoverer, want []plan.Host) error
 }
 
-// All returns the promises of discovery.Discoverer and of discovery.Watcher; a Discoverer that is
-// no Watcher keeps the latter.
+// All returns the promises of discovery.Discoverer and of discovery.Watcher. A Discoverer that is
+// not a Watcher keeps the latter trivially.
 func All() []Promise {
 	return []Promise{
 		{"finds the whole list, in the same order every time", checkWhole},
@@ -79,7 +79,7 @@ func Fails(d discovery.Discoverer) error {
 		return fmt.Errorf("watching: found %v, and no error", got)
 	case <-s.ended:
 		select {
-		case got := <-s.lists: // both were there
+		case got := <-s.lists: // both channels were ready
 			return fmt.Errorf("watching: found %v, and no error", got)
 		default:
 		}
@@ -92,8 +92,8 @@ func Fails(d discovery.Discoverer) error {
 	}
 }
 
-// Changes checks the promise that d follows its hosts: set changes them to each of several lists,
-// which d must then find, in this order.
+// Changes checks the promise that d follows its hosts. It calls set with each of the lists, in
+// order, and expects d to find that list afterwards.
 func Changes(d discovery.Discoverer, set func([]plan.Host), lists ...[]plan.Host) error {
 	w, ok := d.(discovery.Watcher)
 	var s *session
@@ -116,7 +116,8 @@ func Changes(d discovery.Discoverer, set func([]plan.Host), lists ...[]plan.Host
 	return nil
 }
 
-// ask calls Discover and judges what it says: an error is for the caller to judge.
+// ask calls Discover. It returns the error of Discover as answer, for the caller to judge, and as
+// broken how the result breaks a promise.
 func ask(ctx context.Context, d discovery.Discoverer, want []plan.Host) (answer error, broken error) {
 	got, err := d.Discover(ctx)
 	switch {
@@ -130,7 +131,7 @@ func ask(ctx context.Context, d discovery.Discoverer, want []plan.Host) (answer 
 	return nil, plan.CheckHosts(got)
 }
 
-// differs tells the first difference of two lists.
+// differs returns an error that describes the first difference of two lists, or nil.
 func differs(got, want []plan.Host) error {
 	for i := range max(len(got), len(want)) {
 		switch {
@@ -152,7 +153,7 @@ func describe(h plan.Host) string {
 	return h.String()
 }
 
-// mustFind is ask where there is no reason for an error.
+// mustFind is like ask, but also treats an error of Discover as a broken promise.
 func mustFind(d discovery.Discoverer, want []plan.Host) error {
 	return within(patience, func(ctx context.Context) error {
 		err, broken := ask(ctx, d, want)
@@ -184,7 +185,7 @@ func checkOwnership(d discovery.Discoverer, want []plan.Host) error {
 	return nil
 }
 
-// scribble does to a list what its owner may do.
+// scribble changes a list in ways that its owner may change it.
 func scribble(hosts []plan.Host) {
 	for i := range hosts {
 		hosts[i] = plan.Host{Name: "overwritten", Slots: -1}
@@ -203,7 +204,7 @@ func checkEnded(d discovery.Discoverer, want []plan.Host) error {
 	})
 }
 
-// checkNoHalfList ends the context at all sorts of moments of a call.
+// checkNoHalfList ends the context at various moments during a call.
 func checkNoHalfList(d discovery.Discoverer, want []plan.Host) error {
 	for after := time.Duration(0); after < 20*time.Millisecond; after += time.Millisecond {
 		ctx, cancel := context.WithTimeout(context.Background(), after)
@@ -216,7 +217,7 @@ func checkNoHalfList(d discovery.Discoverer, want []plan.Host) error {
 			return fmt.Errorf("context ended after %v: %w", after, err)
 		}
 	}
-	if err := mustFind(d, want); err != nil { // the last call did no harm
+	if err := mustFind(d, want); err != nil { // the interrupted calls did no harm
 		return fmt.Errorf("the next call: %w", err)
 	}
 	return nil
@@ -236,8 +237,8 @@ func together(n int, f func() error) error {
 	return errors.Join(errs...)
 }
 
-// within gives f so long, and a little more to notice that its context has ended; then it fails,
-// and f goes on, since nothing can stop it.
+// within calls f with a context that ends after bound, and waits a little longer for f to return.
+// If f does not return, within returns an error and leaves f running, because nothing can stop it.
 func within(bound time.Duration, f func(ctx context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
 	defer cancel()
@@ -251,17 +252,16 @@ func within(bound time.Duration, f func(ctx context.Context) error) error {
 	}
 }
 
-// session is a Watch that runs.
+// session is a running call of Watch.
 type session struct {
-	lists  chan []plan.Host // all that was found, as long as there is room
+	lists  chan []plan.Host // all lists found, as long as there is room
 	broken chan error       // how found was called wrongly, if it was
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when Watch has returned err
 	err    error
 }
 
-// watch starts a session. hold, where it is not nil, is called with each list that was found,
-// before found returns.
+// watch starts a session. If hold is not nil, it is called with each list before found returns.
 func watch(w discovery.Watcher, hold func()) *session {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &session{
@@ -302,7 +302,7 @@ func (s *session) breaks(err error) {
 	}
 }
 
-// await waits until the list is found, which others may precede.
+// await waits until the list is found. Other lists may precede it.
 func (s *session) await(want []plan.Host) error {
 	late := time.After(patience)
 	last := errors.New("no list")
@@ -326,7 +326,8 @@ func (s *session) await(want []plan.Host) error {
 	}
 }
 
-// stop ends the session and returns whether that took too long, or what was wrong with it.
+// stop ends the session. It returns an error if that took too long or something was wrong with the
+// session.
 func (s *session) stop() error {
 	s.cancel()
 	select {
@@ -342,7 +343,7 @@ func (s *session) stop() error {
 	}
 }
 
-// watcher returns d as a Watcher, where it is one that can push.
+// watcher returns d as a Watcher; false if it is not one, or cannot push.
 func watcher(d discovery.Discoverer) (discovery.Watcher, bool) {
 	w, ok := d.(discovery.Watcher)
 	if !ok {
@@ -359,8 +360,8 @@ func watcher(d discovery.Discoverer) (discovery.Watcher, bool) {
 	return w, true
 }
 
-// checkWatch expects the whole list first, nothing else while nothing changes, and the end with the
-// context; twice.
+// checkWatch expects the complete list first, nothing more while nothing changes, and the end of
+// Watch with its context. It checks this twice.
 func checkWatch(d discovery.Discoverer, want []plan.Host) error {
 	w, ok := watcher(d)
 	if !ok {
@@ -379,12 +380,12 @@ func checkWatch(d discovery.Discoverer, want []plan.Host) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return within(prompt, func(context.Context) error {
-		w.Watch(ctx, func([]plan.Host) {}) // with whatever error
+		w.Watch(ctx, func([]plan.Host) {}) // any error is allowed here
 		return nil
 	})
 }
 
-// quiet sees to it that no other list follows.
+// quiet checks that no different list follows.
 func (s *session) quiet(want []plan.Host) error {
 	for over := time.After(lull); ; {
 		select {
@@ -398,8 +399,8 @@ func (s *session) quiet(want []plan.Host) error {
 	}
 }
 
-// checkWatchCalls is slow to take a list, so that the next may come too early, and looks on after
-// the end.
+// checkWatchCalls delays the return of found, so that a concurrent call would be noticed, and
+// checks that found is not called after Watch has returned.
 func checkWatchCalls(d discovery.Discoverer, want []plan.Host) error {
 	w, ok := watcher(d)
 	if !ok {

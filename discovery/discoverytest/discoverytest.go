@@ -1,8 +1,8 @@
 // Package discoverytest tests whether an implementation of discovery.Discoverer keeps the promises
 // of the interface.
 //
-// Run is for every implementation. RunDraining, RunFailing and RunChanging are for those whose
-// source can be made to drain, to fail and to change.
+// Run tests every implementation. RunDraining, RunFailing and RunChanging test implementations
+// whose source a test can make drain, fail or change.
 package discoverytest
 
 import (
@@ -15,16 +15,16 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Run tests a Discoverer. newD makes one that must find these hosts, in this order, during the
-// test; it is called with several lists, including an empty one. If the Discoverer is a
-// discovery.Watcher it is tested as one too, unless its Watch returns discovery.ErrNoWatch.
+// Run tests a Discoverer. newD returns a Discoverer that must find the given hosts, in this order,
+// during the test. It is called with several lists, including an empty one. If the Discoverer is a
+// discovery.Watcher, Run tests that too, unless its Watch returns discovery.ErrNoWatch.
 func Run(t *testing.T, newD func(t *testing.T, hosts []plan.Host) discovery.Discoverer) {
 	for _, l := range lists() {
 		t.Run(l.name, func(t *testing.T) { run(t, newD, l.hosts) })
 	}
 }
 
-// RunDraining is Run with hosts that drain.
+// RunDraining is like Run, with draining hosts.
 func RunDraining(t *testing.T, newD func(t *testing.T, hosts []plan.Host) discovery.Discoverer) {
 	run(t, newD, []plan.Host{{Name: "a", Slots: 2}, {Name: "b", Slots: 2, Draining: true}, {Name: "c", Draining: true}})
 }
@@ -40,15 +40,15 @@ func run(t *testing.T, newD func(t *testing.T, hosts []plan.Host) discovery.Disc
 }
 
 // RunFailing tests that a Discoverer returns an error if it cannot find its hosts, or some of them.
-// newD makes one of such a source.
+// newD returns a Discoverer of such a source.
 func RunFailing(t *testing.T, newD func(t *testing.T) discovery.Discoverer) {
 	if err := conformance.Fails(newD(t)); err != nil {
 		t.Error(err)
 	}
 }
 
-// RunChanging tests that a Discoverer follows its hosts. newD makes one that finds no host, and a
-// function that makes its source have these hosts, in this order, before it returns.
+// RunChanging tests that a Discoverer follows its hosts. newD returns a Discoverer that finds no
+// host, and a function that sets the hosts of its source, in this order, before it returns.
 func RunChanging(t *testing.T, newD func(t *testing.T) (d discovery.Discoverer, set func([]plan.Host))) {
 	d, set := newD(t)
 	a, b, c := plan.Host{Name: "a", Slots: 1}, plan.Host{Name: "b", Slots: 2}, plan.Host{Name: "c", Slots: 3}

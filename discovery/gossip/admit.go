@@ -15,8 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// The first bytes of memberlist's messages, and what those have that are encrypted: their length,
-// a version, a nonce, and the tag of AES-GCM at the end.
+// The first bytes of memberlist's messages, and the sizes of the parts of an encrypted message: its
+// length, a version, a nonce, and the tag of AES-GCM at the end.
 const (
 	labelMessage     = 244
 	encryptedMessage = 10
@@ -28,27 +28,28 @@ const (
 	leastSealed = versionSize + nonceSize + tagSize
 )
 
-// members tells streams of members of the cluster from those of strangers.
+// members distinguishes streams of members of the cluster from those of strangers.
 type members struct {
 	label  string
 	keys   *memberlist.Keyring
-	blocks chan *block                            // that are free; nil: it is to be made
-	long   func(from net.Addr, bytes, most int64) // is called for the first message that is too long, unless nil
+	blocks chan *block                            // free blocks; nil: not allocated yet
+	long   func(from net.Addr, bytes, most int64) // called for the first message that is too long; may be nil
 	told   sync.Once
 
 	mu   sync.Mutex
-	text []byte // of the message that is being checked
+	text []byte // the message that is being checked
 }
 
-// block is a part of a message. Messages of strangers are kept in blocks that are used again,
-// because buffers that grow leave many times their size to the garbage collector.
+// block is a part of a message. Messages of strangers are kept in reused blocks, because growing
+// buffers would leave many times their size to the garbage collector.
 type block [blockSize]byte
 
 const blockSize = 4 << 10
 
 func newMembers(label string, keys *memberlist.Keyring) *members {
-	// What unproven streams may hold, with one block of each that is partly filled. So a stream
-	// that finds no block waits only for those that have given way and are about to end.
+	// The number of blocks covers the bytes that unproven streams may hold, with one partly filled
+	// block for each. A stream that finds no free block therefore waits only for streams that have
+	// been evicted and are about to end.
 	most := int(identity.Gossip.Total)/blockSize + identity.Gossip.Unproven
 	m := &members{label: label, keys: keys, blocks: make(chan *block, most)}
 	for range most {
@@ -57,17 +58,18 @@ func newMembers(label string, keys *memberlist.Keyring) *members {
 	return m
 }
 
-// admit reads the first message of a connection. It returns a connection that begins with it if a
-// key of the cluster has encrypted it, which is proven then. For what memberlist refuses it returns
-// one that is short, so that memberlist answers as it does; nil if the connection has ended, or
-// announces too much.
+// admit reads the first message of a connection. If a key of the cluster has encrypted it, the
+// connection counts as proven, and admit returns a connection that starts with the message again.
+// For a message that memberlist refuses, it returns a connection with a short beginning to which
+// memberlist gives the same answer. It returns nil if the connection has ended or announces a
+// message that is too long.
 func (m *members) admit(c net.Conn, counted *identity.Conn) net.Conn {
 	head, of := m.readHead(c)
 	if head == nil {
 		return nil
 	}
 	if of < 0 {
-		return &stream{c, head} // of another label, or not encrypted: memberlist reads no more of it
+		return &stream{c, head} // another label, or not encrypted: memberlist reads no further
 	}
 	length := int64(binary.BigEndian.Uint32(head[of+1:]))
 	if length > identity.Gossip.Bytes {
@@ -91,9 +93,9 @@ func (m *members) admit(c net.Conn, counted *identity.Conn) net.Conn {
 	return &stream{c, slices.Concat(append([][]byte{head}, parts...)...)}
 }
 
-// readHead reads a stream up to the length of its message, and returns it with the place where the
-// message begins; -1 if memberlist refuses it by what it has read. It returns nil if the stream has
-// ended.
+// readHead reads a stream up to and including the length of its message. It returns the bytes read
+// and the offset of the message, or -1 if these bytes make memberlist refuse it. It returns nil if
+// the stream has ended.
 func (m *members) readHead(c net.Conn) (head []byte, of int) {
 	more := func(n int) bool {
 		had := len(head)
@@ -123,7 +125,7 @@ func (m *members) readHead(c net.Conn) (head []byte, of int) {
 	return head, of
 }
 
-// read reads so many bytes into blocks, unless the connection is gone.
+// read reads n bytes into blocks. It returns an error if the connection ends or gone is closed.
 func (m *members) read(c net.Conn, n int64, gone <-chan struct{}) (parts [][]byte, err error) {
 	for n > 0 {
 		var b *block
@@ -145,15 +147,15 @@ func (m *members) read(c net.Conn, n int64, gone <-chan struct{}) (parts [][]byt
 	return parts, nil
 }
 
-// release has the blocks used again.
+// release returns the blocks for reuse.
 func (m *members) release(parts [][]byte) {
 	for _, part := range parts {
 		m.blocks <- (*block)(part[:blockSize])
 	}
 }
 
-// sealed returns whether one of the cluster's keys has encrypted a message; before is its type and
-// length.
+// sealed reports whether one of the cluster's keys has encrypted a message. before is the message's
+// type and length.
 func (m *members) sealed(parts [][]byte, before []byte) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -166,14 +168,14 @@ func (m *members) sealed(parts [][]byte, before []byte) bool {
 		if len(m.text) < leastSealed {
 			return false
 		}
-		if opens(key, m.text, known) { // what it does not open it overwrites
+		if opens(key, m.text, known) { // a failed attempt overwrites the text
 			return true
 		}
 	}
 	return false
 }
 
-// opens returns whether the key has encrypted a message. It decrypts in place.
+// opens reports whether the key has encrypted a message. It decrypts in place.
 func opens(key, sealed, known []byte) bool {
 	cipherBlock, err := aes.NewCipher(key)
 	if err != nil {
@@ -188,13 +190,13 @@ func opens(key, sealed, known []byte) bool {
 	return err == nil
 }
 
-// stream is a connection of which something was read before.
+// stream is a connection that first returns bytes that were read from it before.
 type stream struct {
 	net.Conn
 	begin []byte
 }
 
-// Read returns what was read before, and then the rest.
+// Read returns the bytes read before, and then the rest.
 func (s *stream) Read(p []byte) (n int, err error) {
 	if len(s.begin) == 0 {
 		return s.Conn.Read(p)

@@ -17,21 +17,22 @@ const DefaultPort = 7946
 // keyLen is the length of a cluster's key in bytes.
 const keyLen = 32
 
-// How a death is found. Every member probes another each probeInterval, in an order in which each
-// has its turn: directly, by UDP, and after probeTimeout through three others and by TCP. Who gives
-// no sign until the interval is over is suspected; all members know that within some
-// gossipIntervals, the accused too, which contradicts if it can. The suspicion lasts suspicionMult
-// probe intervals, times the decimal logarithm of the number of members where that is above 1; who
-// has not contradicted by then is dead to the cluster, but may still come back, and stays on a
-// Source's list until patience since the suspicion is over (or leastGrace, where the suspicion took
-// nearly that long). So an agent whose host stalls for less than that is not lost.
+// How a death is detected. In each probeInterval, every member probes one other member, all of them
+// in turn: directly by UDP, and after probeTimeout through three others and by TCP. A member that
+// does not respond before the interval is over is suspected. All members learn of the suspicion
+// within some gossipIntervals, including the suspect, which refutes it if it can. The suspicion
+// lasts suspicionMult probe intervals, times the decimal logarithm of the number of members if that
+// is above 1. A member that has not refuted it by then is dead to the cluster, but may still come
+// back: it stays on a Source's list until patience has passed since the suspicion began, and for at
+// least leastGrace after its death. An agent whose host stalls for less than that is not lost.
 //
-// TestSimulation measures, on processors and a network that cost nothing, from an agent's being cut
-// off to the list of an observer without it, as median and worst of 5, 15, 10 and 5 crashes:
+// TestSimulation measures, with processors and a network that take no time, how long it takes from
+// the moment when an agent is cut off until the list of an observer lacks it. Median and maximum of
+// 5, 15, 10 and 5 crashes:
 //
 //	4 members 1.1 s, 1.6 s · 10: 1.2 s, 1.6 s · 100: 1.2 s, 1.5 s · 500: 1.2 s, 1.35 s
 //
-// and from a Join to that list, in all of them, 20 to 170 ms.
+// The time from a Join until the list has the agent is 20 to 170 ms in all of these clusters.
 const (
 	defaultProbeInterval  = 150 * time.Millisecond
 	defaultProbeTimeout   = 60 * time.Millisecond
@@ -41,31 +42,33 @@ const (
 
 	suspicionMult = 2
 	gossipNodes   = 4
-	// A member that finds itself slow gives others up to awareness times the interval to answer.
+	// A member that finds itself slow extends the interval in which others must answer, up to
+	// awareness times.
 	awareness = 2
 )
 
 const (
 	defaultRejoinInterval = 5 * time.Second
 	defaultDialTimeout    = 2 * time.Second
-	// fullStateInterval is the pause between full exchanges with a random member, which repair what
-	// gossip has missed. memberlist stretches it for clusters of more than 32, to five times that
-	// for 500.
+	// fullStateInterval is the pause between full exchanges of state with a random member, which
+	// repair what gossip has missed. memberlist extends it for clusters of more than 32 members, to
+	// five times as long for 500.
 	fullStateInterval = 2 * time.Second
-	// deadTime is for how long the dead are still spoken to, so that those who live can contradict.
+	// deadTime is how long messages are still sent to dead members, so that those that are alive
+	// can refute their death.
 	deadTime = 30 * time.Second
-	// silence is how many probe intervals without any answer make a member think that it is cut
-	// off, not the others.
+	// silence is the number of probe intervals without any answer after which a member assumes that
+	// it is cut off itself, and not the others.
 	silence = 5
-	// rivalTime is for how long Join waits for another agent of the same host to be found dead.
+	// rivalTime is how long Join waits for another agent of the same host to be declared dead.
 	rivalTime = 5 * time.Second
-	// spreadTime bounds the wait for news to be passed on.
+	// spreadTime is how long to wait until a message has been passed on.
 	spreadTime = 3 * time.Second
 )
 
 // Config describes the cluster to join and this member. Only Key must be set.
 type Config struct {
-	// Meta is advertised by this member. Nil: it is an observer.
+	// Meta is what this member advertises. Nil: the member is an observer.
 	Meta *Meta
 	// BindAddr is the IP address and port to listen on, "10.0.0.1:7946". Empty: every address,
 	// port 7946 for an agent, any port for an observer.
@@ -74,24 +77,25 @@ type Config struct {
 	// Empty: the bound address; if that is every address, the one from which the first seed is
 	// reached, or else the first of this machine.
 	AdvertiseAddr string
-	// Join lists members that may already exist, as host:port. None: this member is the first.
+	// Join lists members that may already exist, as host:port. Empty: this member is the first.
 	Join []string
-	// NotFirst: the cluster had members before. So an observer that is a seed itself fails to join
-	// while no other seed answers and no member has joined it. Otherwise it is the first.
+	// NotFirst says that the cluster had members before. An observer that is itself a seed then
+	// fails to join if no other seed answers and no member has joined it. Otherwise it would be the
+	// first member.
 	NotFirst bool
-	// Seeds, if not nil, returns more such members. It is called whenever unreached members are
-	// tried. It must not block.
+	// Seeds, if not nil, returns further addresses of members. It is called whenever unreached
+	// members are tried, and must not block.
 	Seeds func() []string
-	// KeepTrying makes Join succeed even if no seed can be reached; they are tried again and again.
-	// A seed that refuses this member's key or label is still an error.
+	// KeepTrying makes Join succeed even if no seed can be reached; the member keeps trying them. A
+	// seed that refuses this member's key or label is still an error.
 	KeepTrying bool
 	// SeedPatience is how long Join tries seeds if none can be reached. 0: it tries once.
 	SeedPatience time.Duration
-	// Key is the cluster's key, of 32 bytes, which encrypts. OtherKeys also decrypt, while the
-	// cluster's key is being replaced; SetKeys changes both.
+	// Key is the cluster's key of 32 bytes, which encrypts and decrypts. OtherKeys only decrypt,
+	// while the cluster's key is being replaced. SetKeys changes both.
 	Key       []byte
 	OtherKeys [][]byte
-	// Label names the cluster; messages of members with another label are ignored. It has up to 255
+	// Label names the cluster. Messages of members with another label are ignored. It has up to 255
 	// bytes, which are sent unencrypted.
 	Label string
 
@@ -101,12 +105,12 @@ type Config struct {
 	ProbeTimeout time.Duration
 	// GossipInterval is the pause between two rounds of gossip. 0: 50 ms.
 	GossipInterval time.Duration
-	// Patience is how long a suspect stays listed. 0: 900 ms.
+	// Patience is how long a suspected member stays listed. 0: 900 ms.
 	Patience time.Duration
 	// RejoinInterval is the pause between attempts to reach seeds, and members that vanished. 0: 5
 	// s.
 	RejoinInterval time.Duration
-	// DialTimeout bounds a connection's establishment, and each exchange over it. 0: 2 s.
+	// DialTimeout bounds the time to establish a connection, and each exchange over it. 0: 2 s.
 	DialTimeout time.Duration
 
 	// Transport replaces the network in tests. It is closed with the member.
@@ -116,7 +120,7 @@ type Config struct {
 	Log logrus.FieldLogger
 }
 
-// withDefaults returns the Config with its zero fields filled in, or what is wrong with it.
+// withDefaults returns the Config with its zero fields filled in, or an error if it is not valid.
 func (c Config) withDefaults() (Config, error) {
 	if len(c.Key) != keyLen {
 		return c, fmt.Errorf("gossip: the cluster's key has %d bytes, not %d", len(c.Key), keyLen)
@@ -152,10 +156,10 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// library returns what memberlist is to do.
+// library returns the configuration for memberlist.
 //
-// Names of members are never used twice: memberlist would refuse a restarted agent of another
-// address for a name that it thinks alive, and would let it dispute its predecessor's last
+// Names of members are never used twice: memberlist would refuse a restarted agent at another
+// address if it considered the name alive, and would let that agent refute its predecessor's last
 // messages.
 func (c Config) library(name string) (*memberlist.Config, error) {
 	keys, err := c.keyring()
@@ -174,7 +178,7 @@ func (c Config) library(name string) (*memberlist.Config, error) {
 	return l, nil
 }
 
-// hostPort splits an address of which the port may be missing.
+// hostPort splits an address that may lack a port; then it returns the given port.
 func hostPort(addr string, port int) (string, int, error) {
 	host, text, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -16,8 +16,8 @@ var (
 	errLabel = errors.New("it closed the connection without an answer: its cluster has another label, or it belongs to no cluster")
 )
 
-// refusals are memberlist's messages where both ends do not agree. A member of another label hangs
-// up before it answers.
+// refusals maps texts of memberlist's errors to the reasons for which the two ends disagree. A
+// member with another label closes the connection before it answers.
 var refusals = []struct {
 	text string
 	err  error
@@ -31,8 +31,9 @@ var refusals = []struct {
 	{"closed pipe", errLabel},
 }
 
-// A member at which more than a hundred knock at once hangs up on some of them, just as one of
-// another label does. So who is hung up on tries again so many times, after up to hangUpPause each.
+// A member to which more than a hundred others connect at once closes some of the connections, as a
+// member with another label does. A connection that was closed is therefore tried hangUps more
+// times, each after a random pause of up to hangUpPause.
 const (
 	hangUps     = 4
 	hangUpPause = 500 * time.Millisecond
@@ -61,16 +62,16 @@ func (m *Member) contact(addr string) error {
 	return errors.New(text)
 }
 
-// errSelf is of an observer's seed that is the observer itself.
+// errSelf is the error for an observer's seed that is the observer itself.
 var errSelf = errors.New("it is this member")
 
-// refused reports whether a seed was reached and would not have this member.
+// refused reports whether a seed was reached and refused this member.
 func refused(err error) bool { return errors.Is(err, ErrKey) || errors.Is(err, errLabel) }
 
-// seedPause is the pause between two attempts at all seeds, see SeedPatience.
+// seedPause is the pause between two attempts to reach the seeds; see SeedPatience.
 const seedPause = 250 * time.Millisecond
 
-// enter contacts the seeds until one has answered, for no longer than Config says.
+// enter contacts the seeds until one has answered, for as long as Config permits.
 func (m *Member) enter(ctx context.Context) error {
 	until := time.Now().Add(m.cfg.SeedPatience)
 	for attempt := 1; ; attempt++ {
@@ -89,9 +90,9 @@ func (m *Member) enter(ctx context.Context) error {
 	}
 }
 
-// enterOnce contacts all seeds at once, and returns when one has answered or all have failed. An
-// observer that is a seed itself has first news of the others where any answers, and is let in
-// where none does, unless the cluster is known to have had members.
+// enterOnce contacts all seeds at once. It returns when one has answered or all have failed. If the
+// member is itself one of the seeds, it succeeds although no other seed answers, unless the cluster
+// is known to have had members and none has joined it.
 func (m *Member) enterOnce(ctx context.Context) error {
 	answers := make(chan error, len(m.cfg.Join))
 	for _, seed := range m.cfg.Join {
@@ -166,7 +167,7 @@ func (m *Member) contactSeed(ctx context.Context, seed string) error {
 	return failed
 }
 
-// failures are several errors in one line.
+// failures is several errors, formatted as one line.
 type failures []error
 
 func (f failures) Error() string {

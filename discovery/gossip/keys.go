@@ -41,8 +41,8 @@ func (c Config) derive(keys [][]byte) ([][]byte, error) {
 	return derived, nil
 }
 
-// SetKeys replaces the keys of the cluster: the first encrypts from now on, all decrypt. All
-// members must be able to decrypt what the first encrypts.
+// SetKeys replaces the keys of the cluster: the first key encrypts from now on, and all keys
+// decrypt. All members must already be able to decrypt messages encrypted with the first key.
 func (m *Member) SetKeys(keys [][]byte) error {
 	derived, err := m.cfg.derive(keys)
 	if err == nil {
@@ -55,10 +55,10 @@ func (m *Member) SetKeys(keys [][]byte) error {
 	return nil
 }
 
-// replaceKeys makes the ring hold exactly the keys, of which the first encrypts.
+// replaceKeys sets the keys of the ring. The first one encrypts.
 //
-// memberlist hands out the slice of its keys and moves keys within it where one is removed that is
-// not the last. So keys are removed from the end.
+// memberlist returns the slice of its keys to readers, and moves keys within it when it removes a
+// key other than the last. replaceKeys therefore removes keys from the end.
 func replaceKeys(ring *memberlist.Keyring, keys [][]byte) error {
 	is := func(key []byte) func([]byte) bool { return func(k []byte) bool { return bytes.Equal(k, key) } }
 	err := ring.AddKey(keys[0])
@@ -81,7 +81,7 @@ func replaceKeys(ring *memberlist.Keyring, keys [][]byte) error {
 	return nil
 }
 
-// SetKeys is Member.SetKeys of the observer, now or when it joins.
+// SetKeys calls Member.SetKeys of the observer, now or when it joins.
 func (s *Source) SetKeys(keys [][]byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,14 +8,14 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// noise is what memberlist logs all the time.
+// noise lists messages that memberlist logs all the time.
 var noise = []string{
 	"Stream connection", "Initiating push/pull sync", "Using dynamic bind port", "not a NodeAwareTransport",
 	"Was able to connect to", "Failed UDP ping",
 }
 
-// libraryLog takes memberlist's lines to the log, at debug level: they are about single packets,
-// while what matters shows in the lists.
+// libraryLog writes memberlist's lines to the log at debug level. They concern single packets; what
+// matters shows in the lists of hosts.
 type libraryLog struct{ log logrus.FieldLogger }
 
 func newLibraryLog(to logrus.FieldLogger) *log.Logger { return log.New(libraryLog{to}, "", 0) }

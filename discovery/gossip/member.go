@@ -18,16 +18,16 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// errClosed reports that a member or a source has left the cluster.
+// errClosed means that a member or a source has left the cluster.
 var errClosed = errors.New("gossip: closed")
 
-// conflictError reports that a host has an agent already, which is kept.
+// conflictError means that a host already has another agent, which is kept.
 type conflictError struct {
-	// Host is the name that both claim.
+	// Host is the name that both agents claim.
 	Host string
 	// Kept and Refused are the addresses at which they gossip.
 	Kept, Refused string
-	// Since is when the one that is kept started.
+	// Since is when the agent that is kept started.
 	Since time.Time
 }
 
@@ -37,7 +37,7 @@ func (e *conflictError) Error() string {
 		e.Host, e.Kept, e.Since.Format(time.RFC3339), e.Refused)
 }
 
-// Member is a member of a cluster. Its methods may be called by several goroutines at once.
+// Member is a member of a cluster. Its methods are safe for concurrent use.
 type Member struct {
 	cfg  Config
 	log  logrus.FieldLogger
@@ -45,28 +45,28 @@ type Member struct {
 	keys *memberlist.Keyring
 	name
 	life
-	heard    atomic.Int64  // when a member last gave a sign of life, in Unix nanoseconds
-	speaking chan struct{} // holds one token: memberlist's UpdateNode and Leave are for one at a time
+	heard    atomic.Int64  // when another member last gave a sign of life, in Unix nanoseconds
+	speaking chan struct{} // holds one token, because only one call of memberlist's UpdateNode and Leave may run at a time
 
-	mu sync.Mutex // guards what follows
+	mu sync.Mutex // guards the fields below
 	statement
 	others
-	left bool // no goroutine may start any more
+	left bool // no further goroutine may start
 }
 
-// name is how the others know this member.
+// name is the name and address by which the others know this member.
 type name struct{ node, addr string }
 
-// life is until when this member runs.
+// life holds what ends with this member.
 type life struct {
-	ctx     context.Context // until Close
+	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
 	all     sync.WaitGroup
 	closing sync.Once
 	closed  error
 }
 
-// statement is what this member says of its host.
+// statement is what this member advertises about its host.
 type statement struct {
 	meta    *Meta // nil: an observer
 	encoded []byte
@@ -75,20 +75,20 @@ type statement struct {
 // others are the other members of the cluster.
 type others struct {
 	roster      *roster
-	seen        *view                // at the last look; nil: there may be something else to see
+	seen        *view                // result of the last look; nil: it may have changed
 	changed     chan struct{}        // closed at the next change of the roster
 	lost        map[string]time.Time // addresses of members that vanished, and when
 	notUnder    map[string]bool      // nodes that were logged as not understood
-	silentSince time.Time            // since when deaths are withheld
+	silentSince time.Time            // since when deaths are not reported
 }
 
-// Join makes a member and joins the cluster through the first seed that answers, while the others
-// are tried too. It returns an error if none does, unless KeepTrying is set; the error has one line
-// that names each seed and its problem, as far as known: errors.Is finds ErrKey. If the cluster has
-// an older agent of the same host, Join waits for some seconds, since that agent may just have
-// died, and then fails.
+// Join returns a member that has joined the cluster through the first seed that answered; it tries
+// all seeds at once. It returns an error if none answers, unless KeepTrying is set. The error is
+// one line that names each seed and, as far as it is known, its problem; errors.Is finds ErrKey. If
+// the cluster has an older agent of the same host, Join waits for some seconds, because that agent
+// may just have died, and then fails.
 //
-// The member runs until Close or Leave, not until ctx ends, which only bounds Join.
+// ctx bounds only Join. The member runs until Close or Leave.
 func Join(ctx context.Context, cfg Config) (*Member, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -125,7 +125,7 @@ func newMember(cfg Config) *Member {
 	return m
 }
 
-// introduce sets the member's Meta and its name.
+// introduce sets the member's Meta and name.
 func (m *Member) introduce(meta *Meta) error {
 	var id [8]byte
 	rand.Read(id[:])
@@ -150,7 +150,7 @@ func (m *Member) introduce(meta *Meta) error {
 	return nil
 }
 
-// start opens the network.
+// start listens on the network and starts memberlist.
 func (m *Member) start(ctx context.Context) error {
 	lib, err := m.cfg.library(m.node)
 	if err != nil {
@@ -185,7 +185,7 @@ func (m *Member) start(ctx context.Context) error {
 	return nil
 }
 
-// advertise returns the address for others.
+// advertise returns the address at which others reach this member.
 func (m *Member) advertise(ctx context.Context, t *transport) (string, int, error) {
 	port := t.Transport.(*memberlist.NetTransport).GetAutoBindPort()
 	if m.cfg.AdvertiseAddr != "" {
@@ -213,8 +213,9 @@ func (m *Member) Meta() (Meta, bool) {
 	return meta, true
 }
 
-// SetMeta advertises another Meta, and blocks until others have it or ctx ends; it is advertised in
-// both cases. Name, Start and Incarnation do not change. An observer has no Meta.
+// SetMeta replaces the advertised Meta, and blocks until other members have it or ctx ends; the new
+// Meta is advertised in both cases. Name, Start and Incarnation do not change. For an observer,
+// which has no Meta, it returns an error.
 func (m *Member) SetMeta(ctx context.Context, meta Meta) error {
 	m.mu.Lock()
 	if m.meta == nil {
@@ -234,8 +235,8 @@ func (m *Member) SetMeta(ctx context.Context, meta Meta) error {
 	return m.speak(ctx, m.list.UpdateNode)
 }
 
-// speak calls a blocking method of memberlist that tells the cluster something. Once the member has
-// left there is nothing more to tell.
+// speak calls a blocking method of memberlist that sends something to the cluster. It returns
+// errClosed if the member has left, because then there is nothing more to send.
 func (m *Member) speak(ctx context.Context, tell func(time.Duration) error) error {
 	select {
 	case m.speaking <- struct{}{}:
@@ -246,7 +247,7 @@ func (m *Member) speak(ctx context.Context, tell func(time.Duration) error) erro
 	}
 	said := make(chan error, 1)
 	m.mu.Lock()
-	if m.left { // Close waits for those who are counted before it
+	if m.left { // Close waits only for goroutines that start before this
 		m.mu.Unlock()
 		<-m.speaking
 		return errClosed
@@ -271,10 +272,10 @@ func (m *Member) speak(ctx context.Context, tell func(time.Duration) error) erro
 	}
 }
 
-// Leave leaves in order: it advertises that the host is draining, until the observers know; then it
-// leaves the cluster and closes the member. Steps that cannot be completed before ctx ends, or
-// within some seconds, are left out, with an error; the member is closed in any case. The workers
-// should have ended before; SetMeta with Draining asks for that.
+// Leave leaves the cluster in order: it advertises that the host is draining until the observers
+// know, then leaves the cluster, and then closes the member. If a step cannot be completed before
+// ctx ends, or within some seconds, Leave skips it and returns an error; it closes the member in
+// any case. The workers should have ended before; SetMeta with Draining asks for that.
 func (m *Member) Leave(ctx context.Context) error {
 	var err error
 	if meta, ok := m.Meta(); ok {
@@ -290,7 +291,8 @@ func (m *Member) Leave(ctx context.Context) error {
 	return errors.Join(err, m.Close())
 }
 
-// tellObservers exchanges the full state with those who must not miss that this host is draining.
+// tellObservers exchanges the full state with observers, which must not miss that this host is
+// draining.
 func (m *Member) tellObservers(ctx context.Context) {
 	m.mu.Lock()
 	var addrs []string
@@ -318,7 +320,7 @@ func (m *Member) tellObservers(ctx context.Context) {
 	}
 }
 
-// spawn starts a goroutine for which Close waits; false: it is closed.
+// spawn starts a goroutine for which Close waits. It returns false if the member is closed.
 func (m *Member) spawn(f func()) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -329,16 +331,16 @@ func (m *Member) spawn(f func()) bool {
 	return true
 }
 
-// Close ends the member without a message to the others, which see a crash. It waits for everything
-// that the member has started, and for its connections. Current probes of memberlist end within two
-// ProbeIntervals. It may be called again.
+// Close ends the member without a message to the others, for which that looks like a crash. It
+// waits for everything that the member has started, and for its connections. Current probes of
+// memberlist end within two ProbeIntervals. Calling Close again is allowed.
 func (m *Member) Close() error {
 	m.closing.Do(func() {
 		m.mu.Lock()
 		m.left = true
 		m.mu.Unlock()
 		m.cancel()
-		m.speaking <- struct{}{} // memberlist must not be shut down while it speaks
+		m.speaking <- struct{}{} // memberlist must not be shut down while it sends
 		if m.closed = m.list.Shutdown(); m.closed != nil {
 			m.closed = fmt.Errorf("gossip: %w", m.closed)
 		}
@@ -347,7 +349,7 @@ func (m *Member) Close() error {
 	return m.closed
 }
 
-// maintain looks for those that this member should know and does not, until Close.
+// maintain contacts, until Close, members that this member should know but does not.
 func (m *Member) maintain() {
 	rivals := map[string]bool{}
 	for {
@@ -368,7 +370,8 @@ func (m *Member) maintain() {
 	}
 }
 
-// Members returns how many members the cluster has as far as this member knows, including itself.
+// Members returns the number of members of the cluster as far as this member knows, including
+// itself.
 func (m *Member) Members() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -392,18 +395,18 @@ func (m *Member) alone() bool {
 	return true
 }
 
-// lostTime is for how long those that vanished are looked for; rejoinLost is at how many of them a
-// turn.
+// lostTime is how long to look for members that vanished. rejoinLost is how many of them to contact
+// at a time.
 const (
 	lostTime   = time.Hour
 	rejoinLost = 3
 )
 
-// rejoin contacts the seeds that are no members now, and some of the members that vanished: after a
-// partition neither side would look for the other.
+// rejoin contacts the seeds that are currently not members, and some of the members that vanished,
+// because after a partition neither side would look for the other.
 func (m *Member) rejoin() {
 	m.mu.Lock()
-	if m.meta != nil { // an observer's are taken off by look, which may withhold that
+	if m.meta != nil { // for an observer, look removes the dead, unless it withholds their deaths
 		m.roster.purge(time.Now(), m.grace())
 	}
 	known := map[string]bool{m.addr: true}
@@ -465,7 +468,7 @@ func (m *Member) conflict(p *peer) *conflictError {
 	return &conflictError{Host: p.meta.Name, Kept: p.addr, Refused: m.addr, Since: p.meta.Start}
 }
 
-// claim waits until no older agent claims the host.
+// claim waits until no older agent claims the host, or returns a conflict after rivalTime.
 func (m *Member) claim(ctx context.Context) error {
 	limit := time.NewTimer(rivalTime)
 	defer limit.Stop()
@@ -477,7 +480,7 @@ func (m *Member) claim(ctx context.Context) error {
 		}
 		select {
 		case <-changed:
-		case <-time.After(m.cfg.ProbeInterval): // a dead one's time is over without a change
+		case <-time.After(m.cfg.ProbeInterval): // a dead agent's time ends without a change
 		case <-limit.C:
 			return m.conflict(p)
 		case <-ctx.Done():
@@ -486,18 +489,18 @@ func (m *Member) claim(ctx context.Context) error {
 	}
 }
 
-// changes returns a channel that is closed when the roster has changed since.
+// changes returns a channel that is closed at the next change of the roster.
 func (m *Member) changes() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.changed
 }
 
-// silentTime is after how long an observer that hears no member fails.
+// silentTime is how long an observer may hear no member before it fails.
 const silentTime = 2 * time.Second
 
-// look returns what the member knows of the agents, which the caller does not change; silent: it
-// has heard no member for so long that they are not known.
+// look returns what the member knows of the agents. The caller must not change it. silent means
+// that the member has not heard any other member for so long that the agents are unknown.
 func (m *Member) look() (v view, silent bool) {
 	m.mu.Lock()
 	v, silent = m.see()
@@ -509,8 +512,8 @@ func (m *Member) look() (v view, silent bool) {
 	return v, silent
 }
 
-// see is look without its log. It looks at the roster only if that has changed, or if time changes
-// what there is to see. m.mu is held.
+// see is like look, without its log messages. It looks at the roster only if that has changed, or
+// if the result depends on the time. The caller holds m.mu.
 func (m *Member) see() (v view, silent bool) {
 	if m.seen != nil {
 		return *m.seen, false
@@ -534,14 +537,14 @@ func (m *Member) see() (v view, silent bool) {
 	return v, silent
 }
 
-// grace is the roster's. m.mu is held.
+// grace returns the roster's grace for this member's settings. The caller holds m.mu.
 func (m *Member) grace() time.Duration { return m.roster.grace(m.cfg.ProbeInterval, m.cfg.Patience) }
 
-// sign records that a member lives.
+// sign records that another member is alive.
 func (m *Member) sign() { m.heard.Store(time.Now().UnixNano()) }
 
-// delegate is what memberlist calls, mostly under its lock: it copies what it is given, and never
-// blocks.
+// delegate holds the methods that memberlist calls, mostly under its lock. They copy their
+// arguments and never block.
 type delegate struct{ m *Member }
 
 // NodeMeta returns the encoded Meta; encode has checked the limit.
@@ -551,8 +554,8 @@ func (d *delegate) NodeMeta(int) []byte {
 	return d.m.encoded
 }
 
-// NotifyMsg, GetBroadcasts, LocalState and MergeRemoteState are for an application's own messages:
-// a Member sends none.
+// NotifyMsg, GetBroadcasts, LocalState and MergeRemoteState are for an application's own messages.
+// A Member sends none.
 func (d *delegate) NotifyMsg([]byte) {}
 
 func (d *delegate) GetBroadcasts(int, int) [][]byte { return nil }
@@ -561,22 +564,23 @@ func (d *delegate) LocalState(bool) []byte { return nil }
 
 func (d *delegate) MergeRemoteState([]byte, bool) {}
 
-// AckPayload is called for every probe of another that this member answers.
+// AckPayload is called when this member answers a probe of another.
 func (d *delegate) AckPayload() []byte {
 	d.m.sign()
 	return nil
 }
 
-// NotifyPingComplete is called for every probe of this member that another answers.
+// NotifyPingComplete is called when another member answers a probe of this one.
 func (d *delegate) NotifyPingComplete(*memberlist.Node, time.Duration, []byte) { d.m.sign() }
 
-// NotifyJoin reports a member that is alive, perhaps again.
+// NotifyJoin is called for a member that is alive, or alive again.
 func (d *delegate) NotifyJoin(n *memberlist.Node) { d.m.here(n) }
 
-// NotifyUpdate reports another Meta.
+// NotifyUpdate is called when a member's Meta has changed.
 func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.m.here(n) }
 
-// NotifyLeave reports a member that left or died: memberlist does not distinguish these.
+// NotifyLeave is called for a member that has left or died; memberlist does not distinguish the
+// two.
 func (d *delegate) NotifyLeave(n *memberlist.Node) {
 	m := d.m
 	m.mu.Lock()
@@ -611,7 +615,7 @@ func (m *Member) here(n *memberlist.Node) {
 	m.wake()
 }
 
-// wake tells those who wait for a change of the roster. m.mu is held.
+// wake notifies those who wait for a change of the roster. The caller holds m.mu.
 func (m *Member) wake() {
 	m.seen = nil
 	close(m.changed)

@@ -14,41 +14,41 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// maxMeta is the most bytes that an encoded Meta may have.
+// maxMeta is the largest number of bytes of an encoded Meta.
 const maxMeta = memberlist.MetaMaxSize
 
 // MetaVersion is the version of the encoding of a Meta. A member ignores a newer one.
 const MetaVersion = 1
 
-// maxIncarnation is the longest Incarnation.
+// maxIncarnation is the largest length of an Incarnation in bytes.
 const maxIncarnation = 32
 
 const flagDraining = 1
 
-// Meta is the data that an agent advertises to the whole cluster. It is small, and changes seldom.
+// Meta is what an agent advertises to the whole cluster. It is small and changes rarely.
 type Meta struct {
-	// Name is the host's name, unique in the cluster, by which the driver knows it.
+	// Name is the host's name, unique in the cluster. The driver knows the host by it.
 	Name string
-	// Slots is the number of workers for which the host has room, including BadSlots.
+	// Slots is the number of workers that the host can run, including BadSlots.
 	Slots int
 	// Start is when the agent started, by the host's clock. Older hosts keep lower ranks. Zero:
 	// when it joined.
 	Start time.Time
-	// LaunchAddr is the host:port at which the agent starts workers. Without a host (":7947") the
-	// host is the one at which the cluster knows the agent.
+	// LaunchAddr is the host:port at which the agent starts workers. Without a host (":7947"), the
+	// host is the one at which the cluster reaches the agent.
 	LaunchAddr string
 	// Draining: the host is about to leave; its workers must leave at the next step boundary.
 	Draining bool
 	// BadSlots are the indices of slots whose devices have failed, in ascending order.
 	BadSlots []int
-	// Incarnation identifies this start of the agent. Empty: a random one, made by Join.
+	// Incarnation identifies this start of the agent. Empty: Join generates a random one.
 	Incarnation string
 }
 
 // Host returns the agent's host as discovery lists it.
 func (m Meta) host() plan.Host { return plan.Host{Name: m.Name, Slots: m.Slots, Draining: m.Draining} }
 
-// check returns an error for what no agent can advertise.
+// check returns an error if no agent can advertise the Meta.
 func (m Meta) check() error {
 	if err := plan.CheckHosts([]plan.Host{m.host()}); err != nil {
 		return fmt.Errorf("gossip: %w", err)
@@ -76,7 +76,7 @@ func (m Meta) check() error {
 	return nil
 }
 
-// versionError reports that a Meta is of a newer version than this program knows.
+// versionError means that the version of a Meta is newer than those that this program knows.
 type versionError struct{ Version, Known int }
 
 // Error names both versions.
@@ -84,10 +84,10 @@ func (e *versionError) Error() string {
 	return fmt.Sprintf("gossip: an agent of version %d; this program knows those up to %d", e.Version, e.Known)
 }
 
-// encode returns the Meta in at most maxMeta bytes: the version, flags, the slots, the start in
-// nanoseconds, the texts, each after its length, and the bad slots after their number, each as its
-// distance from the one before. A Meta that no agent can advertise is an error, and so is one that
-// is too long.
+// encode encodes the Meta in at most maxMeta bytes: the version, flags, the slots, the start in
+// nanoseconds, the texts, each preceded by its length, and the bad slots, preceded by their number,
+// each as its distance from the previous one. It returns an error if the Meta is too long or no
+// agent can advertise it.
 func (m Meta) encode() ([]byte, error) {
 	if err := m.check(); err != nil {
 		return nil, err
@@ -117,7 +117,8 @@ func (m Meta) encode() ([]byte, error) {
 
 var errMeta = errors.New("gossip: what an agent says of itself cannot be understood")
 
-// decodeMeta reads what encode wrote. A newer version is a *versionError. It keeps nothing of b.
+// decodeMeta decodes the result of encode. If the version is newer, it returns a *versionError. It
+// does not keep b.
 func decodeMeta(b []byte) (Meta, error) {
 	if len(b) > maxMeta || len(b) < 2 || b[0] == 0 {
 		return Meta{}, errMeta
@@ -130,7 +131,7 @@ func decodeMeta(b []byte) (Meta, error) {
 	m.Start = time.Unix(0, int64(r.fixed())).UTC()
 	m.Name, m.Incarnation, m.LaunchAddr = r.text(), r.text(), r.text()
 	last := -1
-	for range r.number(len(r.rest)) { // each takes a byte at least
+	for range r.number(len(r.rest)) { // each takes at least a byte
 		last += r.number(plan.MaxSlots)
 		m.BadSlots = append(m.BadSlots, last)
 	}
@@ -143,7 +144,7 @@ func decodeMeta(b []byte) (Meta, error) {
 	return m, nil
 }
 
-// reader takes fields off the front of rest, until one is broken.
+// reader decodes fields from the front of rest, until one is invalid.
 type reader struct {
 	rest   []byte
 	broken bool

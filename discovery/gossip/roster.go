@@ -10,39 +10,38 @@ import (
 
 // peer is another member of the cluster.
 type peer struct {
-	node    string // memberlist's name for it, never used twice
+	node    string // memberlist's name for it, which is never reused
 	addr    string // where it gossips
 	meta    *Meta  // nil: an observer, or an agent that cannot be understood
-	seen    uint64 // number of the look before which it came: members of one number came at once
-	arrival uint64 // number of the arrival
+	seen    uint64 // number of the look before which it arrived; equal: they arrived together
+	arrival uint64 // number of its arrival
 	gone    time.Time
-	refused bool // it knows that its host has another agent
+	refused bool // it has been told that its host has another agent
 }
 
-// over returns whether it is dead and no longer listed.
+// over reports whether the peer is dead and no longer listed.
 func (p *peer) over(now time.Time, grace time.Duration) bool {
 	return !p.gone.IsZero() && !now.Before(p.gone.Add(grace))
 }
 
-// older compares by start, then by which was seen first, then by name.
+// older compares peers by start, then by when they were first seen, then by name.
 func older(a, b *peer) int {
 	return cmp.Or(a.meta.Start.Compare(b.meta.Start), cmp.Compare(a.seen, b.seen), cmp.Compare(a.meta.Name, b.meta.Name),
 		cmp.Compare(a.node, b.node))
 }
 
-// roster holds the members that are known from the callbacks of memberlist. It has no clock and no
-// lock.
+// roster holds the members known from memberlist's callbacks. It has neither a clock nor a lock.
 type roster struct {
 	peers    map[string]*peer
-	holders  map[string]string // nodes of the agents to which host names belong
+	holders  map[string]string // nodes of the agents that hold each host name
 	looks    uint64
 	arrivals uint64
-	deaf     bool // at the last look no member was heard, though the time of some was over
+	deaf     bool // at the last look no member was heard, although the time of some had passed
 }
 
 func newRoster() *roster { return &roster{peers: map[string]*peer{}, holders: map[string]string{}} }
 
-// here records that a member lives, or has another Meta.
+// here records that a member is alive, or has another Meta.
 func (r *roster) here(node, addr string, meta *Meta) {
 	p := r.peers[node]
 	if p == nil {
@@ -53,7 +52,8 @@ func (r *roster) here(node, addr string, meta *Meta) {
 	p.addr, p.meta, p.gone = addr, meta, time.Time{}
 }
 
-// away records that a member does not live. Agents that did not announce it stay for a while.
+// away records that a member has left or died. An agent that did not announce this stays listed for
+// a while, and is returned.
 func (r *roster) away(now time.Time, node string) (lost *peer) {
 	p := r.peers[node]
 	switch {
@@ -67,25 +67,26 @@ func (r *roster) away(now time.Time, node string) (lost *peer) {
 	return nil
 }
 
-// grace is for how long a dead member stays listed: what patience leaves after the suspicion that
-// came before, which is the longer the larger the cluster is.
+// grace is how long a dead member stays listed: the part of patience that remains after the
+// suspicion, which takes longer in larger clusters.
 func (r *roster) grace(probe, patience time.Duration) time.Duration {
 	scale := max(1, math.Log10(float64(len(r.peers)+1)))
 	return max(leastGrace, patience-time.Duration(suspicionMult*scale*float64(probe)))
 }
 
-// view is what a look at the roster shows.
+// view is the result of a look at the roster.
 type view struct {
 	agents []agent // the oldest first
-	// next is when there will be something else to see though nothing happens; zero: never.
+	// next is when the result will change even if nothing happens; zero: never.
 	next time.Time
-	// withheld: agents are listed that seem to be dead, because no member at all is heard.
+	// withheld: the listed agents include some that seem to be dead, because no member at all is
+	// heard.
 	withheld bool
-	// conflicts are agents that were found to claim another's host, each reported once.
+	// conflicts are agents that claim another agent's host. Each is reported once.
 	conflicts []conflict
 }
 
-// agent is one that is listed.
+// agent is a listed agent.
 type agent struct {
 	Meta
 	addr string
@@ -93,8 +94,8 @@ type agent struct {
 
 type conflict struct{ kept, refused peer }
 
-// look removes members whose time is over, decides which agent each host belongs to, and returns
-// those that are listed; heard: this member hears another.
+// look removes members whose time has passed, decides which agent each host belongs to, and returns
+// the listed agents. heard means that this member hears others.
 func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	var v view
 	claims := map[string][]*peer{}
@@ -104,7 +105,7 @@ func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	}
 	for _, p := range r.peers {
 		if !p.gone.IsZero() {
-			if back { // this member was cut off: the others are heard again one by one
+			if back { // this member was cut off: it hears the others again one by one
 				p.gone = now
 			}
 			due := p.gone.Add(grace)
@@ -128,7 +129,7 @@ func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	var kept []*peer
 	for name := range r.holders {
 		if len(claims[name]) == 0 {
-			delete(r.holders, name) // the host is gone in a list before another takes its name
+			delete(r.holders, name) // one list lacks the host before another agent takes it
 		}
 	}
 	for name, claimants := range claims {
@@ -149,11 +150,11 @@ func (r *roster) look(now time.Time, grace time.Duration, heard bool) view {
 	return v
 }
 
-// decide returns which of the agents that claim a host, oldest first, it belongs to. The holder
-// keeps the host until it is gone. A holder that is dead, or whose address has another agent, loses
-// it at once.
+// decide returns the agent to which a host belongs, among the agents that claim it, oldest first.
+// The current holder keeps the host until it is gone. A holder that is dead, or whose address now
+// has another agent, loses it at once.
 func (r *roster) decide(name string, claimants []*peer) *peer {
-	var current *peer // nil too where the holder cannot be understood any more
+	var current *peer // also nil if the holder can no longer be understood
 	if i := slices.IndexFunc(claimants, func(p *peer) bool { return p.node == r.holders[name] }); i >= 0 {
 		current = claimants[i]
 	}
@@ -174,8 +175,8 @@ func (r *roster) decide(name string, claimants []*peer) *peer {
 	return next
 }
 
-// rival returns an older agent of the same host at another address, or nil. A dead one does not
-// count once its time is over.
+// rival returns an older agent of the same host at another address, or nil. A dead agent does not
+// count once its time has passed.
 func (r *roster) rival(now time.Time, grace time.Duration, node, addr string, me Meta) *peer {
 	for _, p := range r.peers {
 		if p.meta == nil || p.meta.Name != me.Name || p.addr == addr || p.over(now, grace) {
@@ -188,7 +189,7 @@ func (r *roster) rival(now time.Time, grace time.Duration, node, addr string, me
 	return nil
 }
 
-// purge forgets the dead whose time is over.
+// purge deletes dead members whose time has passed.
 func (r *roster) purge(now time.Time, grace time.Duration) {
 	maps.DeleteFunc(r.peers, func(_ string, p *peer) bool { return p.over(now, grace) })
 }

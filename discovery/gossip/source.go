@@ -15,28 +15,29 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// errSilent reports that no member of the cluster is heard: which hosts are there is not known.
+// errSilent means that no member of the cluster is heard, so that the hosts are unknown.
 var errSilent = errors.New("gossip: no member of the cluster is heard")
 
 const (
-	// coalesce is how long a change waits for others, as many agents come or go at once.
+	// coalesce is how long a change waits for further changes, because many agents come or go at
+	// once.
 	coalesce = 20 * time.Millisecond
-	// leaveTimeout bounds an observer's leave.
+	// leaveTimeout bounds how long an observer takes to leave.
 	leaveTimeout = time.Second
 )
 
-// Source is a discovery.Discoverer and discovery.Watcher of the hosts of a cluster's agents, the
-// oldest start first. If starts are equal, the host that was seen first is older, then the host
-// with the lesser name. It joins the cluster as an observer at the first question, so that failing
-// to join is a failed discovery, and stays in it until Close.
+// Source is a discovery.Discoverer and discovery.Watcher of the hosts of a cluster's agents, in the
+// order in which the agents started. If starts are equal, the host that was seen first is older,
+// then the host with the lesser name. A Source joins the cluster as an observer at the first call,
+// so that a failure to join is a failed discovery, and stays in the cluster until Close.
 type Source struct {
 	cfg     Config
-	joining chan struct{} // holds one token
+	joining chan struct{} // holds one token, for the goroutine that may join
 
 	mu     sync.Mutex
 	member *Member
 	closed bool
-	told   map[string]string // incarnations that the last list of a Watch stood for, by host
+	told   map[string]string // incarnations in the last list of a Watch, by host
 }
 
 var (
@@ -44,14 +45,13 @@ var (
 	_ discovery.Watcher    = (*Source)(nil)
 )
 
-// NewSource returns a Source of the cluster that cfg names; cfg.Meta is not used. It starts
-// nothing.
+// NewSource returns a Source of the cluster that cfg names; cfg.Meta is ignored. It starts nothing.
 func NewSource(cfg Config) *Source {
 	cfg.Meta = nil
 	return &Source{cfg: cfg, joining: make(chan struct{}, 1), told: map[string]string{}}
 }
 
-// observe returns the observer, which joins now if it has not yet.
+// observe returns the observer. It joins the cluster now if it has not joined yet.
 func (s *Source) observe(ctx context.Context) (*Member, error) {
 	select {
 	case s.joining <- struct{}{}:
@@ -80,7 +80,7 @@ func (s *Source) observe(ctx context.Context) (*Member, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.member = m
-	if !bytes.Equal(cfg.Key, s.cfg.Key) || len(cfg.OtherKeys) != len(s.cfg.OtherKeys) { // they were set meanwhile
+	if !bytes.Equal(cfg.Key, s.cfg.Key) || len(cfg.OtherKeys) != len(s.cfg.OtherKeys) { // SetKeys was called
 		err = m.SetKeys(append([][]byte{s.cfg.Key}, s.cfg.OtherKeys...))
 	}
 	return m, err
@@ -107,7 +107,7 @@ func (s *Source) Close() error {
 }
 
 // Discover returns the current hosts. It blocks while it joins the cluster. If no member is heard,
-// the hosts are unknown, and it returns an error.
+// it returns an error, because the hosts are unknown.
 func (s *Source) Discover(ctx context.Context) ([]plan.Host, error) {
 	m, err := s.observe(ctx)
 	if err != nil {
@@ -158,7 +158,7 @@ func (s *Source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	})
 }
 
-// watch calls look with the agents now, and whenever something may have changed.
+// watch calls look with the agents now, and whenever they may have changed.
 func (s *Source) watch(ctx context.Context, look func([]agent)) error {
 	m, err := s.observe(ctx)
 	if err != nil {
@@ -193,8 +193,8 @@ func (s *Source) watch(ctx context.Context, look func([]agent)) error {
 	}
 }
 
-// Agent returns the advertised data of a host's agent, such as LaunchAddr, which is complete.
-// False: the host is not listed. It does not block, and finds no agent before the first Discover or
+// Agent returns what a host's agent advertises. Its LaunchAddr always has a host. It returns false
+// if the host is not listed. It does not block, and finds no agent before the first Discover or
 // Watch.
 func (s *Source) Agent(host string) (Meta, bool) {
 	s.mu.Lock()
@@ -229,7 +229,7 @@ func (s *Source) Addrs() []string {
 	return addrs
 }
 
-// reachable returns the Meta with a host in its LaunchAddr, and nothing that others own.
+// reachable returns a copy of the Meta with a host in its LaunchAddr.
 func (a agent) reachable() Meta {
 	m := a.Meta
 	m.BadSlots = slices.Clone(m.BadSlots)

@@ -16,10 +16,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// transport is the network, or what a test puts in its place, with what memberlist's own lacks: its
-// dials end when it is closed, so do its connections, and it waits for those who use them. Streams
-// that come in are bounded, and handed to memberlist once a key of the cluster has proven itself:
-// memberlist reads up to 20 MiB of each before it checks that.
+// transport wraps the network, or its substitute in a test, and adds what memberlist's own
+// transport lacks: closing it ends its dials and connections and waits for their users. It bounds
+// incoming streams, and passes a stream to memberlist only once the stream has proven a key of the
+// cluster, because memberlist reads up to 20 MiB of each before it checks the key.
 type transport struct {
 	memberlist.Transport
 	members *members
@@ -29,7 +29,7 @@ type transport struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	all     sync.WaitGroup
-	admits  sync.WaitGroup // of streams that have proven nothing yet
+	admits  sync.WaitGroup // goroutines of streams that have not proven a key yet
 
 	shutdown sync.Once
 	mu       sync.Mutex
@@ -50,7 +50,7 @@ func listen(bind string, who *members, logger *log.Logger) (*transport, error) {
 		return nil, fmt.Errorf("gossip: to listen on %q: %q is not an IP address", bind, host)
 	}
 	var network *memberlist.NetTransport
-	for range 10 { // a port that is free for TCP may be taken for UDP
+	for range 10 { // a port that is free for TCP may be in use for UDP
 		network, err = memberlist.NewNetTransport(&memberlist.NetTransportConfig{
 			BindAddrs: []string{host}, BindPort: port, Logger: logger})
 		if err == nil || port != 0 {
@@ -65,7 +65,7 @@ func listen(bind string, who *members, logger *log.Logger) (*transport, error) {
 	}), nil
 }
 
-// newTransport wraps another. A nil dial is that one's.
+// newTransport wraps inner. If dial is nil, inner dials.
 func newTransport(inner memberlist.Transport, who *members,
 	dial func(context.Context, string, time.Duration) (net.Conn, error)) *transport {
 	t := &transport{Transport: inner, members: who, dial: dial, streams: make(chan net.Conn),
@@ -81,7 +81,7 @@ func newTransport(inner memberlist.Transport, who *members,
 	return t
 }
 
-// forward takes incoming connections.
+// forward accepts incoming connections.
 func (t *transport) forward() {
 	for {
 		select {
@@ -95,7 +95,7 @@ func (t *transport) forward() {
 	}
 }
 
-// admit hands a connection on once it has proven that it is a member's.
+// admit passes a connection on once it has proven that it is a member's.
 func (t *transport) admit(c net.Conn, counted *identity.Conn) {
 	s := t.members.admit(c, counted)
 	if s == nil {
@@ -127,8 +127,8 @@ func (t *transport) WriteToAddress(b []byte, a memberlist.Address) (time.Time, e
 	return t.WriteTo(b, a.Addr)
 }
 
-// drained calls end while connections and packets are still taken: it waits for those that it hands
-// over. There may be no memberlist that takes packets, or not any more.
+// drained calls end, and discards incoming packets until it returns, because end waits until they
+// are taken. There may be no memberlist that takes them.
 func (t *transport) drained(end func() error) error {
 	done := make(chan struct{})
 	var taking sync.WaitGroup
@@ -147,7 +147,7 @@ func (t *transport) drained(end func() error) error {
 	return err
 }
 
-// Shutdown ends the transport, and returns when the users of all connections have closed them.
+// Shutdown closes the transport, and returns when the users of all connections have closed them.
 func (t *transport) Shutdown() error {
 	var err error
 	t.shutdown.Do(func() {
@@ -164,7 +164,7 @@ func (t *transport) Shutdown() error {
 		t.admits.Wait()
 		select {
 		case <-t.idle:
-		case <-time.After(time.Second): // memberlist does not close one to which it could not write
+		case <-time.After(time.Second): // memberlist leaves open those to which it could not write
 		}
 	})
 	return err
@@ -180,7 +180,7 @@ func (t *transport) checkIdle() {
 	}
 }
 
-// conn is a connection that is known to be open.
+// conn is a connection that the transport counts as open.
 type conn struct {
 	net.Conn
 	t *transport
@@ -223,8 +223,8 @@ func resolve(ctx context.Context, seed string) ([]string, error) {
 	return addrs, nil
 }
 
-// advertised returns the address under which others reach a member that is bound to every address:
-// of the route to a seed, or else of an interface.
+// advertised returns the address at which others reach a member that listens on every address: the
+// local address of the route to a seed, or else that of an interface.
 func advertised(ctx context.Context, seeds []string) (string, error) {
 	for _, seed := range seeds {
 		addrs, err := resolve(ctx, seed)

@@ -1,8 +1,8 @@
 // Package plugin turns a discovery.Discoverer into a separate program, and such a program into a
 // Discoverer.
 //
-// A plugin is a program, not of this project, that knows a kind of cluster. In Go it is a main that
-// calls Serve:
+// A plugin is a program outside of this project that finds the hosts of some kind of cluster. In Go
+// it is a main that calls Serve:
 //
 //	func main() { plugin.Serve(&racks{}) }
 //
@@ -10,10 +10,10 @@
 // github.com/hashicorp/go-plugin uses it: the two ends identify each other by certificates made for
 // this run.
 //
-// New makes a Discoverer and Watcher of such a program. It starts the process at the first
-// question, passes the settings, logs its output, and starts it again if it has died or hangs: for
-// the caller, a death is only a failure of the current question. A host that the plugin pushes is
-// found without waiting for a poll.
+// New returns a Discoverer and Watcher for such a program. It starts the process at the first call,
+// passes the settings, logs its output, and starts it again if it has died or hangs: for the
+// caller, a death is only a failure of the current call. A host that the plugin pushes is found
+// without waiting for a poll.
 package plugin
 
 import (
@@ -25,12 +25,12 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 )
 
-// protocolVersion is that of internal/wire/discovery.proto. It grows when a plugin that was built
-// before could not be understood any more.
+// protocolVersion is the version of internal/wire/discovery.proto. It is raised when a plugin that
+// was built before could no longer be understood.
 const protocolVersion = 1
 
-// cookieName and cookieValue are in the environment of a program that is started as a plugin, and
-// tell it so.
+// cookieName and cookieValue are in the environment of a program that is started as a plugin, so
+// that it knows that.
 const (
 	cookieName  = "HVD_PLUGIN_COOKIE"
 	cookieValue = "hvdrun-discovery"
@@ -42,7 +42,7 @@ const (
 	maxHosts    = 1 << 16
 )
 
-// handshake is what both ends know of each other beforehand.
+// handshake is what both ends know in advance.
 var handshake = goplugin.HandshakeConfig{MagicCookieKey: cookieName, MagicCookieValue: cookieValue}
 
 // Configurer is an optional interface of a Discoverer passed to Serve that has settings. Configure
@@ -62,10 +62,11 @@ type SettingError struct {
 // Error names the key.
 func (e *SettingError) Error() string { return fmt.Sprintf("setting %q: %v", e.Key, e.Err) }
 
-// Unwrap returns what is wrong with the value.
+// Unwrap returns the reason why the value is refused.
 func (e *SettingError) Unwrap() error { return e.Err }
 
-// CheckSettings returns a *SettingError for a setting with an unknown key; it lists the known ones.
+// CheckSettings returns a *SettingError for a setting with an unknown key; the error lists the
+// known keys.
 func CheckSettings(settings map[string]string, known ...string) error {
 	for _, key := range slices.Sorted(maps.Keys(settings)) {
 		if !slices.Contains(known, key) {

@@ -10,8 +10,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// libraryLog is a log for go-plugin, whose messages are for the authors of plugins: what
-// matters of them is told by this package.
+// libraryLog returns a log for go-plugin, whose messages are for the authors of plugins. This
+// package reports what matters of them.
 func libraryLog(log logrus.FieldLogger) hclog.Logger {
 	l := hclog.NewInterceptLogger(&hclog.LoggerOptions{Level: hclog.Debug, Output: io.Discard})
 	l.RegisterSink(librarySink{log})
@@ -29,7 +29,7 @@ func (s librarySink) Accept(_ string, _ hclog.Level, message string, pairs ...an
 	s.log.WithFields(fields).Debug("discovery/plugin: go-plugin: " + message)
 }
 
-// logLine logs a line that a plugin has printed. One that hclog has written, as JSON, keeps its
+// logLine logs a line that a plugin has printed. A line that hclog has written as JSON keeps its
 // level and its fields.
 func logLine(log logrus.FieldLogger, line string) {
 	var entry map[string]any

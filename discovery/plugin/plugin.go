@@ -25,13 +25,13 @@ import (
 const (
 	defaultStartTimeout = 10 * time.Second
 	defaultCallTimeout  = 30 * time.Second
-	// lastWords is how long a call that has lost its connection waits to learn how the process has
-	// ended.
+	// lastWords is how long a call that has lost its connection waits for the reason why the
+	// process has ended.
 	lastWords = time.Second
 )
 
-// startBackoff is the pause before a plugin that has died is started again. It begins anew after a
-// session of at least its longest pause.
+// startBackoff is the pause before a plugin that has died is started again. It starts over after a
+// session that lasted at least its longest pause.
 var startBackoff = retry.Backoff{First: 100 * time.Millisecond, Most: 10 * time.Second}
 
 // Config configures the plugin to run.
@@ -40,7 +40,7 @@ type Config struct {
 	// arguments.
 	Path string
 	Args []string
-	// Settings are passed to the plugin before any question. They are not logged.
+	// Settings are passed to the plugin before the first call. They are not logged.
 	Settings map[string]string
 	// Env is added to the plugin's environment, which is otherwise that of this process.
 	Env []string
@@ -53,19 +53,18 @@ type Config struct {
 	// Log takes the plugin's output and the events of its process. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 	// Stray is called with each line that the plugin prints to stdout after the handshake, where it
-	// should print nothing, from one goroutine of each process; the line is also logged. Nil: not
-	// called.
+	// should print nothing. It is called from one goroutine for each process of the plugin. The
+	// line is also logged. Nil: not called.
 	Stray func(line string)
-	// Started is called with each process of the plugin, or with the error if it could not be
+	// Started is called with each process of the plugin, or with the error if one could not be
 	// started. Nil: not called.
 	Started func(pid int, err error)
 }
 
-// Plugin is a Discoverer and Watcher that asks a plugin's process. The process is started when it
-// is first needed, and started again when it is needed and has died: at once, or after pauses that
-// grow from 100 ms to 10 s if it does not live long. It is killed when it does not answer in time,
-// and by the kernel when this process dies. Its methods may be called by several goroutines at
-// once.
+// Plugin is a Discoverer and Watcher that asks a plugin's process. It starts the process when it is
+// first needed, and again when it is needed and has died: at once, or after pauses that grow from
+// 100 ms to 10 s if the process keeps dying soon. It kills the process if that does not answer in
+// time; the kernel kills it when this process dies. Its methods are safe for concurrent use.
 type Plugin struct {
 	cfg  Config
 	name string
@@ -78,7 +77,7 @@ type Plugin struct {
 	mu        sync.Mutex
 	closed    bool
 	current   *session
-	failures  int // in a row: sessions that ended soon
+	failures  int // consecutive sessions that ended soon
 	notBefore time.Time
 }
 
@@ -90,8 +89,8 @@ var (
 
 var errClosed = errors.New("it was closed")
 
-// New returns the plugin of the config, and starts nothing. The caller must call Close if it has
-// used the plugin.
+// New returns a Plugin for the config. It starts nothing. The caller must call Close if it has used
+// the Plugin.
 func New(cfg Config) *Plugin {
 	if cfg.StartTimeout <= 0 {
 		cfg.StartTimeout = defaultStartTimeout
@@ -110,9 +109,8 @@ func New(cfg Config) *Plugin {
 	return p
 }
 
-// Close ends the plugin's process and waits for it: the process gets a request to end, then
-// SIGTERM, then SIGKILL, within about two seconds. Calls in progress fail, as do later ones. It
-// returns nil.
+// Close ends the plugin's process and waits for it: it sends a request to end, then SIGTERM, then
+// SIGKILL, within about two seconds. Calls in progress fail, as do later ones. It returns nil.
 func (p *Plugin) Close() error {
 	p.mu.Lock()
 	p.closed = true
@@ -122,7 +120,7 @@ func (p *Plugin) Close() error {
 	return nil
 }
 
-// PID returns the id of the plugin's process, or 0 if none runs.
+// PID returns the id of the plugin's process, or 0 if it is not running.
 func (p *Plugin) PID() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -138,7 +136,7 @@ func (p *Plugin) PID() int {
 	}
 }
 
-// Discover asks the plugin, which it starts if necessary, and blocks until the answer.
+// Discover asks the plugin for its hosts, starts it if necessary, and blocks until the answer.
 func (p *Plugin) Discover(ctx context.Context) ([]plan.Host, error) {
 	s, err := p.session(ctx)
 	if err != nil {
@@ -157,9 +155,9 @@ func (p *Plugin) Discover(ctx context.Context) ([]plan.Host, error) {
 	return hosts, nil
 }
 
-// Watch listens to the plugin, which it starts if necessary, until ctx ends or the plugin stops,
-// dies or sends an invalid list. It returns discovery.ErrNoWatch, wrapped, if the plugin cannot
-// push.
+// Watch receives lists from the plugin, which it starts if necessary, until ctx ends or the plugin
+// stops, dies or sends an invalid list. It returns discovery.ErrNoWatch, wrapped, if the plugin
+// cannot push.
 func (p *Plugin) Watch(ctx context.Context, found func([]plan.Host)) error {
 	s, err := p.session(ctx)
 	if err != nil {
@@ -208,12 +206,12 @@ func (p *Plugin) Scale(ctx context.Context, least, most int) error {
 	return nil
 }
 
-// count is a number of slots on the wire.
+// count returns a number of slots as it is sent.
 func count(n int) uint32 { return uint32(min(max(n, 0), math.MaxInt32)) }
 
-// call returns the context of a call: it ends with ctx, and where heard was not called in time. The
-// plugin does not know the deadlines: it might act on one first, and it would not be clear on
-// which.
+// call returns the context of a call: it ends with ctx, or after CallTimeout unless heard is called
+// before. The context has no deadline, which would be passed on to the plugin: the plugin could act
+// on it first, and the reason of the failure would be unclear. The caller must call end.
 func (p *Plugin) call(ctx context.Context) (call context.Context, heard func(), end func()) {
 	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	release := context.AfterFunc(ctx, cancel)
@@ -226,10 +224,10 @@ func (p *Plugin) call(ctx context.Context) (call context.Context, heard func(), 
 	}
 }
 
-// error puts the plugin's name before an error.
+// error returns err with the plugin's name before it.
 func (p *Plugin) error(err error) error { return fmt.Errorf("discovery/plugin: %s: %w", p.name, err) }
 
-// session returns the session that is up, or starts one.
+// session returns the current session, or starts one, and blocks until it is ready.
 func (p *Plugin) session(ctx context.Context) (*session, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -254,8 +252,7 @@ func (p *Plugin) session(ctx context.Context) (*session, error) {
 	}
 }
 
-// failed notes that a session has ended which should not have, and returns the pause before the
-// next.
+// failed records that a session has ended unexpectedly, and returns the pause before the next one.
 func (p *Plugin) failed(ran time.Duration) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -268,8 +265,9 @@ func (p *Plugin) failed(ran time.Duration) time.Duration {
 	return pause
 }
 
-// fault returns why a call has failed. Ctx is the caller's, call that of the call: where that alone
-// has ended, the plugin was too slow, and is killed.
+// fault returns the reason why a call failed. ctx is the caller's context, and call is the one
+// derived from it with the time limit: if only call has ended, the plugin was too slow, and fault
+// kills it.
 func (s *session) fault(ctx, call context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
@@ -280,7 +278,7 @@ func (s *session) fault(ctx, call context.Context, err error) error {
 		<-s.ended
 		return err
 	case s.hasEnded():
-		return s.gone // err may be that the connection was closed after that
+		return s.gone // err may be a consequence: the connection was closed
 	case errors.Is(err, io.EOF):
 		return errors.New("it has stopped watching")
 	case status.Code(err) == codes.Unavailable:

@@ -23,24 +23,24 @@ import (
 )
 
 const (
-	// maxLine is the longest line of a plugin that is not cut.
+	// maxLine is the longest line of a plugin, in bytes, that is not cut.
 	maxLine = 4 << 10
-	// drainGrace is how long the pipes of a process that has ended may stay open. Its own processes
-	// are gone by then; only one that left the group can hold them.
+	// drainGrace is how long the pipes of a process that has ended may stay open. Its process group
+	// is gone by then; only a process that left the group can hold them.
 	drainGrace = time.Second
-	// keptLines are quoted in an error.
+	// keptLines is the number of the last lines that an error quotes.
 	keptLines = 3
 )
 
-// process is a plugin's process, which go-plugin meets as a runner.Runner. It leads a process
-// group, which ends with it, and the kernel kills it when this process dies.
+// process is a plugin's process, for go-plugin a runner.Runner. It leads a process group, which
+// ends with it, and the kernel kills it when this process dies.
 type process struct {
 	cfg          Config
 	log          logrus.FieldLogger
 	handshakeEnv []string
 
-	exited chan struct{} // closed when it has ended
-	status error         // how; set before exited is closed
+	exited chan struct{} // closed when the process has ended
+	status error         // how it ended; set before exited is closed
 	output sync.WaitGroup
 
 	pipes
@@ -48,13 +48,14 @@ type process struct {
 	mu      sync.Mutex
 	child   *proc.Child // nil: it has not been started
 	killed  bool
-	last    []string // the lines that it printed last
+	last    []string // the last lines that it printed
 	words   proc.LastWords
 	greeted bool  // there was a handshake
-	refused error // why the process is not wanted
+	refused error // why the process is refused
 }
 
-// pipes are what go-plugin reads: the handshake, if it can be one, and nothing.
+// pipes are what go-plugin reads: on stdout only the handshake, if that is valid, and on stderr
+// nothing.
 type pipes struct {
 	stdout, stderr       *io.PipeReader
 	stdoutEnd, stderrEnd *io.PipeWriter
@@ -82,8 +83,9 @@ func (p *process) Start(context.Context) error {
 		return err
 	}
 	cmd := exec.Command(p.cfg.Path, p.cfg.Args...)
-	// Variables PLUGIN_*, by which go-plugin speaks to a plugin, are those of this process's plugin
-	// alone: others may come from a program that runs it, or from a Kubernetes Service.
+	// go-plugin communicates with a plugin by variables PLUGIN_*. Remove those in this process's
+	// environment, which may come from a program that runs this one as its plugin, or from a
+	// Kubernetes Service.
 	cmd.Env = slices.DeleteFunc(cmd.Environ(), func(v string) bool { return strings.HasPrefix(v, "PLUGIN_") })
 	cmd.Env = append(append(cmd.Env, p.cfg.Env...), p.handshakeEnv...)
 	cmd.Stdout, cmd.Stderr = stdoutEnd, stderrEnd
@@ -124,7 +126,7 @@ func (p *process) Start(context.Context) error {
 	return nil
 }
 
-// readStdout gives go-plugin the first line if that is a handshake, and logs the others.
+// readStdout passes the first line to go-plugin if it is a handshake, and logs the others.
 func (p *process) readStdout(pipe *os.File) {
 	defer pipe.Close()
 	first := true
@@ -147,7 +149,7 @@ func (p *process) readStdout(pipe *os.File) {
 		}
 		p.stdoutEnd.Close()
 	})
-	if first { // go-plugin will kill it, and what it was about to print would be lost
+	if first { // go-plugin will kill the process, and its further output would be lost
 		select {
 		case <-p.exited:
 		case <-time.After(lastWords):
@@ -158,7 +160,7 @@ func (p *process) readStdout(pipe *os.File) {
 
 func (p *process) readStderr(pipe *os.File) {
 	defer pipe.Close()
-	defer p.stderrEnd.Close() // go-plugin has nothing to log itself
+	defer p.stderrEnd.Close() // go-plugin need not log anything itself
 	readLines(pipe, p.say)
 }
 
@@ -171,7 +173,7 @@ func readLines(pipe io.Reader, take func(line string)) {
 			return
 		}
 		take(string(line))
-		for more && err == nil { // the rest of a line that is too long
+		for more && err == nil { // skip the rest of a line that is too long
 			_, more, err = r.ReadLine()
 		}
 	}
@@ -191,22 +193,22 @@ func (p *process) say(line string) {
 	}
 }
 
-// exitFault returns how the process, whose output has been read, has ended, and what it printed
-// last.
+// exitFault returns an error that says how the process has ended and what it printed last. Its
+// output must have been read.
 func (p *process) exitFault() error {
 	p.wait()
 	return p.withLastWords(p.status)
 }
 
-// refuse notes why the process is not wanted.
+// refuse records why the process is refused.
 func (p *process) refuse(why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.refused = why
 }
 
-// startFault returns why the process, which is gone, could not be started; err is the error of
-// go-plugin or its answer.
+// startFault returns why the process, which is gone, could not be started. err is the error from
+// go-plugin.
 func (p *process) startFault(err error) error {
 	p.mu.Lock()
 	started, refused, greeted := p.child != nil, p.refused, p.greeted
@@ -222,8 +224,8 @@ func (p *process) startFault(err error) error {
 	return p.withLastWords(err)
 }
 
-// withLastWords adds what the process has printed last to an error, or the line that says why it
-// has crashed.
+// withLastWords returns err with the last lines that the process has printed or, if it has crashed,
+// with the line that says why.
 func (p *process) withLastWords(err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -237,7 +239,7 @@ func (p *process) withLastWords(err error) error {
 	return fmt.Errorf("%w: %s", err, why)
 }
 
-// signal sends the process group a signal, if there is one yet.
+// signal sends a signal to the process group, if it exists yet.
 func (p *process) signal(sig syscall.Signal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -246,7 +248,7 @@ func (p *process) signal(sig syscall.Signal) {
 	}
 }
 
-// kill ends the process group, now or as soon as it exists.
+// kill kills the process group, now or as soon as it exists.
 func (p *process) kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -256,7 +258,7 @@ func (p *process) kill() {
 	}
 }
 
-// wait blocks until the process, if there was one, is gone and its output has been read.
+// wait blocks until the process, if it was started, is gone and its output has been read.
 func (p *process) wait() { p.output.Wait() }
 
 // Wait implements runner.Runner.
@@ -280,8 +282,8 @@ func (p *process) Stderr() io.ReadCloser { return p.stderr }
 // Name implements runner.Runner.
 func (p *process) Name() string { return p.cfg.Path }
 
-// ID implements runner.Runner. It is never empty, since go-plugin would then leave its temporary
-// folder.
+// ID implements runner.Runner. It is never empty, because otherwise go-plugin would not remove its
+// temporary folder.
 func (p *process) ID() string { return p.cfg.Path }
 
 // Diagnose implements runner.Runner.
@@ -297,7 +299,7 @@ func (p *process) HostToPlugin(network, addr string) (string, string, error) {
 	return network, addr, nil
 }
 
-// versionError reports that a plugin speaks another version of internal/wire/discovery.proto.
+// versionError means that a plugin speaks another version of internal/wire/discovery.proto.
 type versionError struct {
 	Plugin, Host int
 }
@@ -307,10 +309,11 @@ func (e *versionError) Error() string {
 	return fmt.Sprintf("it speaks version %d of the discovery protocol, and this hvdrun version %d", e.Plugin, e.Host)
 }
 
-// shortestCert is less than any certificate has in the handshake.
+// shortestCert is shorter than any certificate in a handshake.
 const shortestCert = 100
 
-// checkHandshake returns why the first line that a plugin has printed must not reach go-plugin.
+// checkHandshake returns an error if the first line that a plugin has printed must not reach
+// go-plugin.
 func checkHandshake(line string) error {
 	fields := strings.Split(strings.TrimSpace(line), "|")
 	if len(fields) < 4 || fields[0] != "1" {
@@ -336,7 +339,7 @@ func checkHandshake(line string) error {
 	return nil
 }
 
-// shorten bounds what an error repeats of a plugin's output.
+// shorten limits the length of a plugin's output in an error.
 func shorten(line string) string {
 	if len(line) > 100 {
 		return line[:100] + "…"

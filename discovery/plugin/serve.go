@@ -18,10 +18,11 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Serve makes this process a plugin with the hosts of d, and returns when hvdrun no longer needs
-// it: main should then return. If d is a discovery.Watcher it pushes its lists, if it is a
-// discovery.Scaler it is asked for hosts, and if it is a Configurer it gets its settings. If hvdrun
-// has not started this process, Serve prints what the program is, and exits with 1.
+// Serve makes this process a plugin that provides the hosts of d. It blocks until hvdrun no longer
+// needs the plugin; main should then return. If d is a discovery.Watcher, Serve pushes its lists;
+// if it is a discovery.Scaler, Serve asks it for hosts; if it is a Configurer, it gets its
+// settings. If this process was not started by hvdrun, Serve prints what the program is and exits
+// with status 1.
 //
 // Output after the call, to stdout or stderr, goes to hvdrun's log line by line.
 func Serve(d discovery.Discoverer) {
@@ -33,8 +34,8 @@ func Serve(d discovery.Discoverer) {
 	})
 }
 
-// seam is both ends of the service for go-plugin: the served Discoverer in a plugin, the connection
-// in hvdrun.
+// seam is both ends of the service for go-plugin: in a plugin it holds the served Discoverer, in
+// hvdrun the connection.
 type seam struct {
 	goplugin.NetRPCUnsupportedPlugin
 	served discovery.Discoverer
@@ -49,7 +50,7 @@ func (s *seam) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, c *grpc.Cli
 	return c, nil
 }
 
-// server answers for the Discoverer.
+// server serves the Discoverer.
 type server struct {
 	discoverypb.UnimplementedDiscoveryServer
 	source discovery.Discoverer
@@ -102,7 +103,7 @@ func (s *server) Watch(_ *discoverypb.WatchRequest, stream grpc.ServerStreamingS
 	})
 	mu.Lock()
 	refused := context.Cause(ctx)
-	cancel(nil) // a later push must not find the stream ended
+	cancel(nil) // a later push must still find that the stream has ended
 	mu.Unlock()
 	switch {
 	case refused != nil && stream.Context().Err() == nil:
@@ -128,7 +129,7 @@ func (s *server) Scale(ctx context.Context, r *discoverypb.ScaleRequest) (*disco
 	return &discoverypb.ScaleReply{}, nil
 }
 
-// answer is an error as the other end shall read it.
+// answer returns err as the other end should receive it.
 func answer(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
@@ -158,7 +159,7 @@ func fromWire(list *discoverypb.HostList) ([]plan.Host, error) {
 	return hosts, checkList(hosts)
 }
 
-// checkList refuses what no list can be.
+// checkList returns an error for a list that is not valid.
 func checkList(hosts []plan.Host) error {
 	if len(hosts) > maxHosts {
 		return fmt.Errorf("a list of %d hosts, more than %d", len(hosts), maxHosts)

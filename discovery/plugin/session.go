@@ -23,25 +23,26 @@ import (
 )
 
 const (
-	// pingInterval is how often, at least, a plugin is asked whether it lives: one that is stopped
-	// would be silent for ever.
+	// pingInterval is the longest time between two checks whether a plugin is alive: a plugin that
+	// is stopped by a signal would be silent for ever.
 	pingInterval = 10 * time.Second
-	// shutdownGrace is what a plugin gets to end when it is asked to, terminateGrace when it gets
+	// shutdownGrace is how long a plugin may take to end after a request, and terminateGrace after
 	// SIGTERM.
 	shutdownGrace  = 500 * time.Millisecond
 	terminateGrace = time.Second
-	// longestTemp is the longest folder for temporary files in which the path of a socket is short
-	// enough for the kernel.
+	// longestTemp is the longest path, in bytes, of a temporary folder in which the path of a
+	// socket is still short enough for the kernel.
 	longestTemp = 64
-	// shutdownMethod ends a plugin that go-plugin serves; the messages are empty.
+	// shutdownMethod is the gRPC method that ends a plugin that go-plugin serves. Its messages are
+	// empty.
 	shutdownMethod = "/plugin.GRPCController/Shutdown"
 )
 
-// session is one life of the plugin's process. Its goroutine, run, starts the process, looks after
-// it and sees it end.
+// session is one life of the plugin's process. Its goroutine, run, starts the process, supervises
+// it and waits for its end.
 type session struct {
 	plugin *Plugin
-	delay  time.Duration // before the start
+	delay  time.Duration // pause before the start
 	ctx    context.Context
 	cancel context.CancelCauseFunc // kills the process
 
@@ -50,10 +51,10 @@ type session struct {
 	conn    *grpc.ClientConn
 	service discoverypb.DiscoveryClient
 
-	ready  chan struct{} // closed when the plugin has its settings, or could not be started
-	failed error         // why it could not; set before ready is closed
+	ready  chan struct{} // closed when the plugin has its settings or could not be started
+	failed error         // why it could not be started; set before ready is closed
 	ended  chan struct{} // closed when the process is gone
-	gone   error         // why it is; set before ended is closed
+	gone   error         // why the process is gone; set before ended is closed
 }
 
 func newSession(p *Plugin, delay time.Duration) *session {
@@ -81,12 +82,12 @@ func (s *session) run() {
 	}
 	if err != nil {
 		s.failed, s.gone = err, err
-		close(s.ended) // first, so that this session is not asked again
+		close(s.ended) // first, so that nobody uses this session any more
 		close(s.ready)
 		return
 	}
 	close(s.ready)
-	defer s.client.Kill() // frees what go-plugin holds; there is no need to wait for that
+	defer s.client.Kill() // releases what go-plugin holds; nobody needs to wait for that
 	started := time.Now()
 	s.gone = s.attend()
 	if !errors.Is(s.gone, errClosed) {
@@ -107,15 +108,15 @@ func (s *session) pause() error {
 	return context.Cause(s.ctx)
 }
 
-// start starts the process, meets it and gives it its settings. Where that fails, nothing is left
-// of it.
+// start starts the process, connects to it and passes its settings. If that fails, it leaves
+// nothing behind.
 func (s *session) start() error {
 	p := s.plugin
 	ctx, cancel := context.WithTimeoutCause(s.ctx, p.cfg.StartTimeout, fmt.Errorf("it has not started in %v", p.cfg.StartTimeout))
 	defer cancel()
 	s.process = newProcess(p.cfg, p.log)
-	// Not all that go-plugin does before a plugin is up has a bound: killing the process ends
-	// everything.
+	// Some of what go-plugin does before a plugin is ready has no time limit. Killing the process
+	// ends all of it.
 	release := context.AfterFunc(ctx, s.process.kill)
 	err := s.meet(ctx)
 	stopped := !release()
@@ -131,7 +132,7 @@ func (s *session) start() error {
 	return s.process.startFault(err)
 }
 
-// meet starts the process, connects to it and gives it its settings.
+// meet starts the process, connects to it and passes its settings.
 func (s *session) meet(ctx context.Context) error {
 	p := s.plugin
 	temp := os.TempDir()
@@ -183,7 +184,7 @@ func (s *session) meet(ctx context.Context) error {
 	return err
 }
 
-// attend returns why the process is gone, when it is.
+// attend blocks until the process is gone, and returns the reason.
 func (s *session) attend() error {
 	ping := time.NewTicker(min(pingInterval, s.plugin.cfg.CallTimeout))
 	defer ping.Stop()
@@ -207,8 +208,7 @@ func (s *session) attend() error {
 	}
 }
 
-// ping returns an error where the plugin does not answer at all. Which answer it gives does not
-// matter.
+// ping returns an error if the plugin does not answer. Any answer will do.
 func (s *session) ping() error {
 	ctx, cancel := context.WithTimeout(s.ctx, s.plugin.cfg.CallTimeout)
 	defer cancel()
@@ -220,7 +220,7 @@ func (s *session) ping() error {
 	return nil
 }
 
-// shutDown makes the process end by itself, if it does so soon.
+// shutDown asks the process to end, and waits until it has or shutdownGrace has passed.
 func (s *session) shutDown() {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
 	defer cancel()
@@ -245,7 +245,7 @@ type lineWriter struct {
 	line []byte
 }
 
-// Write takes any part of a line; one that is too long is cut.
+// Write takes any part of a line. It cuts lines that are too long.
 func (w *lineWriter) Write(b []byte) (int, error) {
 	for _, c := range b {
 		switch {

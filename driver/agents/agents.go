@@ -1,6 +1,7 @@
-// Package agents starts the workers of a job through an agent on each of its hosts. Agents can be
-// on other machines. If the driver dies, they keep its workers for the driver that resumes the job.
-// hvdrun starts the workers of its jobs in this way.
+// Package agents starts the workers of a job through an agent on each of its hosts, which may be
+// other machines. hvdrun starts the workers of its jobs in this way: it passes the Launcher that
+// New returns to driver.Run. If the driver dies, the agents keep its workers for the driver that
+// resumes the job.
 package agents
 
 import (
@@ -20,13 +21,13 @@ import (
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
-// Config says how agents are started, and how long they and the driver wait for each other.
+// Config sets how agents are started, and how long they and the driver wait for each other.
 type Config struct {
 	// RunID and Authority are those of the driver's Config. Both are needed.
 	RunID     string
 	Authority driver.Authority
 	// Hvdrun is the path of the program hvdrun on this machine, which runs as the agent and is
-	// copied to hosts that lack it. Empty: the one in PATH.
+	// copied to hosts that lack it. Empty: hvdrun in PATH.
 	Hvdrun string
 	// SSH is the command that reaches other machines, with its first arguments. Empty: ssh. SSHPort
 	// and SSHIdentityFile are its -p and -i; 0 and empty: ssh's defaults.
@@ -35,15 +36,15 @@ type Config struct {
 	SSHIdentityFile string
 
 	// Record is the path of a file that records the started agents, without secrets, in a folder
-	// that only this user may enter. If the file does not exist, New makes it; otherwise New takes
-	// over the agents in it, as Resume needs. Empty: there is no file, and workers end with their
-	// driver.
+	// that only this user may enter. New creates the file if it does not exist; otherwise New takes
+	// over the agents in it, as Resume requires. Empty: no file is written, and workers end with
+	// their driver.
 	Record string
 	// Orphan is how long agents keep the workers of a driver that has died. 0: 10 s.
 	Orphan time.Duration
-	// Ahead is called, from any goroutine, where an agent knows later records of the job than the
-	// journal has that Resume was given: the journal is an older copy. It must end the process,
-	// since the driver would decide by what is no longer true. Nil: the error is logged only.
+	// Ahead is called, from any goroutine, if an agent knows later records of the job than the
+	// journal that Resume was given contains: the journal is an outdated copy. Ahead must end the
+	// process, because the driver would decide from outdated facts. Nil: the error is only logged.
 	Ahead func(error)
 	// Log takes messages about the agents. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
@@ -53,7 +54,7 @@ type Config struct {
 // launch.Keeper. It serves one driver.
 type Launcher struct {
 	agents *client.Agents
-	record client.KnownFile // its Journal is nil where there is no file
+	record client.KnownFile // its Journal is nil if there is no file
 }
 
 var (
@@ -63,8 +64,8 @@ var (
 	_ launch.Keeper  = (*Launcher)(nil)
 )
 
-// New returns the launcher of a driver. It starts nothing yet. Close must be called when the driver
-// has returned.
+// New returns the launcher of a driver. It starts nothing yet. The caller must call Close when the
+// driver has returned.
 func New(cfg Config) (*Launcher, error) {
 	if cfg.RunID == "" || cfg.Authority == nil {
 		return nil, errors.New("agents: the run id and the authority of the job are needed")
@@ -110,8 +111,8 @@ func (l *Launcher) open(path, runID string) (known []client.KnownAgent, err erro
 	return known, err
 }
 
-// Close ends the remaining processes of the driver, and waits for them, at most some seconds. All
-// calls of Run must have returned.
+// Close ends the remaining processes of the driver and waits for them, for at most a few seconds.
+// All calls of Run must have returned.
 func (l *Launcher) Close() error {
 	err := l.agents.Close()
 	if l.record.Journal != nil {

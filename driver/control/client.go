@@ -19,7 +19,7 @@ import (
 // patience is how long the driver may take to answer.
 const patience = 10 * time.Second
 
-// stacksPatience is the same for the stacks of a thousand workers.
+// stacksPatience is how long the driver may take to return the stacks of a thousand workers.
 const stacksPatience = 30 * time.Second
 
 // ErrNoDriver is returned by a Client if no driver answers on the socket.
@@ -77,8 +77,8 @@ func (c *Client) Command(ctx context.Context, what job.Command) (done string, er
 	return reply.GetDone(), nil
 }
 
-// Stacks returns where workers are: those of the given ranks, or all if no rank is given. With all
-// it includes all of their goroutines. A refusal is a *RefusedError.
+// Stacks returns where workers are: those of the given ranks, or all workers if ranks is empty. If
+// all is set, the result includes all of their goroutines. A refusal is a *RefusedError.
 func (c *Client) Stacks(ctx context.Context, ranks []int, all bool) (found []Stacks, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stacksPatience)
 	defer cancel()
@@ -96,7 +96,7 @@ func (c *Client) Stacks(ctx context.Context, ranks []int, all bool) (found []Sta
 	return found, nil
 }
 
-// answer converts the error of a call that may take the time bound.
+// answer converts the error of a call whose time limit is bound.
 func answer(ctx context.Context, err error, bound time.Duration) error {
 	s := status.Convert(err)
 	switch {

@@ -20,6 +20,6 @@ type Handler interface {
 	// done. A refusal is a *job.RefusedError.
 	Command(ctx context.Context, c job.Command) (done string, err error)
 	// Stacks returns the JSON of a slice of Stacks: of the given ranks, or of all workers if ranks
-	// is empty. With all it includes all goroutines. A refusal is a *job.RefusedError.
+	// is empty. If all is set, it includes all goroutines. A refusal is a *job.RefusedError.
 	Stacks(ctx context.Context, ranks []int, all bool) ([]byte, error)
 }

@@ -22,10 +22,10 @@ import (
 // dead driver. The caller removes the socket when it is no longer served.
 func Listen(path string) (*net.UnixListener, error) { return wire.ListenLocal(path) }
 
-// Serve serves ln until ctx ends, and closes it. It serves only processes of this process's user
-// and of root. record, if not nil, is called concurrently with the connections of other users and
-// with invalid commands, which do not reach the handler. The handler records the other commands;
-// their Command.By names the user.
+// Serve serves ln until ctx ends, and closes it. It accepts only connections of processes of root
+// and of this process's user. record, if not nil, is called, possibly concurrently, for each
+// connection of another user and for each invalid command; neither reaches the handler. The handler
+// itself records valid commands; their Command.By names the user.
 func Serve(ctx context.Context, ln *net.UnixListener, h Handler, record func(audit.Record)) error {
 	if record == nil {
 		record = func(audit.Record) {}
@@ -77,7 +77,8 @@ func (s *server) Command(ctx context.Context, m *controlpb.CommandRequest) (*con
 	return &controlpb.CommandReply{Done: done}, nil
 }
 
-// mostRanks bounds the ranks of a request; more are asked for by naming none.
+// mostRanks is the largest number of ranks in a request. To ask about more workers, a request names
+// no rank, which selects all.
 const mostRanks = 4096
 
 func (s *server) Stacks(ctx context.Context, m *controlpb.StacksRequest) (*controlpb.StacksReply, error) {

@@ -19,7 +19,8 @@ type (
 		Slot   plan.Slot
 		Trial  TrialWorld
 		Resets int
-		// Again: a previous driver has started the worker or was about to. Forked: it has.
+		// Again: a previous driver has started the worker or was about to. Forked: its process is
+		// known to have started.
 		Again, Forked bool
 	}
 	// TrialWorld describes, to a starting worker, the world that all wanted slots would form. It
@@ -34,14 +35,14 @@ type (
 		ID  string
 		Now bool
 	}
-	// LookAt asks for a WorkerDying if a signal is ending the process of a worker.
+	// LookAt asks for a WorkerDying if a signal is terminating the process of a worker.
 	LookAt struct{ ID string }
 	// GiveTime restarts the drain timeout of a worker that is being stopped.
 	GiveTime struct{ ID string }
 	// ForgetWorker drops a worker whose process could not be ended.
 	ForgetWorker struct{ ID string }
-	// WatchDone asks for a WorkerTrains for each member of the generation that still trains: one of
-	// them has reported done.
+	// WatchDone asks for a WorkerTrains for each member of the generation that still trains,
+	// because a member has reported done.
 	WatchDone struct{ Generation uint64 }
 	// FinishJob ends the job, with nil if it succeeded. It is the last action.
 	FinishJob struct{ Err error }
@@ -88,14 +89,14 @@ type (
 	// Remind logs the late workers, with what is known about each.
 	Remind struct {
 		Late  []*Worker
-		To    string        // what they have to do
-		Limit string        // the flag that bounds it; empty: none
-		Left  time.Duration // until then
+		To    string        // what the late workers have to do
+		Limit string        // the flag that bounds the wait; empty: none
+		Left  time.Duration // time left until that bound
 	}
 	// Answer is the reply to the command of this step.
 	Answer struct {
 		Done    string
-		Refused error // nil: it was done
+		Refused error // why the command was refused; nil: it was carried out
 	}
 )
 
@@ -109,13 +110,13 @@ const (
 	Warn
 )
 
-// Dismissal is why a worker is dismissed.
+// Dismissal is the reason why a worker is dismissed.
 type Dismissal uint8
 
 // The dismissals.
 const (
 	DismissRemoved  Dismissal = iota // its slot is not wanted, or it is being stopped
-	DismissLast                      // as DismissRemoved, and it has to write the job's last checkpoint
+	DismissLast                      // as DismissRemoved, and the worker has to write the job's last checkpoint
 	DismissFinished                  // training is done
 )
 

@@ -9,14 +9,14 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// The root of a sync is chosen by the numbers of commits that workers tell. Commits are collective:
-// a rank begins one only when all have made the one before, and counts it when it begins. Hence the
-// numbers of the survivors of a world differ by at most one, apart from those that did not come
-// through the sync of that world, which are lower. A number that is higher than another worker's by
-// more than one is invented, or counts commits that are not the job's.
+// The root of a sync is chosen by the commit numbers that workers report. Commits are collective: a
+// rank begins a commit only when all ranks have completed the previous one, and counts it when it
+// begins. Hence the numbers of the survivors of a world differ by at most one, except that workers
+// that did not complete the sync of that world have lower numbers. A number that exceeds another
+// worker's by more than one is false, or counts commits of something other than the job.
 
-// checkJoin returns a join less what its worker cannot know. It returns false, and the worker is
-// stopped, if it claims to have left a world that has not been.
+// checkJoin returns the join without claims that cannot be true. If the join claims to have left a
+// generation that does not exist, checkJoin stops the worker and returns false.
 func (m *Machine) checkJoin(now time.Time, w *Worker, j Join) (Join, bool) {
 	switch {
 	case j.After > m.world.Generation:
@@ -33,8 +33,8 @@ func (m *Machine) checkJoin(now time.Time, w *Worker, j Join) (Join, bool) {
 	return j, true
 }
 
-// leastCommits returns a number of commits below which a member of the current world with the
-// state cannot be.
+// leastCommits returns the lowest commit number that a member of the current world can have if it
+// holds the state.
 func (m *Machine) leastCommits(w *Worker) uint64 {
 	if w.join.HoldsState {
 		return min(m.base, w.join.Commits)
@@ -42,10 +42,11 @@ func (m *Machine) leastCommits(w *Worker) uint64 {
 	return m.base
 }
 
-// credible returns the highest number of commits that can be true, among the workers that hold the
-// state. It is the higher number of the pair of adjacent numbers that most of the workers have, or
-// of the lowest such pair. A member of the current world without the state has not come through its
-// sync, so no commit has been made in it.
+// credible returns the highest commit number that can be true among the workers that hold the
+// state. It considers pairs of adjacent commit numbers, and returns the higher number of the pair
+// that most workers have; of several such pairs, the lowest. A member of the current world without
+// the state counts as having the commit at which the world began: it has not completed the sync, so
+// no commit has been made in this world.
 func (m *Machine) credible(workers []*Worker) uint64 {
 	type claim struct {
 		commits uint64
@@ -61,7 +62,7 @@ func (m *Machine) credible(workers []*Worker) uint64 {
 		}
 	}
 	slices.SortFunc(claims, func(a, b claim) int { return cmp.Compare(a.commits, b.commits) })
-	most, best, from, holds := 0, uint64(0), 0, 0 // holds: how many of the pair hold the state
+	most, best, from, holds := 0, uint64(0), 0, 0 // holds: workers of the pair with the state
 	for i, c := range claims {
 		if c.holds {
 			holds++
@@ -73,7 +74,7 @@ func (m *Machine) credible(workers []*Worker) uint64 {
 		}
 		n := 2 * (i - from + 1)
 		if holds > 0 {
-			n++ // what nobody has is of no use
+			n++ // a number that no worker with the state has is useless
 		}
 		if n > most {
 			most, best = n, c.commits
@@ -82,7 +83,7 @@ func (m *Machine) credible(workers []*Worker) uint64 {
 	return best
 }
 
-// state returns the number of the commit whose state the worker has told that it has; 0: none.
+// state returns the number of the commit whose state the worker holds, as it has reported; 0: none.
 func (w *Worker) state() uint64 {
 	if !w.holds {
 		return 0
@@ -90,13 +91,13 @@ func (w *Worker) state() uint64 {
 	return w.join.Commits
 }
 
-// unsynced reports whether the worker has left that generation without ever having had the state.
+// unsynced reports whether the worker has left that generation without having received the state.
 func (w *Worker) unsynced(generation uint64) bool {
 	return w.phase == waiting && w.generation != 0 && w.generation == generation && !w.join.HoldsState
 }
 
-// rootOf returns the rank of the member from which the others take the state, and logs members
-// whose numbers of commits cannot be true.
+// rootOf returns the rank of the member from which the others take the state. It ignores, and logs,
+// commit numbers that cannot be true.
 func (m *Machine) rootOf(members []*Worker) int {
 	most, root := m.credible(members), 0
 	for r, w := range members {

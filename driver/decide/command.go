@@ -16,7 +16,7 @@ func refuse(format string, args ...any) error {
 	return &job.RefusedError{Reason: fmt.Sprintf(format, args...)}
 }
 
-// command validates a command and records what it asks for; reconcile does the rest.
+// command validates a command and records its request in the facts; reconcile does the rest.
 func (m *Machine) command(now time.Time, c job.Command) {
 	done, err := m.carryOut(now, c)
 	if c.By != (audit.Who{}) {
@@ -86,7 +86,7 @@ func (m *Machine) lookUp(c job.Command) error {
 	return refuse("host %s is unknown; the hosts are %s", c.Host, strings.Join(names, " "))
 }
 
-// drain keeps workers out of a slot or host. Those there leave as if it were not listed any more.
+// drain keeps workers out of a slot or host. Workers there leave as if it were no longer listed.
 func (m *Machine) drain(now time.Time, c job.Command) (string, error) {
 	if err := m.lookUp(c); err != nil {
 		return "", err
@@ -174,7 +174,8 @@ func (m *Machine) excludeTarget(now time.Time, c job.Command) (string, error) {
 	return done, nil
 }
 
-// readmit ends drains and exclusions, including those for failures, and deletes the failures.
+// readmit ends drains and exclusions of a slot or host, including exclusions for failures, and
+// deletes its failure records.
 func (m *Machine) readmit(now time.Time, c job.Command) (string, error) {
 	if c.Slot != nil {
 		id := plan.SlotID{Host: c.Host, Index: *c.Slot}

@@ -8,8 +8,8 @@
 //   - loss.go: worlds that cannot continue; finish.go: the end of the job
 //   - wait.go: every deadline of the machine
 //   - internal/hosts: age, exclusions and holds of hosts and slots
-//   - internal/ledger, goodput.go: what the time is spent on
-//   - hung.go, ramp.go, drain.go, last.go: one concern each
+//   - internal/ledger, goodput.go: how the job's time is spent
+//   - hung.go, ramp.go, drain.go, last_checkpoint.go: one concern each
 //   - command.go, status.go: commands and status for operators
 //   - record.go, snapshot.go, resume.go: how another driver takes over a job
 //

@@ -6,14 +6,15 @@ import (
 	"time"
 )
 
-// A worker reports done when its training function has returned, as on every other rank of its
-// world. One worker that reports it falsely must not end the job: the report is a claim, which the
-// other members confirm by their own reports, or refute by joins and heartbeats that say that they
-// still train. Until that is settled the job waits: it starts, dismisses and stops nobody.
+// A worker reports done when its training function has returned, which then returns on every rank
+// of its world. One false report must not end the job. A report is therefore a claim: the other
+// members confirm it by their own reports, or refute it by joins and heartbeats that show that they
+// still train. Until the claim is settled, the machine neither starts nor dismisses nor stops any
+// worker.
 
 const (
-	// leastDoubt is the shortest time that members have to refute a claim: that of two heartbeats
-	// and more. In a world of more than a hundred workers they beat less often.
+	// leastDoubt is the shortest time that members have to refute a claim: a little more than two
+	// heartbeat intervals. In a world of more than a hundred workers, heartbeats are less frequent.
 	leastDoubt    = 5 * time.Second
 	doubtPerBeats = 3 * time.Second
 	beatsASecond  = 100
@@ -31,7 +32,7 @@ func (m *Machine) claimDone(now time.Time, w *Worker, commits uint64) {
 	}
 }
 
-// claimed reports whether a worker has reported done, and it is not settled whether that is so.
+// claimed reports whether a worker has reported done and the claim is not settled yet.
 func (m *Machine) claimed() bool { return !m.doneFrom.IsZero() && !m.agreed }
 
 // trainsOn records that heartbeats of a member refute a claim of done.
@@ -42,13 +43,13 @@ func (m *Machine) trainsOn(e WorkerTrains) {
 	}
 }
 
-// doubtBy returns until when the members of the world can refute a claim.
+// doubtBy returns the time until which members of the world can refute a claim.
 func (m *Machine) doubtBy() time.Time {
 	beats := time.Duration(m.world.Size()/beatsASecond) * doubtPerBeats
 	return m.doneFrom.Add(max(m.wait.Finish, leastDoubt+beats))
 }
 
-// doneBy returns until when the worker has to report done.
+// doneBy returns the time by which the worker has to report done.
 func (m *Machine) doneBy(w *Worker) time.Time {
 	by := w.graceFrom(m.doneFrom).Add(m.wait.Finish)
 	if doubt := m.doubtBy(); m.claimed() && by.Before(doubt) {
@@ -57,8 +58,9 @@ func (m *Machine) doneBy(w *Worker) time.Time {
 	return by
 }
 
-// settleDone decides on a claim of done as soon as the members have said enough, or with late,
-// when they have had the time to. Those that are dead or silent have no say.
+// settleDone decides on a claim of done as soon as enough members have confirmed or refuted it.
+// late means that the time for that has passed, so that it decides without the members that are
+// silent. Dead members do not count.
 func (m *Machine) settleDone(now time.Time, late bool) {
 	if !m.claimed() || m.decided {
 		return
@@ -85,8 +87,8 @@ func (m *Machine) settleDone(now time.Time, late bool) {
 	}
 }
 
-// refuteDone counts a false report of done as a failure of the worker that has made it. The job
-// goes on.
+// refuteDone counts a false report of done as a failure of the worker that made it. The job
+// continues.
 func (m *Machine) refuteDone(now time.Time) {
 	var train []string
 	for _, w := range m.published.Members {
@@ -120,12 +122,13 @@ func (m *Machine) refuteDone(now time.Time) {
 	}
 }
 
-// denies reports whether a join says that its worker's training in the current world has not ended.
+// denies reports whether a join says that the worker's training function has not returned in the
+// current world.
 func (m *Machine) denies(w *Worker, j Join) bool {
 	return w.generation != 0 && w.generation == m.world.Generation && j.Trained != nil && !*j.Trained
 }
 
-// stopsUndone is the end of the wait for a worker that has not reported done.
+// stopsUndone handles the deadline of a worker that has not reported done.
 func (m *Machine) stopsUndone(now time.Time, w *Worker) {
 	m.settleDone(now, true)
 	if m.agreed {

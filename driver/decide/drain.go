@@ -8,8 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Workers leave without losing work if they are asked to, if their host drains, or if the job is
-// stopped. They leave at a step boundary: the members are notified that a member is removed, all
+// Workers leave without losing work if they are asked to leave, if their host drains, or if the job
+// is stopped. They leave at a step boundary: the members are notified that a member is removed, all
 // ranks leave the world at the same commit, and the unwanted workers are dismissed when they join.
 
 // draining records that a worker was asked to leave by the operator of its host. Its slot is not
@@ -27,7 +27,7 @@ func (m *Machine) draining(now time.Time, w *Worker) {
 	m.log(Info, "%s (rank %d) was asked to leave and leaves at the next step boundary", w.slot, w.rank)
 }
 
-// logStays logs, once each, the workers that cannot leave yet.
+// logStays logs, once for each, the workers that should leave but have to stay for now.
 func (m *Machine) logStays() {
 	for _, w := range m.workers {
 		if w.asked && !w.stays && w.wanted {
@@ -42,7 +42,7 @@ func (m *Machine) logStays() {
 	}
 }
 
-// withoutAsked returns the slots less those of workers that were asked to leave.
+// withoutAsked returns the free slots without those of workers that were asked to leave.
 func (m *Machine) withoutAsked(free []plan.SlotID) []plan.SlotID {
 	if !slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.asked }) {
 		return free

@@ -28,7 +28,7 @@ func (m *Machine) finish(now time.Time) {
 	}
 }
 
-// stopUndone stops a worker that did not report done in time after the first one.
+// stopUndone stops a worker that did not report done in time after the first worker did.
 func (m *Machine) stopUndone(now time.Time, w *Worker) {
 	if w.phase == training {
 		m.log(Warn, "%s (rank %d) is not done %v after the first worker, stopping it", w.slot, w.rank, m.wait.Finish)
@@ -74,8 +74,8 @@ func (m *Machine) windDown(now time.Time) {
 	m.do(FinishJob{m.result})
 }
 
-// lastCommit returns the number of the job's newest commit, as far as the machine knows; 0: none.
-// It is the median of the members that have reported done.
+// lastCommit returns the number of the job's newest commit as far as the machine knows; 0: none. It
+// is the median of the numbers from the members that have reported done.
 func (m *Machine) lastCommit() uint64 {
 	var said []uint64
 	for _, w := range m.published.Members {
@@ -90,8 +90,9 @@ func (m *Machine) lastCommit() uint64 {
 	return n
 }
 
-// remark says what is remarkable about a job that has succeeded: its programs may each have trained
-// for itself, or not at all. Empty: nothing. Programs that meet without hvdrun are not seen to.
+// remark describes what is unusual about a job that has succeeded: each of its programs may have
+// trained by itself, or not at all. Empty: nothing is unusual. The machine cannot see whether
+// programs communicate without hvdrun.
 func (m *Machine) remark() string {
 	if m.result != nil || !m.leftCleanly || !m.joined.IsZero() || len(m.ran) < 2 {
 		return ""
@@ -116,15 +117,15 @@ func (m *Machine) checkAlive(now time.Time) {
 		}
 	}
 	if m.progress && !able && m.base == 0 && slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.unsynced(m.world.Generation) }) {
-		m.progress = false // whatever was reported: a member without the state has made no commit, and nor has the world
+		m.progress = false // despite the reports: a member without the state means that its world has made no commit
 	}
 	switch {
 	case m.hasState() && !able:
 		m.decide(now, m.stateLost())
-	case alive == 0 && m.firstFailure != nil && !(m.size.TasksOnly && m.size.Elastic): // there, slots come back
+	case alive == 0 && m.firstFailure != nil && !(m.size.TasksOnly && m.size.Elastic): // for tasks alone, slots may come back
 		m.decide(now, m.firstFailure)
 	case alive == 0 && m.leftCleanly && m.joined.IsZero():
-		m.decide(now, nil) // a command that does not use hvdrun's library ends like this
+		m.decide(now, nil) // a command without hvdrun's library ends like this
 	}
 }
 
@@ -141,7 +142,7 @@ func (m *Machine) stateLost() error {
 	return fmt.Errorf("%w: the last worker that had it failed: %s", job.ErrStateLost, m.firstFailure.What())
 }
 
-// ended says how many other workers have ended.
+// ended returns text that says how many other workers have ended.
 func ended(n int) string {
 	if n == 1 {
 		return "1 other worker has ended"
@@ -156,7 +157,7 @@ func (m *Machine) decide(now time.Time, err error) {
 	}
 }
 
-// notEnough is the job's error when the elastic timeout has passed.
+// notEnough returns the job's error for an elapsed elastic timeout.
 func (m *Machine) notEnough(now time.Time) error {
 	need, there := m.size.Min, len(m.withoutTaken(now, m.hosts.Available(now)))
 	switch {

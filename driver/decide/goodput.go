@@ -9,21 +9,21 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Begin sets when the job began. It is called once, before the first Step; without it, the job
-// begins with that.
+// Begin sets the time at which the job began. Call it once, before the first Step; otherwise the
+// job begins with the first Step.
 func (m *Machine) Begin(now time.Time) { m.ledger.Begin(now) }
 
-// Goodput returns what the job's time until now was spent on.
+// Goodput returns how the job's time until now was spent.
 func (m *Machine) Goodput(now time.Time) job.Goodput { return m.ledger.Until(now) }
 
 // ResetsBy returns the number of resets whose next world was published, by cause.
 func (m *Machine) ResetsBy() map[job.Cause]int { return maps.Clone(m.resetsBy) }
 
-// Measured reports whether the goodput says anything: there was a world, or workers run tasks. A
-// command that does not use hvdrun's library never joins.
+// Measured reports whether the goodput is meaningful: there was a world, or workers run tasks. A
+// command that does not use hvdrun's library never joins a world.
 func (m *Machine) Measured() bool { return m.world.Generation > 0 || m.size.TasksOnly }
 
-// account has the time from now on go to the part in which the job is.
+// account assigns the job's time from now on to the part that matches the machine's state.
 func (m *Machine) account(now time.Time) {
 	part, by := m.partNow()
 	m.ledger.Enter(now, part, by)
@@ -65,7 +65,7 @@ func (m *Machine) partNow() (part job.Part, by plan.SlotID) {
 	return job.PartTraining, by
 }
 
-// longestHoldUp returns the worker that has held up the others longest, or nil.
+// longestHoldUp returns the worker that has held up the others longest, or nil if no worker does.
 func (m *Machine) longestHoldUp() (longest *Worker) {
 	for _, w := range m.workers {
 		if !w.stalledFrom.IsZero() && (longest == nil || w.stalledFrom.Before(longest.stalledFrom)) {
@@ -75,14 +75,15 @@ func (m *Machine) longestHoldUp() (longest *Worker) {
 	return longest
 }
 
-// entry is how the job came into the current world.
+// entry describes how the job entered the current world.
 type entry struct {
 	cause    job.Cause
 	from     time.Time     // since when no step was made
 	training time.Duration // what the ledger had counted as training when the world was published
 }
 
-// because sets why the current world is left, unless there is a weightier cause.
+// because sets the cause for which the current world is left, unless a weightier cause is set
+// already.
 func (m *Machine) because(c job.Cause) {
 	if weight(c) > weight(m.leftFor) {
 		m.leftFor = c
@@ -91,7 +92,7 @@ func (m *Machine) because(c job.Cause) {
 
 func weight(c job.Cause) int { return slices.Index(job.Causes(), c) }
 
-// causeOfLeaving is why a member joins the next world, as far as the machine knows.
+// causeOfLeaving returns why a member joins the next world, as far as the machine knows.
 func (m *Machine) causeOfLeaving() job.Cause {
 	switch {
 	case len(m.dead) > 0:
@@ -113,7 +114,7 @@ func (m *Machine) entryOf() entry {
 	switch {
 	case m.world.Generation == 0:
 		e.cause, e.from = job.CauseStart, m.ledger.Begun()
-	case !m.committed: // no step was made in the world that ends
+	case !m.committed: // no step was made in the world that is being left
 		if e.from = m.entry.from; weight(m.entry.cause) > weight(e.cause) || m.entry.cause == job.CauseStart {
 			e.cause = m.entry.cause
 		}
@@ -121,8 +122,9 @@ func (m *Machine) entryOf() entry {
 	return e
 }
 
-// undone has the ledger owe what the loss of members has undone: by the word of the members, of
-// which the one in the middle counts, and not more than was trained in the world that ends.
+// undone records in the ledger the training time that the loss of members has undone. It takes the
+// median of what the remaining members report, and at most the time trained in the world that is
+// being left.
 func (m *Machine) undone(now time.Time, members []*Worker) {
 	var lost []time.Duration
 	for _, w := range members {
@@ -146,7 +148,7 @@ func (m *Machine) begins(e WorldTrains) {
 	}
 }
 
-// unjammed records that the members do not wait for each other any more.
+// unjammed records that the members no longer wait for each other.
 func (m *Machine) unjammed(e WorldStirred) {
 	if e.Generation == m.world.Generation {
 		m.jam = false

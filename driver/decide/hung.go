@@ -13,7 +13,8 @@ import (
 // MostNamed is the largest number of workers or ranks named in a line.
 const MostNamed = 8
 
-// mostHolding is how many workers that hold up the job have a line each: many do so at once.
+// mostHolding is how many workers that hold up the job get a line each; a line for each of many
+// would be too much.
 const mostHolding = 2
 
 // Round rounds a duration for display.
@@ -24,8 +25,8 @@ func Round(d time.Duration) time.Duration {
 	return d.Round(time.Second)
 }
 
-// member returns the worker if it trains in the given generation, that is current, and the job is
-// not ending; otherwise nil.
+// member returns the worker if it trains in the given generation, that generation is current, and
+// the job is not ending; otherwise nil.
 func (m *Machine) member(id string, generation uint64) *Worker {
 	w := m.find(id)
 	if w == nil || w.phase != training || generation != m.world.Generation || m.decided || !m.doneFrom.IsZero() {
@@ -34,7 +35,7 @@ func (m *Machine) member(id string, generation uint64) *Worker {
 	return w
 }
 
-// runs reports whether the world of that generation is current and not being left.
+// runs reports whether the generation is that of the current world and the world is not being left.
 func (m *Machine) runs(generation uint64) bool {
 	return generation == m.world.Generation && m.resetFrom.IsZero() && !m.decided && m.doneFrom.IsZero()
 }
@@ -55,7 +56,7 @@ func (m *Machine) stalled(now time.Time, e WorkerStalled) {
 	}
 }
 
-// located reports where a worker is that holds up others.
+// located records where a worker that holds up others is.
 func (m *Machine) located(now time.Time, e WorkerLocated) {
 	w := m.member(e.ID, e.Generation)
 	if w == nil {
@@ -96,8 +97,9 @@ func (m *Machine) moved(now time.Time, e WorkerMoved) {
 	}
 }
 
-// mostMoves limits the time that a member is given because it is seen moving to the next world, as
-// a multiple of the join timeout. The others wait meanwhile, and only the member says so.
+// mostMoves bounds the time that a member gets because it is seen moving to the next world, as a
+// multiple of the join timeout. The others wait meanwhile, and only the member itself reports that
+// it moves.
 const mostMoves = 10
 
 // joinBy returns the deadline for a member's join to the next world.
@@ -113,8 +115,8 @@ func (m *Machine) joinBy(w *Worker) time.Time {
 	return by
 }
 
-// hung stops a worker for which the others have waited too long, and sends them the loss at once:
-// its process may take long to end.
+// hung stops a worker for which the others have waited too long, and sends them the loss at once,
+// because its process may take long to end.
 func (m *Machine) hung(now time.Time, e WorkerHung) {
 	w := m.member(e.ID, e.Generation)
 	if w == nil {
@@ -142,7 +144,7 @@ func (m *Machine) dying(now time.Time, e WorkerDying) {
 		return
 	}
 	if !member || w.asked || w.left {
-		return // nobody waits for it, or it leaves: its end tells
+		return // nobody waits for it, or it is leaving: its exit is enough
 	}
 	m.emitDying(now, w, e)
 	_, why, _ := strings.Cut(e.What, ": ")
@@ -160,9 +162,9 @@ func (m *Machine) emitDying(now time.Time, w *Worker, e WorkerDying) {
 	m.emit(now, job.WorkerDying, append(w.fields(), field("signal", signal), field("what", e.What))...)
 }
 
-// lookFor asks, once for each, whether members that others have lost are being ended by a signal.
-// The next world can do without such a member before its process has ended. The word of the others
-// is not enough: a connection can break while both its ends live.
+// lookFor asks, once for each, whether a signal is terminating members that others have lost. If
+// so, the next world can be formed without such a member before its process has ended. The reports
+// of the others do not prove that, because a connection can break while both of its ends live.
 func (m *Machine) lookFor(lost []int) {
 	if !m.size.Elastic || m.decided || !m.doneFrom.IsZero() {
 		return
@@ -179,7 +181,7 @@ func (m *Machine) lookFor(lost []int) {
 	}
 }
 
-// loseAtOnce records the loss of a member and has it sent in this step.
+// loseAtOnce records the loss of a member, and makes this step send it to the others.
 func (m *Machine) loseAtOnce(now time.Time, w *Worker) {
 	m.lose(now, w)
 	m.deadFrom = now.Add(-lossAfter)
@@ -210,7 +212,7 @@ func (m *Machine) remindAfter() time.Duration {
 	return m.wait.Join / 2
 }
 
-// remindOf emits a Remind action for the workers selected by late, if any.
+// remindOf emits a Remind action for the workers for which late returns true, if there are any.
 func (m *Machine) remindOf(late func(*Worker) bool, to, limit string, left time.Duration) {
 	r := Remind{To: to, Limit: limit, Left: left}
 	for _, w := range m.workers {
@@ -233,8 +235,8 @@ func (m *Machine) remindOfReset(now time.Time) {
 		m.remindOfCommit(now)
 		return
 	}
-	// Members that have left have closed their connections, so the others know. If they pretend to
-	// be there, only the driver can tell.
+	// The members that have left have closed their connections, so the remaining ones should know.
+	// If the connections look alive nevertheless, only the driver can say so.
 	if slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.hasLeft(m.world.Generation) }) {
 		m.given = true
 		m.tellLoss(nil)
@@ -243,8 +245,8 @@ func (m *Machine) remindOfReset(now time.Time) {
 	m.remindOf(func(w *Worker) bool { return w.phase == training }, "come to the next world", "--join-timeout", left)
 }
 
-// remindOfCommit logs the members that were told long ago that the hosts have changed, and train
-// on.
+// remindOfCommit logs the members that were notified long ago that the hosts have changed and still
+// train.
 func (m *Machine) remindOfCommit(now time.Time) {
 	since := now.Sub(m.changeFrom)
 	to := fmt.Sprintf("leave at a commit (state.Commit), for %v now", Round(since))
@@ -263,13 +265,14 @@ func (m *Machine) remindOfCommit(now time.Time) {
 	}
 }
 
-// owesCommit reports whether a member has been told that the hosts have changed, and has to come
-// to a commit: all of them where workers are to be let in, otherwise those that have to leave.
+// owesCommit reports whether a member has been notified that the hosts have changed and therefore
+// has to reach a commit: every member if workers are only added, otherwise those that have to
+// leave.
 func (m *Machine) owesCommit(w *Worker) bool {
 	return w.phase == training && !m.changeFrom.IsZero() && m.resetFrom.IsZero() && (!w.wanted || m.announced&plan.Removed == 0)
 }
 
-// hasLeft reports whether the worker was in that generation and has left it by itself.
+// hasLeft reports whether the worker was in that generation and has left it on its own.
 func (w *Worker) hasLeft(generation uint64) bool {
 	return w.generation != 0 && w.generation == generation && (w.phase == waiting || w.phase == training && w.left)
 }
@@ -277,7 +280,7 @@ func (w *Worker) hasLeft(generation uint64) bool {
 // lingers reports whether the worker has reported done and has not exited.
 func (w *Worker) lingers() bool { return w.done && w.phase != stopping }
 
-// remindOfExit logs, once each, the workers that have reported done and do not exit.
+// remindOfExit logs, once each, the workers that have reported done and have not exited.
 func (m *Machine) remindOfExit(now time.Time) {
 	var late []*Worker
 	left := m.wait.Exit

@@ -39,24 +39,25 @@ type (
 		Join Join
 	}
 	// WorkerReported: a worker sent a report. Commits is the number of the commit that the report
-	// is about, if any.
+	// concerns, if any.
 	WorkerReported struct {
 		ID                  string
 		Report              Report
 		Generation, Commits uint64
 	}
-	// BackendTold: a worker reported the collective backend of its world's GPUs.
+	// BackendTold: a worker reported the collective backend that its world uses for GPUs.
 	BackendTold struct {
 		ID         string
 		Generation uint64
 		Backend    string
 	}
-	// WorkerFailing: the program of a worker says which error ends it, before its process ends.
+	// WorkerFailing: the program of a worker reports the error that ends it, before its process
+	// ends.
 	WorkerFailing struct{ ID, Said string }
 	// WorkerWrites: the last checkpoint of a worker has grown on disk.
 	WorkerWrites struct{ ID string }
-	// WorkerEnded: the process of a worker has ended or could not be started. Ran are the functions
-	// whose tasks it ran then.
+	// WorkerEnded: the process of a worker has ended or could not be started. Ran lists the
+	// functions whose tasks it was running then.
 	WorkerEnded struct {
 		ID   string
 		Exit job.Exit
@@ -66,22 +67,23 @@ type (
 
 // Findings about workers that hold up others.
 type (
-	// WorkerStalled: the other members of a world wait for a worker. What says for how long and
-	// what the worker does meanwhile.
+	// WorkerStalled: the other members of a world wait for a worker. What describes for how long,
+	// and what the worker does meanwhile.
 	WorkerStalled struct {
 		ID         string
 		Generation uint64
 		What       string
-		Long       time.Duration // how long they have waited
+		Long       time.Duration // how long the others have waited
 	}
-	// WorkerLocated: it was found out where a worker is that holds up others. What says what it
-	// does to them, and Where has the frames of the user's code, or what the kernel tells of it.
+	// WorkerLocated: the driver has found out where a worker is that holds up others. What
+	// describes its effect on them; Where holds the frames of the user's code, or the kernel's
+	// account of it.
 	WorkerLocated struct {
 		ID          string
 		Generation  uint64
 		What, Where string
 	}
-	// WorkerStirred: the others do not wait for the worker any more.
+	// WorkerStirred: the others no longer wait for the worker.
 	WorkerStirred struct {
 		ID         string
 		Generation uint64
@@ -100,13 +102,13 @@ type (
 		Ago        time.Duration
 	}
 	// WorkerDying: a worker is lost for the reason in What, although its process still exists.
-	// Signal, if not 0, is what is ending it, and all there is to say.
+	// Signal, if not 0, is the signal that is terminating it; then What says nothing else.
 	WorkerDying struct {
 		ID, What string
 		Signal   syscall.Signal
 	}
 	// WorkerTrains: after another member of the generation has reported done, heartbeats of this
-	// one show that it still trains.
+	// worker show that it still trains.
 	WorkerTrains struct {
 		ID         string
 		Generation uint64
@@ -115,9 +117,9 @@ type (
 	WorldJammed struct {
 		Generation uint64
 		What       string
-		Long       time.Duration // how long they have waited
+		Long       time.Duration // how long the members have waited
 	}
-	// WorldStirred: after a WorldJammed, a member waits no more.
+	// WorldStirred: after a WorldJammed, a member no longer waits.
 	WorldStirred struct{ Generation uint64 }
 	// WorldTrains: rank 0 of a generation has synchronised and trains.
 	WorldTrains struct{ Generation uint64 }
@@ -138,9 +140,9 @@ type (
 	Resumed struct{}
 	// Commanded is an operator's command. A stop is an Interrupted instead.
 	Commanded struct{ job.Command }
-	// Audited is the record of something that the driver has done, or refused.
+	// Audited is the audit record of something that the driver has done or refused.
 	Audited struct{ audit.Record }
-	// TasksTold is what the scheduler of tasks tells operators.
+	// TasksTold is an event of the task scheduler for operators.
 	TasksTold struct{ job.TaskEvent }
 )
 
@@ -156,16 +158,19 @@ type Join struct {
 	DataAddrs []string
 	// Cause is why the worker left its last generation, for logs.
 	Cause string
-	// Trained is whether its training function has returned in its last generation; nil: unknown.
+	// Trained says whether the training function has returned in the worker's last generation; nil:
+	// unknown.
 	Trained *bool `json:",omitempty"`
-	// Lost are the ranks of that generation with which it could not go on, as far as it knows.
+	// Lost are the ranks of that generation without which the worker could not continue, as far as
+	// it knows.
 	Lost []int `json:",omitempty"`
 	// Undone is the time of training in that generation that an abort has undone.
 	Undone time.Duration `json:",omitempty"`
-	// Handle is what other members need to reach its program. The machine only passes it on.
+	// Handle is what other members need to reach the worker's program. The machine only passes it
+	// on.
 	Handle []byte `json:",omitempty"`
-	// Program is what the program of a worker that speaks by its socket says it is; empty for
-	// others.
+	// Program is how the program of a worker that speaks by its socket describes itself; empty for
+	// other workers.
 	Program string `json:",omitempty"`
 }
 
@@ -174,11 +179,11 @@ type Report uint8
 
 // The reports. Journals contain these numbers.
 const (
-	ReportDone       Report = 1  // its training function has returned, as in all of its world
+	ReportDone       Report = 1  // its training function has returned, as on all ranks of its world
 	ReportLeaving    Report = 2  // it is about to exit without being done
 	ReportCommitted  Report = 3  // it has made its first commit in the generation
 	ReportDraining   Report = 4  // it was asked to leave
-	ReportFetching   Report = 5  // it fetches the state from others before it joins
+	ReportFetching   Report = 5  // it receives the state from others before it joins
 	ReportWriting    Report = 10 // it has left its world and writes a last checkpoint
 	ReportWritten    Report = 11 // that checkpoint is on the disk
 	ReportNotWritten Report = 12 // that checkpoint could not be written

@@ -10,9 +10,9 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// The last checkpoint of a job. When training ends, rank 0 writes it by itself. When the job is
-// stopped or fails, the worker with the newest commit is told to write it in the answer to its
-// join, because workers do not know that no world follows. It reports the start and the result.
+// The last checkpoint of a job. When training ends, rank 0 writes it on its own. When the job is
+// stopped or fails, workers do not know that no world follows, so the answer to its join tells the
+// worker with the newest commit to write it. It reports the start and the result.
 
 // unwritten is a last checkpoint that is not on disk.
 type unwritten struct {
@@ -50,8 +50,8 @@ func (m *Machine) answerAll() {
 	}
 }
 
-// credibleAtEnd returns the highest number of commits that can be true of the workers that join,
-// given the numbers of the workers that have been answered already.
+// credibleAtEnd returns the highest commit number that can be true of the workers in come, given
+// the numbers of the workers that have been answered already.
 func (m *Machine) credibleAtEnd(come []*Worker) uint64 {
 	said := slices.Clone(come)
 	for _, w := range m.published.Members {
@@ -74,8 +74,8 @@ func (w *Worker) inJoin() bool { return w.phase == waiting || w.phase == stoppin
 // leavesLast reports whether answerAll answers joins.
 func (m *Machine) leavesLast() bool { return m.decided && !m.agreed }
 
-// writesLast reports whether a last checkpoint can be the worker's duty: it was told to, or is rank
-// 0 of the world.
+// writesLast reports whether the worker may have to write a last checkpoint: it was told to, or is
+// rank 0 of the world.
 func (m *Machine) writesLast(w *Worker) bool {
 	return w.last || w.rank == 0 && w.generation != 0 && w.generation == m.world.Generation
 }
@@ -94,8 +94,8 @@ func (m *Machine) writing(now time.Time, w *Worker, commits uint64) {
 	}
 }
 
-// writerProgress extends the deadlines of a worker that writes a last checkpoint: none passes while
-// the file grows.
+// writerProgress extends the deadlines of a worker that writes a last checkpoint, so that none of
+// them passes while the file grows.
 func (m *Machine) writerProgress(now time.Time, e WorkerWrites) {
 	w := m.find(e.ID)
 	if w == nil || w.writes == 0 {
@@ -106,8 +106,8 @@ func (m *Machine) writerProgress(now time.Time, e WorkerWrites) {
 	}
 }
 
-// graceFrom returns the start of the worker's time to end: asked, or later progress of its
-// checkpoint.
+// graceFrom returns the time from which the worker's time to end counts: asked, or the last
+// progress of its checkpoint if that is later.
 func (w *Worker) graceFrom(asked time.Time) time.Time {
 	if w.wroteAt.After(asked) {
 		return w.wroteAt
@@ -155,8 +155,8 @@ func (m *Machine) missing(w *Worker, commits uint64, why string) {
 	}
 }
 
-// withUnwritten adds a missing last checkpoint to the job's result if that is success or a stop.
-// Other failures take precedence.
+// withUnwritten adds a missing last checkpoint to the job's result if that result is success or a
+// stop. Other failures take precedence.
 func (m *Machine) withUnwritten(result error) error {
 	var stopped job.StopSignal
 	if m.unwritten == nil || result != nil && !errors.As(result, &stopped) {

@@ -13,7 +13,7 @@ import (
 // dying or joining, no loss is sent: the deaths of a thousand workers take longer than this.
 const lossAfter = 20 * time.Millisecond
 
-// lose records that a member of the current world takes part in no operation any more, whether or
+// lose records that a member of the current world no longer takes part in operations, whether or
 // not its process still exists.
 func (m *Machine) lose(now time.Time, w *Worker) {
 	if slices.Contains(m.dead, w.rank) {
@@ -26,8 +26,8 @@ func (m *Machine) lose(now time.Time, w *Worker) {
 	}
 }
 
-// speaks reports whether members of the world speak by their sockets: the libraries with which they
-// compute may notice a death only after a long time, and break their connections when told.
+// speaks reports whether members of the world speak by their sockets. The collective libraries of
+// such members may notice a death only after a long time, and break their connections when told to.
 func (m *Machine) speaks() bool {
 	return m.spoken && slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.join.Program != "" && w.inWorld() })
 }

@@ -24,7 +24,7 @@ type Machine struct {
 	newID  func(plan.SlotID) string
 	out    []Action
 	ledger ledger.Ledger
-	noted  effect // of the inputs since the last step
+	noted  effect // effect of the inputs since the last step
 	due    due
 	spoken bool // some worker of this driver speaks by its socket
 }
@@ -46,8 +46,8 @@ type fleet struct {
 	wants   []plan.SlotID           // wanted slots as of the last step; replaced, never modified
 	free    []plan.SlotID           // available slots as of freeAt; replaced, never modified
 	freeAt  uint64                  // value of hosts.Changes for free
-	// holder is the only worker with the job's state. It stays although its slot is not wanted, as
-	// of the last step. Nil if there is no such worker.
+	// holder is the only worker with the job's state, as of the last step. It stays although its
+	// slot is not wanted. Nil if there is no such worker.
 	holder *Worker
 	queued int // wanted slots that wait for the ramp to start their workers, as of the last step
 	// rampUntil is when the next starting worker no longer counts against its host's ramp, as of
@@ -69,10 +69,10 @@ type history struct {
 	faults     faults
 	taken      []takenSlot
 	resets     int
-	resetsBy   map[job.Cause]int // those whose next world was published
-	resetsAt   []time.Time       // resets that count towards a limit that has a window
+	resetsBy   map[job.Cause]int // number of resets whose next world was published
+	resetsAt   []time.Time       // times of the resets that count towards a limit that has a window
 	wrote      uint64            // newest commit written as a last checkpoint
-	term       uint64            // number of the job's driver: 0 is the one that began the job
+	term       uint64            // number of the job's driver; 0 is the driver that began the job
 }
 
 // generation is the current world and the transition to the next; publish replaces it.
@@ -85,7 +85,7 @@ type generation struct {
 	backends  []string     // reported by its members
 	entry     entry
 	trains    bool        // rank 0 has synchronised and trains, or a member has committed
-	jam       bool        // its members were reported to wait for each other
+	jam       bool        // its members were reported as waiting for each other
 	announced plan.Change // last change that its members were notified of
 	loss
 	transition
@@ -95,7 +95,7 @@ type generation struct {
 type loss struct {
 	dead     []int     // ranks whose processes have died or were given up
 	told     int       // how many of them were sent to the members
-	sought   []int     // ranks whose processes were to be looked at: others have lost them
+	sought   []int     // ranks whose processes were to be checked, because others have lost them
 	deadFrom time.Time // last death not sent to the members yet, or a later join of a member
 	given    bool      // the world was given up: all ranks waited, or some have left and others have not noticed
 	// unwritten is the last checkpoint that is missing, or nil.
@@ -104,22 +104,22 @@ type loss struct {
 
 // transition is the progress from the current world to the next one.
 type transition struct {
-	changeFrom    time.Time        // since when members have to leave this world at a commit, for whichever change
+	changeFrom    time.Time        // since when members have to leave this world at a commit, for any change
 	resetFrom     time.Time        // when the first member left the world
-	leftFor       job.Cause        // why it is left, as far as that is known
+	leftFor       job.Cause        // why it is left, as far as the machine knows
 	shortFrom     time.Time        // since when the job waits for slots
 	short         bool             // too few workers joined to form a world
 	reminded      bool             // the log has named the late workers of this reset, or of the end
 	startFailed   bool             // a worker has failed before it joined
-	firstFailure  *job.WorkerError // the first failure, or that of a machine that led to it
-	otherFailures int              // those that are not firstFailure
-	leftCleanly   bool             // a worker has exited with 0 that has not joined, or was asked to leave
+	firstFailure  *job.WorkerError // the first failure, or that of a machine that explains it
+	otherFailures int              // number of failures other than firstFailure
+	leftCleanly   bool             // a worker has exited with 0 that never joined, or that was asked to leave
 }
 
 // ending is the end of the job.
 type ending struct {
 	doneFrom time.Time        // when the first worker reported done
-	agreed   bool             // enough members of its world have confirmed that
+	agreed   bool             // enough members of its world have confirmed the report
 	doneExit bool             // a worker that reported done has exited with 0
 	late     *job.WorkerError // the first failure after done
 
@@ -137,14 +137,16 @@ type shown struct {
 	stateFrom time.Time
 }
 
-// Config configures a machine. Its values come from their WithDefaults.
+// Config configures a machine. The caller has filled in the defaults of its values by their
+// WithDefaults methods.
 type Config struct {
 	Size     job.Size
 	Blame    job.Blame
 	Timeouts job.Timeouts
 }
 
-// New returns a machine that has had no input. newID names each worker that it starts.
+// New returns a machine that has processed no input. It calls newID to name each worker that it
+// starts.
 func New(cfg Config, newID func(plan.SlotID) string) *Machine {
 	return &Machine{
 		limits: limits{cfg.Size, cfg.Blame, cfg.Timeouts},
@@ -161,7 +163,7 @@ func cooldownsOf(b job.Blame) hosts.Cooldowns {
 	return hosts.Cooldowns{CooldownMin: b.CooldownMin, CooldownMax: b.CooldownMax, Forever: b.Forever()}
 }
 
-// find and in return nil if there is no such worker.
+// find returns the worker with the incarnation id, or nil if no such worker exists.
 func (m *Machine) find(id string) *Worker { return m.byID[id] }
 
 func (m *Machine) in(slot plan.SlotID) *Worker { return m.bySlot[slot] }
@@ -238,7 +240,7 @@ func (m *Machine) Hosts() []plan.Host { return m.hosts.Listed() }
 // World returns the current world; its generation is 0 before the first.
 func (m *Machine) World() plan.World { return m.world }
 
-// Members returns the workers of the current world that are in it still, by rank.
+// Members returns the workers that are still in the current world, by rank.
 func (m *Machine) Members() (all []*Worker) {
 	for _, s := range m.world.Slots {
 		if w := m.in(s.SlotID); w != nil && w.inWorld() && w.generation == m.world.Generation {

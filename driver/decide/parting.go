@@ -6,22 +6,25 @@ import (
 )
 
 // A connection between two workers can break while both live. The world ends then, and both join
-// the next one: neither is to blame, since the next world may go another way. If that happens again
-// and again with no commit in between, they never reach each other, and one of them has to leave.
+// the next one. Neither is to blame, because the next world may use other connections. If that
+// happens repeatedly without a commit in between, the two cannot reach each other, and one of them
+// has to leave.
 
-// mostPartings is the number of consecutive worlds without a commit after which a worker that the
-// others have lost, and that lives, is to blame. They must also have taken --join-timeout: a
-// network that is restarted is gone for a while.
+// mostPartings is the number of consecutive worlds without a commit after which a live worker that
+// the others have lost is blamed. The worlds must also have taken --join-timeout in total, because
+// a network that restarts is down for a while.
 const mostPartings = 5
 
-// partings are consecutive worlds without a commit that ended although all whom they lost live.
+// partings counts consecutive worlds that ended without a commit although all members that the
+// others had lost are alive.
 type partings struct {
 	worlds int
 	from   time.Time // when the first of them ended
 }
 
-// part looks at the world that ends, once its members have joined. It returns the worker to blame
-// and why, or nil: the one that was lost most often, and of several such workers the highest rank.
+// part examines the world that ends, once its members have joined. It returns the worker to blame
+// and the reason, or nil. The worker to blame is the one that was lost most often; of several such
+// workers, the one with the highest rank.
 func (m *Machine) part(now time.Time) (worst *Worker, why string) {
 	lost := make([]bool, len(m.world.Slots)) // by rank
 	some := false
@@ -67,7 +70,7 @@ func (m *Machine) part(now time.Time) (worst *Worker, why string) {
 	return nil, ""
 }
 
-// rejoined forgets the worlds that part has counted.
+// rejoined resets the count of part.
 func (m *Machine) rejoined() {
 	if m.partings.worlds == 0 {
 		return

@@ -14,7 +14,7 @@ import (
 const (
 	defaultStarts = 32               // per host
 	rampOfAll     = 512              // of the job
-	rampLeast     = 32               // started at once, unless fewer are left: each look at the slots takes time
+	rampLeast     = 32               // started at once, unless fewer are left, because each evaluation of the slots takes time
 	plainHold     = 5 * time.Second  // rampHold while no worker has joined
 	joiningHold   = 15 * time.Second // rampHold once one has, so that the others can be expected to
 )
@@ -24,10 +24,10 @@ type ramp struct {
 	all   int
 	each  int            // limit per host
 	hosts map[string]int // starting workers per host
-	next  time.Time      // when rampHold of the next one passes; zero: never
+	next  time.Time      // when the next rampHold ends; zero: never
 }
 
-// room returns the ramp less the workers that are starting now.
+// room returns how many more workers may start, given those that are starting now.
 func (m *Machine) room(now time.Time) ramp {
 	r := ramp{all: rampOfAll, each: cmp.Or(m.size.Starts, defaultStarts), hosts: map[string]int{}}
 	hold := m.rampHold()
@@ -42,7 +42,7 @@ func (m *Machine) room(now time.Time) ramp {
 				r.next = held
 			}
 		} else if !m.size.Elastic {
-			continue // a command that may never join is not bounded
+			continue // a command that may never join is not limited
 		}
 		r.all--
 	}
@@ -60,7 +60,7 @@ func (m *Machine) rampHold() time.Duration {
 // joins reports whether the job's command is known to join.
 func (m *Machine) joins() bool { return m.size.Elastic && !m.joined.IsZero() }
 
-// take uses up one start on the host, if there is one.
+// take uses up one start on the host and returns true, or returns false if none is left.
 func (r *ramp) take(host string) bool {
 	if r.all <= 0 || r.hosts[host] >= r.each {
 		return false

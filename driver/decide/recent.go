@@ -13,8 +13,8 @@ type Recent []json.Marshaler
 // keptEvents is the number of events in a status.
 const keptEvents = 20
 
-// Add appends an event and drops the oldest beyond keptEvents. Records of who asked for what are in
-// the events file alone.
+// Add appends an event and drops the oldest if there are more than keptEvents. It ignores audit
+// records, which only the events file holds.
 func (r *Recent) Add(e json.Marshaler) {
 	if e, ok := e.(job.Event); ok && e.Name == job.Audit {
 		return

@@ -16,10 +16,10 @@ import (
 )
 
 // JournalVersion is the version of a journal's records and of the machine's reaction to them. A
-// journal of another version is refused. It changes when a record that earlier versions wrote means
-// something else or cannot be read any more. A new kind of record, or a new field that earlier
-// records lack, leaves it as it is: a program that does not know them refuses the journal when it
-// comes to one, with errUnknown.
+// journal of another version is refused. It changes if the meaning of a record that earlier
+// versions wrote changes, or if such a record can no longer be read. It does not change for a new
+// kind of record, or for a new field that earlier records lack: a program that does not know these
+// refuses the journal with errUnknown when it reaches one.
 const JournalVersion = 7
 
 // JobRecord is the first record of a job's journal: the machine's configuration, and what a driver
@@ -40,7 +40,7 @@ type Record struct {
 	Time int64    `json:"t"` // nanoseconds since 1970
 	Kind string   `json:"event"`
 	IDs  []string `json:"ids,omitempty"`
-	More bool     `json:"more,omitempty"` // the next record's input is of the same step
+	More bool     `json:"more,omitempty"` // the next record holds another input of the same step
 
 	Hosts      []plan.Host    `json:"hosts,omitempty"`
 	Error      string         `json:"error,omitempty"`
@@ -52,7 +52,7 @@ type Record struct {
 	Generation uint64         `json:"generation,omitempty"`
 	Commits    uint64         `json:"commits,omitempty"`
 	Code       int            `json:"code,omitempty"`
-	Signal     int            `json:"signal,omitempty"` // that ended a worker or the job
+	Signal     int            `json:"signal,omitempty"` // signal that ended a worker or the job
 	Evicted    bool           `json:"evicted,omitempty"`
 	TakenBy    string         `json:"taken_by,omitempty"`
 	Unkillable bool           `json:"unkillable,omitempty"`
@@ -85,7 +85,8 @@ type form struct {
 	read  func(*Record) (Input, error)
 }
 
-// formOf returns the form of inputs of type T. write may be nil: the kind says all.
+// formOf returns the form of inputs of type T. write may be nil if the kind identifies the input
+// completely.
 func formOf[T Input](kind string, write func(*Record, T), read func(*Record) (T, error)) form {
 	f := form{kind: kind, of: reflect.TypeFor[T](), write: func(*Record, Input) {}}
 	if write != nil {
@@ -98,7 +99,7 @@ func formOf[T Input](kind string, write func(*Record, T), read func(*Record) (T,
 	return f
 }
 
-// forms has all inputs. Errors are recorded as text.
+// forms has the form of every input type. Errors are recorded as text.
 var forms = []form{
 	formOf("hosts",
 		func(r *Record, e HostsFound) { r.Hosts = e.Hosts },
@@ -258,7 +259,8 @@ var formOfType, formOfKind = func() (map[reflect.Type]form, map[string]form) {
 	return byType, byKind
 }()
 
-// NewRecords returns the records of a step's inputs, with the names given to workers in the step.
+// NewRecords returns the records of a step's inputs. ids are the names given to workers in the
+// step.
 func NewRecords(now time.Time, inputs []Input, ids []string) []Record {
 	records := make([]Record, len(inputs))
 	for i, in := range inputs {
@@ -270,7 +272,8 @@ func NewRecords(now time.Time, inputs []Input, ids []string) []Record {
 	return records
 }
 
-// NewRecord returns the record of a step's only input, with the names given to workers in the step.
+// NewRecord returns the record of a step's only input. ids are the names given to workers in the
+// step.
 func NewRecord(now time.Time, in Input, ids []string) Record {
 	f, known := formOfType[reflect.TypeOf(in)]
 	if !known {
@@ -308,10 +311,10 @@ type Replay struct {
 	lacked bool     // the machine needed more names than the record has
 }
 
-// errDiverged: the machine reacts to a record differently from the machine that wrote it.
+// errDiverged means that the machine reacts to a record differently from the machine that wrote it.
 var errDiverged = errors.New("this version of hvdrun would have decided otherwise: resume the job with the version that began it")
 
-// errUnknown: a later version of hvdrun has written a record.
+// errUnknown means that a later version of hvdrun has written a record.
 var errUnknown = errors.New("this version of hvdrun is too old for it: resume the job with the version that its driver had")
 
 // Next processes the next record.
@@ -345,7 +348,7 @@ func (p *Replay) step(r *Record) error {
 	m, now := p.Machine, time.Unix(0, r.Time).UTC()
 	m.out = nil
 	m.note(now, in)
-	if !r.More { // a driver that dies before it has written the rest has performed no action of the step
+	if !r.More { // otherwise the driver may have died before it wrote the rest, and has performed no action of the step
 		if len(r.IDs) > 0 {
 			m.noted = anyEffect
 		}
@@ -420,13 +423,13 @@ func decode(payload []byte, v any) error {
 	switch {
 	case err == nil:
 		return nil
-	case strings.HasPrefix(err.Error(), "json: unknown field"): // it has no type of its own
+	case strings.HasPrefix(err.Error(), "json: unknown field"): // the error has no type of its own
 		return fmt.Errorf("driver: the journal: %w: %w", err, errUnknown)
 	}
 	return fmt.Errorf("driver: the journal: %w", err)
 }
 
-// Records returns a compacted journal: the first record and a snapshot of the machine, the last
+// Records returns a compacted journal: the first record, and a snapshot of the machine, the last
 // events and the driver's mark.
 func (m *Machine) Records(first JobRecord, recent Recent, mark json.RawMessage) ([][]byte, error) {
 	s := &saved{Machine: m.save(), Mark: mark}

@@ -7,10 +7,11 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// resume continues the machine under another driver, which has replayed all inputs and performed no
-// action. Every action whose effect must exist is emitted again (starts, the world, notifications),
-// because the previous driver may or may not have performed it. Waits are shifted by the time
-// without a driver, so that no worker is blamed for it. Exclusions end when they would have ended.
+// resume continues the machine under another driver. The machine has replayed all inputs, but this
+// driver has performed none of the actions. resume emits again every action whose effect must exist
+// (starts, the world, notifications), because the previous driver may or may not have performed it.
+// Waits are shifted by the time without a driver, so that no worker is blamed for it. Exclusions
+// end when they would have ended.
 func (m *Machine) resume(now time.Time) {
 	m.term++
 	away := now.Sub(m.last)
@@ -21,7 +22,7 @@ func (m *Machine) resume(now time.Time) {
 	m.log(Info, "resumed in generation %d with %d workers; the previous driver's last event was %v ago",
 		m.world.Generation, len(m.workers), away.Round(time.Millisecond))
 	for _, w := range m.workers {
-		w.stalledFrom = time.Time{} // a worker that still holds up others is detected anew
+		w.stalledFrom = time.Time{} // a worker that still holds up others will be detected again
 		again := w.start
 		again.Again, again.Forked = true, w.pid != 0
 		m.do(again)
@@ -61,8 +62,8 @@ func (m *Machine) resume(now time.Time) {
 	}
 }
 
-// Term returns the number of the job's driver: 0 for the one that began the job, and one more for
-// each that has taken over.
+// Term returns the number of the job's driver: 0 for the driver that began the job, and one more
+// for each driver that has taken over.
 func (m *Machine) Term() uint64 { return m.term }
 
 // Incarnations returns the slots of all workers that have not exited, by incarnation.

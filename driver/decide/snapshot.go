@@ -184,7 +184,7 @@ type (
 		From int    `json:"from,omitempty"`
 		N    int    `json:"n"`
 	}
-	// savedSlot is a slot, and its failures.
+	// savedSlot is a slot and its failures.
 	savedSlot struct {
 		Host     string `json:"host"`
 		Slot     int    `json:"slot,omitempty"`

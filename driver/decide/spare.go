@@ -7,12 +7,13 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Spares are workers beyond the largest size of the world. They have joined, follow the commits of
-// the members, and wait: as soon as a wanted slot is lost, theirs is wanted instead, and the next
-// world has them. Nothing waits for a spare, and it counts for no bound of the size.
+// Spares are workers beyond the maximum size of the world. They have joined, follow the commits of
+// the members, and wait. As soon as a wanted slot is lost, the slot of a spare is wanted instead,
+// and the spare is a member of the next world. Nothing waits for a spare, and spares do not count
+// towards the bounds of the size.
 
-// startSpares chooses the slots of spares, and starts workers in those that have none. Workers of
-// wanted slots go first.
+// startSpares chooses the slots of spares and starts workers in those that have none. Workers of
+// wanted slots take precedence.
 func (m *Machine) startSpares(now time.Time) {
 	if m.size.Spares == 0 {
 		return
@@ -63,7 +64,7 @@ func (m *Machine) spareSlots() []plan.SlotID {
 		switch {
 		case w != nil && w.live() && w.generation == 0:
 			classes[0] = append(classes[0], id)
-		case w != nil: // it leaves, and the slot becomes free
+		case w != nil: // the worker leaves, and the slot becomes free
 		case !m.mayStart(id):
 		case !busy[id.Host]:
 			classes[1] = append(classes[1], id)

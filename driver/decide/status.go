@@ -64,18 +64,18 @@ type Beats interface {
 	What(now time.Time, id string) string
 	// Commits is the number of a worker's last commit in a generation; 0: unknown.
 	Commits(id string, generation uint64) uint64
-	// Straggler is how late a worker comes to operations; nil: unknown.
+	// Straggler describes how late a worker arrives at operations; nil: unknown.
 	Straggler(now time.Time, id string) *job.Straggler
-	// Usage is what a worker's processes use, and Figures are the numbers that its program has
+	// Usage is what a worker's processes use. Figures are the numbers that its program has
 	// reported; nil: unknown.
 	Usage(id string) *job.Usage
 	Figures(id string) []job.Figure
-	// Where is where a worker that holds up others is in the user's code; empty: unknown.
+	// Where is where in the user's code a worker that holds up others is; empty: unknown.
 	Where(id string) string
 }
 
-// Status returns the status of the job, without its name, driver and events. Beats are the workers'
-// heartbeats; nil: none are known.
+// Status returns the status of the job, without its name, driver and events. beats gives access to
+// the workers' heartbeats; nil: no heartbeats are known.
 func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 	s := job.Status{
 		Time: now, State: m.state, Since: m.stateFrom, Last: m.last,
@@ -149,7 +149,7 @@ func (m *Machine) slotStatus(now time.Time, id plan.SlotID, w *Worker, beats Bea
 		return s
 	}
 	s.PID = w.pid
-	if w.phase == waiting || w.generation != 0 { // it has joined at least once
+	if w.phase == waiting || w.generation != 0 { // the worker has joined at least once
 		s.Commits = new(w.join.Commits)
 	}
 	if w.generation != 0 && w.generation == m.world.Generation {

@@ -9,9 +9,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Step processes inputs that come at the same time, in their order, and returns the actions to
-// perform, in order. A step of many inputs takes little longer than a step of one: reconcile runs
-// once, after the last input.
+// Step processes inputs that arrive at the same time, in their order, and returns the actions to
+// perform, in order. A step of many inputs takes little longer than a step of one, because
+// reconcile runs once, after the last input.
 func (m *Machine) Step(now time.Time, inputs ...Input) []Action {
 	m.out = nil
 	for _, in := range inputs {
@@ -21,16 +21,16 @@ func (m *Machine) Step(now time.Time, inputs ...Input) []Action {
 	return m.out
 }
 
-// effect is what the inputs of a step may lead to.
+// effect says how much of the machine the inputs of a step may affect.
 type effect uint8
 
 const (
-	noEffect  effect = iota // nothing: they are only shown
-	factsOnly               // nothing that reconcile decides: it is due only if a deadline has passed
+	noEffect  effect = iota // nothing: the inputs are only shown
+	factsOnly               // facts on which reconcile does not depend: it runs only if a deadline has passed
 	anyEffect
 )
 
-// note records what an input says.
+// note updates the facts by an input.
 func (m *Machine) note(now time.Time, in Input) {
 	if m.finished {
 		return
@@ -110,7 +110,7 @@ func (m *Machine) note(now time.Time, in Input) {
 	m.noted = max(m.noted, leads)
 }
 
-// settle ends a step: it does what the noted inputs lead to.
+// settle ends a step: it acts on the noted inputs.
 func (m *Machine) settle(now time.Time) {
 	leads := m.noted
 	if m.noted = noEffect; m.finished {
@@ -121,20 +121,20 @@ func (m *Machine) settle(now time.Time) {
 	case leads == noEffect:
 		return
 	case leads == factsOnly && !m.decided && m.due.known && !m.due.passed(now):
-		m.ledger.Count(now) // reconcile has nothing to do before that
+		m.ledger.Count(now) // reconcile has nothing to do at this time
 		return
 	}
 	m.reconcile(now)
 	m.noteState(now)
 	m.account(now)
-	m.last = now // the next deadline is one after this step
+	m.last = now // so that the next deadline is one after this step
 	m.due = m.nextDue()
 }
 
-// forked handles the start of a worker's process. The time to join counts from then on: before, the
-// agent was started, and the program may have been copied to the host.
+// forked handles the start of a worker's process. The time to join counts from now, because before
+// that the agent had to be started, and the program may have been copied to the host.
 func (m *Machine) forked(now time.Time, e WorkerForked) {
-	if w := m.find(e.ID); w != nil && w.pid != e.PID { // otherwise a previous driver has recorded it
+	if w := m.find(e.ID); w != nil && w.pid != e.PID { // if the pid is the same, a previous driver has recorded it
 		w.pid = e.PID
 		m.slotFree(w.slot)
 		if w.phase == starting {
@@ -199,10 +199,10 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) effect {
 			m.lookFor(j.Lost)
 		}
 	}
-	w.join.Cause = "" // it is for the log alone, and those of many workers make a snapshot large
+	w.join.Cause = "" // only the log uses it; those of many workers would make a snapshot large
 	m.enter(now, w, waiting)
 	if oneOfMany && slices.ContainsFunc(m.workers, (*Worker).inWorld) {
-		return factsOnly // the last of them leads to the next world
+		return factsOnly // the last one leads to the next world
 	}
 	return anyEffect
 }
@@ -261,7 +261,7 @@ func (m *Machine) wanted(now time.Time) []plan.SlotID {
 		m.want(m.fixed)
 		return m.wants
 	}
-	if at := m.hosts.Changes(); m.freeAt != at { // reconcile has expired exclusions before
+	if at := m.hosts.Changes(); m.freeAt != at { // reconcile has removed ended exclusions already
 		m.free, m.freeAt = m.hosts.Available(now), at
 	}
 	free := m.withoutTaken(now, m.withoutAsked(m.free))
@@ -324,9 +324,9 @@ func (m *Machine) insertByAge(ids []plan.SlotID, id plan.SlotID) []plan.SlotID {
 	return slices.Insert(slices.Clip(ids), at, id)
 }
 
-// preferred returns the slots to keep if at most that many may be: first those of workers in the
-// current world, then those of workers that have joined, then those of workers that start, because
-// no running worker is replaced for the sake of order.
+// preferred returns the slots to keep if at most the given number may be kept: first those of
+// workers in the current world, then those of workers that have joined, then those of workers that
+// are starting, because no running worker is replaced only for the order of the hosts.
 func (m *Machine) preferred(free []plan.SlotID, most int) []plan.SlotID {
 	class := func(id plan.SlotID) int {
 		w := m.in(id)
@@ -388,7 +388,7 @@ func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 			m.lackSlots(now, len(wanted), m.size.NP)
 			return
 		}
-		if m.started = true; len(m.taken) == 0 { // otherwise the wait goes on if they are still taken
+		if m.started = true; len(m.taken) == 0 { // otherwise the wait continues if the slots are still taken
 			m.shortFrom = time.Time{}
 		}
 		if !m.size.Elastic {
@@ -414,8 +414,8 @@ func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 	}
 }
 
-// startIn starts workers in those of the slots that are free, within the room of the ramp, and
-// returns the number of slots beyond it. The workers are spares or in wanted slots.
+// startIn starts workers in the free ones of the slots, within the room of the ramp, and returns
+// the number of slots that exceed it. The workers are spares or belong to wanted slots.
 func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp, spares bool) (queued int) {
 	slots, err := plan.Assign(wanted, 0, 0)
 	if err != nil {
@@ -451,7 +451,7 @@ func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp, spare
 	return queued
 }
 
-// groupsOf returns the group rank of each host of a world, as plan.World.Group does for one.
+// groupsOf returns the group rank of each host of a world, like plan.World.Group for one host.
 func groupsOf(slots []plan.Slot) map[string]int {
 	groups := make(map[string]int)
 	for _, s := range slots {
@@ -492,7 +492,7 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 		case !w.wanted:
 		case w.phase == waiting:
 			come++
-		case w.phase == starting, !w.live(): // or its slot becomes free for a new worker
+		case w.phase == starting, !w.live(): // it joins, or its slot becomes free for a new worker
 			soon = true
 		}
 	}
@@ -518,7 +518,7 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 			members = append(members, w)
 		}
 	}
-	if m.beginReset(now); m.decided { // not begun yet if all members left the world by themselves
+	if m.beginReset(now); m.decided { // the reset begins here if all members left on their own
 		return
 	}
 	if w, why := m.part(now); w != nil {
@@ -531,8 +531,8 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 	m.publish(now, members)
 }
 
-// formPool is form for workers that run tasks alone: there is no world, but there should be enough
-// of them.
+// formPool is form for workers that only run tasks: no world is formed, but there should be enough
+// workers.
 func (m *Machine) formPool(now time.Time) {
 	come := 0
 	for _, w := range m.workers {
@@ -548,8 +548,8 @@ func (m *Machine) formPool(now time.Time) {
 	}
 }
 
-// incomplete is the error of a job that is not elastic when workers exited with 0 before the others
-// were done.
+// incomplete returns the error of a job that is not elastic if workers exited with 0 before the
+// others were done.
 func (m *Machine) incomplete(n int) error {
 	return fmt.Errorf("driver: only %d of %d workers are left, and the job is not elastic", n, m.size.NP)
 }
@@ -602,7 +602,7 @@ func (m *Machine) publish(now time.Time, members []*Worker) {
 		case w.phase == waiting && w.spare:
 		case w.phase == waiting: // it joined, but its slot is not wanted
 			m.dismiss(now, w, DismissRemoved)
-		case w.phase == training && w.generation != m.world.Generation: // it still writes its last checkpoint
+		case w.phase == training && w.generation != m.world.Generation: // it is still writing its last checkpoint
 			m.enter(now, w, leaving)
 		}
 	}
@@ -638,9 +638,9 @@ func (m *Machine) resetsWithin(now time.Time) int {
 	return len(m.resetsAt)
 }
 
-// announce notifies the members of the current world how the wanted slots differ from it: removals
-// at once, additions once all starting workers wait in a join. A change that was reverted is
-// announced as none.
+// announce notifies the members of the current world how the wanted slots differ from it: of
+// removals at once, of additions once all starting workers wait in a join. If a change was
+// reverted, announce notifies them that there is no change.
 func (m *Machine) announce(now time.Time) {
 	if m.world.Generation == 0 || !m.resetFrom.IsZero() || m.decided {
 		return
@@ -659,7 +659,8 @@ func (m *Machine) announce(now time.Time) {
 			added = true
 		}
 	}
-	// A worker that has to leave does so in bounded time, so its slot becomes free for a new one.
+	// A worker that has to leave does so within a bounded time, so its slot becomes free for a new
+	// one.
 	if added && (m.announced&plan.Added != 0 || !m.newcomers(now)) {
 		change |= plan.Added
 	}
@@ -669,7 +670,7 @@ func (m *Machine) announce(now time.Time) {
 	switch {
 	case change == 0:
 		m.changeFrom = time.Time{}
-	case change&^m.announced != 0: // the log names those who are late for this change too
+	case change&^m.announced != 0: // the log names workers that are late for this change, too
 		m.changeFrom, m.reminded = now, false
 	}
 	m.announced = change

@@ -11,21 +11,22 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// A slot that has a worker of another job is no failure of anybody. The job does without it, and
-// tries again: agents so have a queue. Until the first world it waits for --np slots.
+// A slot that has a worker of another job is nobody's failure. The job continues without the slot
+// and tries it again, so that jobs queue for the slots of agents. Before the first world, the job
+// waits for --np slots.
 
-// takenBackoff is the pause before the next try.
+// takenBackoff is the pause before the next try of a taken slot.
 var takenBackoff = retry.Backoff{First: time.Second, Most: 8 * time.Second}
 
 // takenSlot is a slot that had another job's worker when it was last tried.
 type takenSlot struct {
 	slot  plan.SlotID
 	run   string
-	until time.Time     // of the next try
-	pause time.Duration // before it
+	until time.Time     // time of the next try
+	pause time.Duration // pause before that try
 }
 
-// slotTaken takes that a worker was not started, as its slot has one of another job.
+// slotTaken records that a worker was not started because its slot has a worker of another job.
 func (m *Machine) slotTaken(now time.Time, w *Worker, x job.Exit) {
 	delete(m.ran, w.slot)
 	i := slices.IndexFunc(m.taken, func(t takenSlot) bool { return t.slot == w.slot })
@@ -44,7 +45,7 @@ func (m *Machine) slotTaken(now time.Time, w *Worker, x job.Exit) {
 	}
 }
 
-// slotFree takes that a worker runs in a slot.
+// slotFree records that a worker of this job runs in the slot, so that the slot is no longer taken.
 func (m *Machine) slotFree(id plan.SlotID) {
 	if len(m.taken) == 0 {
 		return
@@ -55,8 +56,8 @@ func (m *Machine) slotFree(id plan.SlotID) {
 	}
 }
 
-// withoutTaken returns the slots less those that are not to be tried yet. Those of hosts that are
-// not listed any more are forgotten.
+// withoutTaken returns the free slots without those that must not be tried yet. It forgets taken
+// slots that are no longer in free.
 func (m *Machine) withoutTaken(now time.Time, free []plan.SlotID) []plan.SlotID {
 	if len(m.taken) == 0 {
 		return free
@@ -67,7 +68,7 @@ func (m *Machine) withoutTaken(now time.Time, free []plan.SlotID) []plan.SlotID 
 	})
 }
 
-// nextTry returns when the next slot that still has to wait is tried.
+// nextTry returns when the next taken slot is tried; false: no slot is taken.
 func (m *Machine) nextTry() (next time.Time, ok bool) {
 	for _, t := range m.taken {
 		if t.until.After(m.last) && (!ok || t.until.Before(next)) {
@@ -77,8 +78,8 @@ func (m *Machine) nextTry() (next time.Time, ok bool) {
 	return next, ok
 }
 
-// lackWords says why there are not more slots, as far as the list of hosts and other runs tell: no
-// host or no slot is listed, or runs have some of them. It is empty if nothing is known.
+// lackWords returns text that says why there are not more slots, as far as the list of hosts and
+// other runs show: no host or no slot is listed, or other runs have some of them. Empty: unknown.
 func (m *Machine) lackWords() string {
 	listed := m.hosts.Listed()
 	if len(listed) == 0 {

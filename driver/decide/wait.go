@@ -9,9 +9,9 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// wait is a condition that the machine waits for, with its deadline. All waits are in the table
-// that waits enumerates: it sets the machine's timer, the action at the deadline, and what a status
-// shows.
+// wait is a condition that the machine waits for, with its deadline. waits enumerates all of them,
+// as a table that determines the machine's timer, the actions at deadlines, and the waits that a
+// status shows.
 type wait struct {
 	kind  waitKind
 	until time.Time
@@ -23,7 +23,7 @@ type waitKind uint8
 // The kinds of waits, in the order in which simultaneous deadlines are handled.
 const (
 	forSlots     waitKind = iota // enough slots, or workers, for a world
-	forShort                     // log reminder: there are still not enough
+	forShort                     // log reminder: there are still not enough slots
 	forLateStart                 // log reminder: starting workers have not joined
 	forReset                     // log reminder: members have not joined the next world, or not left this one
 	forJoin                      // a starting worker joins
@@ -69,7 +69,7 @@ func (m *Machine) waits(each func(wait)) {
 	}
 }
 
-// waitsForWorld are the waits of a job that trains or is about to.
+// waitsForWorld calls each for the waits of a job that trains or is about to.
 func (m *Machine) waitsForWorld(each func(wait)) {
 	if !m.shortFrom.IsZero() {
 		each(wait{kind: forSlots, until: m.shortFrom.Add(m.wait.Elastic)})
@@ -103,12 +103,12 @@ func (m *Machine) waitsForWorld(each func(wait)) {
 	m.waitsForStarts(each, starts)
 }
 
-// sayAfter is how long a job waits for slots, or for a start, until its log says so, and says so
+// sayAfter is how long a job waits for slots, or for a start, before its log says so, and says so
 // again.
 var sayAfter = retry.Backoff{First: 5 * time.Second}
 
-// sayAgain returns when the log says next what the job waits for since then: each time that the
-// wait is twice as long.
+// sayAgain returns when the log next says what the job has been waiting for since the given time:
+// each time the wait has doubled.
 func (m *Machine) sayAgain(since time.Time) time.Time {
 	after := sayAfter.First
 	for !since.Add(after).After(m.last) {
@@ -117,7 +117,7 @@ func (m *Machine) sayAgain(since time.Time) time.Time {
 	return since.Add(after)
 }
 
-// remindOfShort says what the job waits for.
+// remindOfShort logs which slots the job waits for.
 func (m *Machine) remindOfShort(now time.Time) {
 	why := ""
 	if !m.started && m.size.Min < m.size.NP {
@@ -127,7 +127,7 @@ func (m *Machine) remindOfShort(now time.Time) {
 		now.Sub(m.shortFrom).Round(time.Second), m.waitWords(now, forSlots), why, m.wait.Elastic)
 }
 
-// remindOfStarts says which workers have not joined since they were started.
+// remindOfStarts logs which workers have not joined since they were started.
 func (m *Machine) remindOfStarts(now time.Time) {
 	from := ""
 	if slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.phase == starting && w.since.After(w.begun) }) {
@@ -137,8 +137,8 @@ func (m *Machine) remindOfStarts(now time.Time) {
 		now.Sub(m.unjoinedFrom()).Round(time.Second), m.waitWords(now, forJoin), m.wait.Start, from)
 }
 
-// unjoinedFrom returns since when the log counts the wait for starting workers. Neither reports
-// that they prepare nor the joins of others hide a worker that does not join.
+// unjoinedFrom returns the time from which the log counts the wait for starting workers. A worker
+// that does not join is not hidden by reports that it prepares, nor by the joins of others.
 func (m *Machine) unjoinedFrom() time.Time {
 	from := m.startsFrom
 	for _, w := range m.workers {
@@ -149,7 +149,8 @@ func (m *Machine) unjoinedFrom() time.Time {
 	return from
 }
 
-// lateFrom returns since when members have to join the next world or leave this one, or zero.
+// lateFrom returns the time since which members have to join the next world or leave this one;
+// zero: they do not have to.
 func (m *Machine) lateFrom() time.Time {
 	if !m.resetFrom.IsZero() {
 		return m.resetFrom
@@ -157,8 +158,8 @@ func (m *Machine) lateFrom() time.Time {
 	return m.changeFrom
 }
 
-// waitsForStarts are waits whose deadlines need no action beyond the reconcile of each step. They
-// end by that step.
+// waitsForStarts calls each for the waits whose deadlines need no action beyond the reconcile of
+// each step. They end by that step.
 func (m *Machine) waitsForStarts(each func(wait), starts bool) {
 	if m.rampUntil.After(m.last) {
 		each(wait{kind: forRamp, until: m.rampUntil})
@@ -172,8 +173,8 @@ func (m *Machine) waitsForStarts(each func(wait), starts bool) {
 }
 
 // startBy returns the join deadline of a starting worker; false: it has none. A job that is not
-// elastic may run a command that never joins, so its workers have a deadline only once one of them
-// has joined, and until their processes run; those that run tasks alone have none.
+// elastic may run a command that never joins, so without a join a worker has a deadline only until
+// its process runs. Workers that only run tasks have none.
 func (m *Machine) startBy(w *Worker) (time.Time, bool) {
 	switch {
 	case m.size.TasksOnly:
@@ -188,7 +189,7 @@ func (m *Machine) startBy(w *Worker) (time.Time, bool) {
 	return w.since.Add(m.wait.Start), true
 }
 
-// notStarted says what a worker has not done by its deadline.
+// notStarted describes what a worker has failed to do by its deadline.
 func (m *Machine) notStarted(w *Worker) string {
 	if w.pid == 0 {
 		return fmt.Sprintf("has no process %v after it was to start (--start-timeout)", m.wait.Start)
@@ -196,7 +197,7 @@ func (m *Machine) notStarted(w *Worker) string {
 	return fmt.Sprintf("did not join within %v of its start (--start-timeout)", m.wait.Start)
 }
 
-// waitsForDone are the waits of a job whose training is done.
+// waitsForDone calls each for the waits of a job whose training is done.
 func (m *Machine) waitsForDone(each func(wait)) {
 	for _, w := range m.workers {
 		switch {
@@ -229,8 +230,8 @@ func (m *Machine) clocks() []*time.Time {
 
 // due is the earliest deadline of the waits. It does not change between two steps.
 type due struct {
-	known bool // a step has found it
-	any   bool // there is one
+	known bool // a step has computed it
+	any   bool // there is a deadline
 	at    time.Time
 }
 
@@ -249,7 +250,7 @@ func (m *Machine) nextDue() due {
 // Deadline returns when the machine must be stepped even without an event; false: never.
 func (m *Machine) Deadline() (time.Time, bool) {
 	d := m.due
-	if !d.known { // the machine was restored
+	if !d.known { // the machine was restored, so no step has computed it
 		d = m.nextDue()
 	}
 	return d.at, d.any
@@ -316,7 +317,7 @@ func (m *Machine) shownWaits(now time.Time) []job.Wait {
 		kind, until := w.kind, w.until
 		switch kind {
 		case forProcess:
-			kind, until = forLeave, until.Add(-killGrace) // when the worker is killed
+			kind, until = forLeave, until.Add(-killGrace) // show when the worker is killed
 		case forDone:
 			until = m.doneFrom.Add(m.wait.Finish)
 		case forMember:

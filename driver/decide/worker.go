@@ -33,11 +33,11 @@ type Worker struct {
 	phase      phase
 	holds      bool
 	done       bool
-	trains     bool // its training in its last world has not ended, though another reported done, or as it joined
+	trains     bool // its training in its last world has not ended, according to its heartbeats after a report of done, or to its join
 	wanted     bool // its slot is one of fleet.wants
-	spare      bool // its slot is not, but it is to wait for a place
+	spare      bool // its slot is not wanted, but the worker waits for a place
 	removed    bool // dismissed because its slot is not wanted
-	asked      bool // to leave, but not by this driver
+	asked      bool // was asked to leave, but not by this driver
 	stays      bool // the log has said why it stays although it should leave
 
 	identity
@@ -56,15 +56,15 @@ type identity struct {
 
 // departure is what is known about a worker's end before it exits.
 type departure struct {
-	reason    string    // why it was stopped; not empty if that counts as its failure
+	reason    string    // why it was stopped; if not empty, that counts as its failure
 	comes     bool      // it waits in a join although it is being stopped
 	answered  bool      // its join was answered because the job ends
-	last      bool      // that answer told it to write the last checkpoint
-	left      bool      // it has left its world by itself and still writes a checkpoint
+	last      bool      // the answer told it to write the last checkpoint
+	left      bool      // it has left its world on its own and still writes a checkpoint
 	writes    uint64    // commit of the last checkpoint it is writing; 0: none
 	wroteAt   time.Time // when that checkpoint was last seen to grow on disk
 	unwritten bool      // it could not write its last checkpoint; its exit code may say so
-	said      string    // what its program has said of its error
+	said      string    // what its program has reported about its error
 }
 
 // lateness is how long others have waited for a worker.
@@ -72,9 +72,9 @@ type lateness struct {
 	stalledFrom time.Time // when it was reported as holding up the others
 	movedFrom   time.Time // when it was last seen moving to the next world
 	doneFrom    time.Time // when it reported done
-	doneCommits uint64    // its number of commits then, as it said
+	doneCommits uint64    // its commit number then, as it reported
 	reminded    bool      // the log has named it because it has not exited since
-	parted      int       // of the worlds that partings counts, those in which it was lost
+	parted      int       // number of worlds counted by partings in which it was lost
 }
 
 func (w *Worker) live() bool { return w.phase == starting || w.phase == waiting || w.phase == training }
@@ -82,10 +82,11 @@ func (w *Worker) live() bool { return w.phase == starting || w.phase == waiting 
 // ID returns the worker's incarnation.
 func (w *Worker) ID() string { return w.id }
 
-// NewWorker returns a worker of which only the incarnation is known, for tests of the driver.
+// NewWorker returns a worker with only its incarnation set, for tests of the driver.
 func NewWorker(id string) *Worker { return &Worker{identity: identity{id: id}} }
 
-// Place returns the worker's slot, the id of its process, or 0, and its rank in its last world.
+// Place returns the worker's slot, the id of its process (0: none is known), and its rank in its
+// last world.
 func (w *Worker) Place() (slot plan.SlotID, pid, rank int) { return w.slot, w.pid, w.rank }
 
 // DataAddrs returns the addresses on which peers reach the worker, from its last join.
@@ -122,7 +123,7 @@ func (m *Machine) reported(now time.Time, e WorkerReported) effect {
 		}
 		m.committed, m.progress, m.commits = true, true, e.Commits
 		if m.base > 0 {
-			m.commits = m.base + 1 // whatever the report says
+			m.commits = m.base + 1 // regardless of the number in the report
 		}
 		m.stucks, m.faults = 0, faults{}
 		m.rejoined()
@@ -138,7 +139,8 @@ func (m *Machine) reported(now time.Time, e WorkerReported) effect {
 }
 
 // fetching restarts the start timeout of a worker that receives the state from members of the
-// world. The others wait for it no longer than for enough slots, whatever it reports.
+// world. The others wait for it no longer than they wait for enough slots, regardless of its
+// reports.
 func (m *Machine) fetching(now time.Time, w *Worker) {
 	if w.phase != starting {
 		return
@@ -153,8 +155,8 @@ func (m *Machine) overdue(now time.Time, w *Worker) bool {
 	return !now.Before(w.begun.Add(m.wait.Elastic))
 }
 
-// mostBackends is how many backends of a world are recorded: its ranks agree on one for each kind
-// of group.
+// mostBackends bounds the recorded backends of a world: its ranks agree on one backend for each
+// kind of group.
 const mostBackends = 8
 
 // backendTold records the collective backend of the current world's GPUs.
@@ -217,7 +219,7 @@ func (m *Machine) ended(now time.Time, e WorkerEnded) {
 	case causeFailed:
 		err := &job.WorkerError{Slot: w.slot, Rank: w.rank, Exit: e.Exit}
 		switch {
-		case w.reason != "": // it was counted when it was stopped
+		case w.reason != "": // its failure was counted when it was stopped
 		case len(ran) > 0:
 			m.failedByTask(now, w, err, ran)
 		default:
@@ -236,9 +238,10 @@ const (
 	causeStopped exitCause = "stopped"
 )
 
-// cause returns the cause of an exit. tasks: the worker ran tasks, and has not said that it leaves.
-// Success is reported: a worker that has joined, and exits with status 0 before it is done, has
-// failed, unless it was asked to leave. A command that never joins may end when it likes.
+// cause returns the cause of an exit. tasks means that the worker was running tasks and has not
+// said that it leaves. Success must be reported: a worker that has joined and exits with status 0
+// before it is done has failed, unless it was asked to leave. A command that never joins may end at
+// any time.
 func (m *Machine) cause(w *Worker, x job.Exit, tasks bool) exitCause {
 	switch {
 	case w.phase == stopping && w.reason != "":
@@ -328,18 +331,19 @@ func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 	}
 }
 
-// serves returns whether a worker is there for tasks: it neither trains nor was told to leave, and
-// another may take its place.
+// serves reports whether the worker is available for tasks: it neither trains nor was told to
+// leave, and may be replaced.
 func (m *Machine) serves(w *Worker) bool {
 	trains := w.generation != 0 && w.generation == m.world.Generation
 	return w.live() && !trains && m.size.Elastic && m.doneFrom.IsZero()
 }
 
-// taskPause is how long a slot rests in which a task has ended the worker.
+// taskPause is how long a slot rests after a task has ended its worker.
 const taskPause = time.Second
 
-// failedByTask handles a failure of a worker that ran tasks. It is theirs, and the slot rests
-// briefly, until tasks of several functions have ended workers there.
+// failedByTask handles a failure of a worker that was running tasks. The failure is attributed to
+// the tasks and the slot rests briefly, until tasks of several functions have ended workers in the
+// slot.
 func (m *Machine) failedByTask(now time.Time, w *Worker, err *job.WorkerError, ran []string) {
 	if m.hosts.EndedBy(now, w.slot, ran) {
 		m.log(Warn, "slot %s is blamed: tasks of %d functions have ended workers there", w.slot, hosts.MostEnders)
@@ -352,8 +356,8 @@ func (m *Machine) failedByTask(now time.Time, w *Worker, err *job.WorkerError, r
 	}
 }
 
-// taskStuck ends a worker with a task that does not end, and another starts in its slot: that is no
-// failure of anybody. A worker that trains goes on.
+// taskStuck ends a worker that runs a task that does not end, so that another worker starts in its
+// slot. That counts as nobody's failure. A worker that trains continues.
 func (m *Machine) taskStuck(now time.Time, e TasksTold) {
 	w := m.find(e.Incarnation)
 	if w == nil || !m.serves(w) {
@@ -364,9 +368,10 @@ func (m *Machine) taskStuck(now time.Time, e TasksTold) {
 	m.stop(now, w, "")
 }
 
-// noteFailure keeps the first failure, with which the job ends if no worker is left. A job without
-// state waits for other slots then, unless the program itself has failed. Errors of programs may
-// come before the failure of a worker's machine, or by a signal, that has led to them.
+// noteFailure keeps the first failure, which is the job's result if no worker is left. In a job
+// without state, only failures of the program itself are kept, because otherwise the job waits for
+// other slots. A failure of a machine, or by a signal, replaces earlier errors of programs, which
+// it may have caused.
 func (m *Machine) noteFailure(err *job.WorkerError) {
 	switch {
 	case m.size.Stateless && !err.Own():
@@ -379,20 +384,21 @@ func (m *Machine) noteFailure(err *job.WorkerError) {
 	}
 }
 
-// faults are consecutive worlds that failures of the program have ended, without a commit between
-// them: it is likely to fail at the same step for ever.
+// faults counts consecutive worlds without a commit that failures of the program have ended: the
+// program is likely to fail at the same step for ever.
 type faults struct {
 	worlds int
-	last   uint64 // the newest of them
+	last   uint64 // newest of these worlds
 }
 
 // slotFailures counts failed workers of a slot.
 type slotFailures struct {
-	all      int
-	unjoined int // in a row, by the program, before they joined: it is likely to fail so for ever
+	all int
+	// unjoined is the number of consecutive workers that the program has failed before they joined.
+	unjoined int
 }
 
-// faulty counts a failure of the program, and ends the job where it fails again and again.
+// faulty counts a failure of the program, and ends the job if the program fails again and again.
 func (m *Machine) faulty(now time.Time, w *Worker, err *job.WorkerError) {
 	if m.size.Stateless || !err.Faulty() {
 		return
@@ -413,8 +419,8 @@ func (m *Machine) faulty(now time.Time, w *Worker, err *job.WorkerError) {
 	}
 }
 
-// faultyStarts ends a job that waits for workers where too few slots are left in which the program
-// has not failed again and again before it joined.
+// faultyStarts ends a job that waits for workers if too few slots remain in which the program has
+// not repeatedly failed before it joined.
 func (m *Machine) faultyStarts(now time.Time, err *job.WorkerError) {
 	limit := m.blame.FailureLimit
 	if limit <= 0 || m.failures[err.Slot].unjoined < limit || m.shortFrom.IsZero() {
@@ -434,7 +440,7 @@ func (m *Machine) faultyStarts(now time.Time, err *job.WorkerError) {
 	}
 }
 
-// failing keeps what a program says of its error before it ends.
+// failing keeps what a program reports about its error before it ends.
 func (m *Machine) failing(e WorkerFailing) {
 	if w := m.find(e.ID); w != nil && w.said == "" {
 		w.said = e.Said
@@ -446,7 +452,7 @@ func (m *Machine) failing(e WorkerFailing) {
 // cleanly.
 func (m *Machine) failedLate(w *Worker, err *job.WorkerError) {
 	if w.unwritten && err.Exit.Signal == 0 {
-		return // the missing checkpoint already is the more precise error
+		return // the missing checkpoint is the more precise error
 	}
 	m.log(Warn, "%s (rank %d) %s after training was done", w.slot, w.rank, err.Exit)
 	if m.late == nil || (m.late.Exit.Signal != 0 && err.Exit.Signal == 0) {
@@ -454,13 +460,13 @@ func (m *Machine) failedLate(w *Worker, err *job.WorkerError) {
 	}
 }
 
-// stop ends a worker. A reason counts as the worker's own failure.
+// stop ends a worker. If reason is not empty, that counts as the worker's own failure.
 func (m *Machine) stop(now time.Time, w *Worker, reason string) {
 	m.stopAs(now, w, reason, workerError(w, reason))
 }
 
-// stopAs is stop, where a reason counts as that failure. A job that ends gives no time to a worker
-// that holds up the others, which wait for it, unless it writes a checkpoint.
+// stopAs is like stop, but a reason counts as the failure err. In a job that ends, a worker that
+// holds up the others gets no time to end, because they wait for it, unless it writes a checkpoint.
 func (m *Machine) stopAs(now time.Time, w *Worker, reason string, err *job.WorkerError) {
 	if w.phase == stopping {
 		return
@@ -493,7 +499,7 @@ func (m *Machine) enter(now time.Time, w *Worker, p phase) { w.phase, w.since = 
 // process to end. Launchers report an unkillable process earlier.
 const killGrace = 30 * time.Second
 
-// giveUpProcess removes a worker that has not ended after SIGKILL and of which the launcher has
+// giveUpProcess removes a worker that has not ended after SIGKILL and about which the launcher has
 // reported nothing.
 func (m *Machine) giveUpProcess(now time.Time, w *Worker) {
 	after := now.Sub(w.graceFrom(w.since)).Round(time.Second)
@@ -506,13 +512,13 @@ func (m *Machine) giveUpProcess(now time.Time, w *Worker) {
 	m.do(ForgetWorker{w.id})
 }
 
-// endsBy returns the deadline for the end of a worker that is being stopped.
+// endsBy returns the deadline by which a worker that is being stopped must have ended.
 func (m *Machine) endsBy(w *Worker) time.Time {
 	return w.graceFrom(w.since).Add(m.wait.Drain + killGrace)
 }
 
-// giveUpSlot logs a process that could not be killed. Its slot rests, for whatever reason the
-// worker was stopped.
+// giveUpSlot logs that a process could not be killed. The slot rests, regardless of why the worker
+// was stopped.
 func (m *Machine) giveUpSlot(now time.Time, w *Worker, x job.Exit) {
 	m.log(Warn, "%s %s: its slot is given up, and its memory and devices may still be in use", w, x)
 	if _, out := m.hosts.Excluded(now, w.slot); !out && m.size.Elastic && !m.decided {

@@ -1,4 +1,5 @@
-// Package checkpoint stores commits in files.
+// Package checkpoint stores commits in files: Write writes a checkpoint, List finds those in a
+// folder, and Open reads one.
 //
 // A checkpoint is a safetensors file, so that other tools can read its tensors: eight bytes with
 // the length of the header, little-endian; the header, JSON padded with spaces to a multiple of
@@ -53,7 +54,8 @@ const (
 	sealName    = "hvdrun.seal"
 	sealMagic   = "hvdrseal"
 	sealSize    = len(sealMagic) + 4
-	// maxHeader limits what is read before anything is verified: enough for 10 TB.
+	// maxHeader bounds the header, in bytes, which is read before anything is verified. It suffices
+	// for 10 TB of tensors.
 	maxHeader = 256 << 20
 )
 
@@ -107,7 +109,7 @@ var sizes = map[string]int{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U3
 	"I8": 1, "U8": 1, "BOOL": 1}
 
 // Encode writes a checkpoint to w. tensors describes the tensors of each part, and blobs contains
-// their bytes in the same order; Encode sets Tensors and Sums of the parts.
+// their bytes in the same order. Encode sets Tensors and Sums of the parts.
 func Encode(w io.Writer, about About, tensors [][]Tensor, blobs []snapshot.Blob) error {
 	about.Version = Version
 	about.Parts = slices.Clone(about.Parts)
@@ -187,13 +189,14 @@ type File struct {
 	entries map[string]entry
 }
 
-// Open opens a checkpoint and verifies all of it except the bytes of the tensors. Errors are those
-// of reading and ErrDamaged; an unknown version or a safetensors file of another program has an
-// error of its own text. The caller closes the file.
+// Open opens a checkpoint and verifies all of it except the bytes of the tensors. It returns errors
+// of reading, and ErrDamaged, wrapped. An unknown version, or a safetensors file of another
+// program, has an error of its own. The caller must call Close.
 func Open(path string) (*File, error) { return open(path, safefile.Read) }
 
-// OpenOwn is Open for a checkpoint to continue from: it must belong to this user or to root, and no
-// other may write to it. In a folder where others may make files, each could be the newest.
+// OpenOwn is like Open, for a checkpoint from which training continues: the file must belong to
+// this user or to root, and nobody else may be able to write to it. Otherwise, in a folder in which
+// others may create files, anyone could provide the newest checkpoint.
 func OpenOwn(path string) (*File, error) {
 	return open(path, func(path string) (*os.File, error) {
 		f, err := safefile.ReadOwn(path)

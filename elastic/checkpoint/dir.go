@@ -67,9 +67,9 @@ func Write(dir string, about About, tensors [][]Tensor, blobs []snapshot.Blob) e
 	return WriteTelling(dir, false, about, tensors, blobs, func(int64) {})
 }
 
-// WriteTelling is Write with progress reports: it calls progress, from the calling goroutine, with
-// the number of bytes that have reached the disk since the last call. If shared, all users may read
-// the file.
+// WriteTelling is like Write, and reports progress: it calls progress, from the calling goroutine,
+// with the number of bytes that have reached the disk since the last call. If shared is set, all
+// users may read the file.
 func WriteTelling(
 	dir string, shared bool, about About, tensors [][]Tensor, blobs []snapshot.Blob, progress func(bytes int64),
 ) (err error) {
@@ -89,7 +89,7 @@ func WriteTelling(
 			_ = os.Remove(f.Name()) // if this fails, a later sweep removes it
 		}
 	}()
-	// The lock tells sweep that the writer is alive. Where there are no locks, sweep removes
+	// The lock tells sweep that the writer is alive. On a file system without locks, sweep removes
 	// nothing.
 	if _, err := safefile.TryOptionalLock(f, "checkpoints that are incomplete stay there"); err != nil {
 		return err
@@ -129,7 +129,8 @@ func (s *settling) Write(b []byte) (n int, err error) {
 	return n, err
 }
 
-// settle sends the last section to disk. Errors are ignored, because the final Sync reports them.
+// settle starts writing the last section to disk. It ignores errors, because the final Sync reports
+// them.
 func (s *settling) settle() {
 	fd := int(s.f.Fd())
 	_ = unix.SyncFileRange(fd, s.begun, s.end-s.begun, unix.SYNC_FILE_RANGE_WRITE)
@@ -157,8 +158,8 @@ func sweep(dir string) {
 	}
 }
 
-// Prune removes the checkpoints of a folder up to that of a commit, except the newest keep of them.
-// Later ones, which another job may have written, stay.
+// Prune removes the checkpoints of a folder up to that of commit number commits, except the newest
+// keep of these. It does not remove later ones, which another job may have written.
 func Prune(dir string, commits uint64, keep int) error {
 	all, err := List(dir)
 	if err != nil {

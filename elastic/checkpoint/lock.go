@@ -42,16 +42,16 @@ func (e *LockedError) Error() string {
 type Lock struct{ file *os.File }
 
 // Acquire locks dir, which it creates if necessary, for a job. It does not block. If another job
-// has locked it, it returns a *LockedError. It returns a nil Lock and no error if another process
-// of the same job has locked it, because that process is about to end, and if the file system does
-// not support locks; the caller may try again. A lock file that belongs to another user is an
-// error.
+// has locked dir, it returns a *LockedError. It returns a nil Lock and no error in two cases, in
+// which the caller may try again: another process of the same job has locked dir, and is about to
+// end; or the file system does not support locks. It returns an error if the lock file belongs to
+// another user.
 func Acquire(dir string, owner Owner) (*Lock, error) {
 	if err := MakeDir(dir, false); err != nil {
 		return nil, err
 	}
-	// The lock is truncated below, so it must be this user's own: in a folder in which others may
-	// make files, its name may be that of a link to anything.
+	// The lock file is truncated below, so it must belong to this user: in a folder in which others
+	// may create files, its name could be a link to any file.
 	f, err := safefile.Update(filepath.Join(dir, lockName), safefile.Private, true)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint: %w", err)
@@ -79,7 +79,7 @@ func Acquire(dir string, owner Owner) (*Lock, error) {
 	return &Lock{f}, nil
 }
 
-// Release ends the lock. l may be nil.
+// Release releases the lock. l may be nil.
 func (l *Lock) Release() {
 	if l != nil {
 		_ = l.file.Close()

@@ -7,8 +7,9 @@
 // workers at chosen moments, and waits for the effects without sleeping.
 //
 // The connections of a killed worker close as those of a process that gets SIGKILL, and its context
-// ends. Its goroutines end, as by [runtime.Goexit], when they are in package elastic or collective
-// or enter it the next time. Until then they continue to run, unlike those of a process.
+// ends. Its goroutines end, as with [runtime.Goexit], when they are in package elastic or
+// collective or next enter one of them. Until then they continue to run, unlike those of a real
+// process.
 //
 // While workers run, GOMAXPROCS is at least one more than there are workers in all jobs.
 package elastictest
@@ -43,11 +44,12 @@ type Config struct {
 	// Hosts are the hosts at the start of the job.
 	Hosts []plan.Host
 
-	// Deaths are moments at which a worker is killed, each once per job. A Generation of 0 and a
-	// Slot without a host match any.
+	// Deaths are moments at which a worker is killed, each once per job. In a Moment, Generation 0
+	// and a Slot without a host match any.
 	Deaths []Moment
-	// At is called at every moment of every worker, on the worker's goroutine and so concurrently;
-	// the worker waits for it. If it returns true the worker is killed. It may be nil.
+	// At is called at every moment of every worker, on the worker's goroutine and therefore
+	// concurrently. The worker waits for it. If it returns true, the worker is killed. It may be
+	// nil.
 	At func(Moment) bool
 
 	// Limit is the time after which a hanging job is stopped. 0 or less: a minute.
@@ -59,8 +61,8 @@ type Config struct {
 	// logged.
 	Driver driver.Config
 
-	// network returns the network of a process, of which it tells the slot, or a zero one for the
-	// driver. Nil: all are on the kernel's.
+	// network returns the network of the process in the given slot or, for the zero SlotID, of the
+	// driver. Nil: all use the kernel's network.
 	network func(plan.SlotID) identity.Network
 }
 
@@ -76,7 +78,7 @@ type Job struct {
 	workers sync.WaitGroup
 
 	mu       sync.Mutex
-	deaths   []Moment // not reached yet
+	deaths   []Moment // deaths that have not happened yet
 	procs    map[int]*process
 	status   Status
 	ranks    []int // process IDs of the newest world, by rank
@@ -117,7 +119,7 @@ func Start(cfg Config) *Job {
 	return j
 }
 
-// errLimit is the reason of stopping a hanging job.
+// errLimit is the reason for stopping a job that hangs.
 var errLimit = errors.New("elastictest: the job has exceeded its limit")
 
 func (j *Job) run(ctx context.Context) error {

@@ -13,7 +13,7 @@ type Moment struct {
 	// Rank is the worker's rank in the world that it entered last; -1 before the first.
 	Rank  int
 	Phase Phase
-	// Commit is the number of the last commit begun; a sync sets it to the root's.
+	// Commit is the number of the last commit begun. A sync sets it to the root's number.
 	Commit uint64
 	// Generation is that of the world.
 	Generation uint64
@@ -78,7 +78,7 @@ func (p Phase) String() string {
 	return fmt.Sprintf("phase %d", p)
 }
 
-// phaseOf returns what a worker begins with moment m after phase before; 0: nothing with a name.
+// phaseOf returns the phase that begins with moment m after phase before; 0: none that has a name.
 func phaseOf(before line.Phase, m fakeproc.Moment) Phase {
 	if m.Committed {
 		return Committed
@@ -86,11 +86,11 @@ func phaseOf(before line.Phase, m fakeproc.Moment) Phase {
 	switch m.Phase {
 	case line.Fetches:
 		if before == line.Saving || before == line.Fetches {
-			return 0 // save of the fetched state, or another way to fetch it
+			return 0 // save of the fetched state, or a second way to fetch it
 		}
 		return Fetching
 	case line.Joins:
-		if before == line.Joins || before == line.Saving { // of a commit that it has followed while it waits
+		if before == line.Joins || before == line.Saving { // a commit that it follows while it waits
 			return 0
 		}
 		return Joining

@@ -61,7 +61,7 @@ func (l launcher) Run(ctx context.Context, s *launch.Spec, started func(pid int)
 		}
 	})
 	defer talking.Wait()
-	defer near.Close() // nothing of the process is left
+	defer near.Close() // nothing of the process must remain
 	asked := ctx.Done()
 	var grace <-chan time.Time
 	for {
@@ -99,8 +99,8 @@ type process struct {
 	over   bool
 
 	mu     sync.Mutex
-	signal syscall.Signal // that has ended it
-	err    error          // result of its function
+	signal syscall.Signal // the signal that has ended it
+	err    error          // the result of its function
 }
 
 func (j *Job) spawn(s *launch.Spec, log logrus.FieldLogger, socket net.Conn) *process {
@@ -152,7 +152,7 @@ func (p *process) main(ctx context.Context) {
 
 func (p *process) kill(how syscall.Signal) bool { return p.end(how, nil) }
 
-// end ends the process and reports true, or false if it has ended before.
+// end ends the process and reports true, or returns false if it has ended before.
 func (p *process) end(how syscall.Signal, err error) bool {
 	p.mu.Lock()
 	if !p.fake.Kill() {

@@ -5,16 +5,16 @@ import (
 	"sync"
 )
 
-// processors counts the workers of all jobs, so that each has a processor of Go's scheduler, as a
-// process has. A rank that waits in a system call otherwise keeps one from the rank that it waits
-// for, until the scheduler notices that: for up to 10 ms.
+// processors counts the workers of all jobs, so that each has a P (a processor of Go's scheduler),
+// as a process has. Otherwise a rank that waits in a system call keeps its P from the rank for
+// which it waits, until the scheduler notices that, after up to 10 ms.
 var processors struct {
 	mu      sync.Mutex
 	workers int
 	before  int // GOMAXPROCS without workers
 }
 
-// addProcessor gives a worker a processor. The caller must call removeProcessor at its end.
+// addProcessor adds a P for a worker. The caller must call removeProcessor when the worker ends.
 func addProcessor() {
 	p := &processors
 	p.mu.Lock()
@@ -29,7 +29,7 @@ func addProcessor() {
 	}
 }
 
-// removeProcessor takes back all processors when the last worker has ended.
+// removeProcessor removes all added Ps when the last worker has ended.
 func removeProcessor() {
 	p := &processors
 	p.mu.Lock()

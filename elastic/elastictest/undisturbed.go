@@ -10,10 +10,10 @@ import (
 )
 
 // Undisturbed checks that the result of a job does not depend on its workers, as elastic.Steps
-// promises if it does all training. It runs train twice: as the only worker of a job that nothing
-// disturbs, and as the workers of a job with the given config, whose Worker is ignored, and which
-// disturb changes; disturb may be nil. Train executes like a Config's Worker, and returns a digest
-// of its result, such as that of its weights.
+// promises if it does all training. It runs train twice: as the only worker of an undisturbed job,
+// and as the workers of a job with the given config, whose Worker is ignored. It calls disturb,
+// which may be nil, with the second job. train runs like a Config's Worker, and returns a digest of
+// its result, such as a hash of the weights.
 //
 // It blocks until both jobs have ended. It returns an error if a job fails, if no worker of the
 // second one finishes, or if a digest differs from that of the first.

@@ -76,8 +76,8 @@ type Options struct {
 	Compression collective.Compression
 }
 
-// defaultBucket takes a few milliseconds on a network of 10 Gbit/s, the time that the last bucket
-// adds to the backward pass.
+// defaultBucket is a bucket size that takes a few milliseconds on a network of 10 Gbit/s. The last
+// bucket adds that time to the backward pass.
 const defaultBucket = 4 << 20
 
 // Averager averages the gradients of one model. It must be used by one goroutine at a time, except
@@ -90,7 +90,7 @@ type Averager[T Float] struct {
 	place   []int       // the bucket of each tensor
 	buckets []bucket[T] // in the order in which a backward pass completes them
 
-	invalid error // why no group can be used
+	invalid error // why the averager cannot be used
 
 	group  *collective.Group // of the current or last step
 	err    error             // why this group can no longer be used
@@ -99,7 +99,7 @@ type Averager[T Float] struct {
 
 	mu    sync.Mutex // guards the fields that Ready uses
 	ctx   context.Context
-	open  bool   // reductions may begin
+	open  bool   // reductions may be started
 	ready []bool // by tensor, in the current pass
 }
 
@@ -108,7 +108,7 @@ type bucket[T Float] struct {
 	name    string
 	data    []T
 	tensors int
-	missing int // number of tensors that are not ready
+	missing int // number of its tensors that are not ready
 	handle  *collective.Handle
 }
 
@@ -137,7 +137,7 @@ func NewAverager[T Float](w Worker, o Options, lengths ...int) *Averager[T] {
 		total += n
 	}
 	var err error
-	if a.flat, err = collective.Alloc[T](total); err != nil { // no shared memory left
+	if a.flat, err = collective.Alloc[T](total); err != nil { // no shared memory is left
 		a.flat = make([]T, total)
 	}
 	rest := a.flat
@@ -167,9 +167,9 @@ func (a *Averager[T]) cut() {
 	}
 }
 
-// Tensor returns the gradient of tensor i, always the same slice. It is zero when a step begins.
+// Tensor returns the gradient of tensor i, always as the same slice. It is zero when a step begins.
 // Backward passes add to it until they call Ready for it, and must not write to it afterwards.
-// After a Pass or Join that returned true it is the average, until the next call.
+// After a Pass or Join that returned true it holds the average, until the next call.
 func (a *Averager[T]) Tensor(i int) []T { return a.tensors[i] }
 
 // Len returns the number of tensors.
@@ -195,11 +195,11 @@ func (a *Averager[T]) Ready(tensors ...int) {
 	}
 }
 
-// Pass makes one backward pass of a step: it calls backward, which adds to the tensors. In the last
+// Pass runs one backward pass of a step: it calls backward, which adds to the tensors. In the last
 // pass of the step it waits for the averages and returns true: each tensor is then the mean over
 // all passes of all ranks. In earlier passes it returns false without communication. Steps are
-// collective: all ranks must make the same number, each with as many passes as Options says or with
-// Join.
+// collective: all ranks must make the same number of steps, each either with as many passes as
+// Options says or with Join.
 //
 // After an error of backward or of the collective the contents of the tensors are undefined, and
 // every later call returns an error until the worker enters another world.
@@ -223,9 +223,9 @@ func (a *Averager[T]) Pass(ctx context.Context, backward func() error) (averaged
 	return a.finish()
 }
 
-// Join makes a step without data: the rank contributes only what earlier passes of the step have
-// accumulated, and receives the averages as from Pass. It returns false if no rank had data, in the
-// same step on all ranks; the tensors are then zero. It blocks until every rank has finished its
+// Join makes a step without data: this rank contributes only what earlier passes of the step have
+// accumulated, and receives the averages as from Pass. If no rank had data, Join returns false in
+// the same step on all ranks, and the tensors are zero. It blocks until every rank has finished its
 // step.
 func (a *Averager[T]) Join(ctx context.Context) (averaged bool, err error) {
 	if err := a.enter(ctx); err != nil {

@@ -104,7 +104,7 @@ func follow(path string, ended <-chan struct{}, seen chan<- observation) {
 // lineWriter sends complete lines. It must be used by one goroutine.
 type lineWriter struct {
 	seen chan<- observation
-	done <-chan struct{} // closed: there is no receiver any more, but an orphaned worker can still write to the pipe
+	done <-chan struct{} // closed when nobody receives any more; an orphaned worker can still write to the pipe
 	rest []byte
 }
 

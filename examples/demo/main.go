@@ -23,7 +23,7 @@ import (
 	"time"
 )
 
-const stepTime = 10 * time.Millisecond // of the disturbed run, so that a viewer can follow it
+const stepTime = 10 * time.Millisecond // of the disturbed run, so that a viewer can follow
 
 func main() {
 	// startJob ties hvdrun's life to the thread that starts it. The main thread lives as long as
@@ -77,7 +77,7 @@ func run(ctx context.Context, hvdrun, digits string, epochs int) (err error) {
 	return nil
 }
 
-// discoveryInterval is short because the demo is.
+// discoveryInterval is short because the whole demo is.
 const discoveryInterval = 200 * time.Millisecond
 
 // undisturbed runs the job on two workers at full speed.

@@ -22,7 +22,7 @@ const (
 // view is the observed state of a job.
 type view struct {
 	events   []event
-	world    event          // the last published one
+	world    event          // the last published world
 	epochs   map[uint64]int // number of finished epochs, by generation
 	accuracy float64        // 0: not printed yet
 	digests  []string       // of the weights, one per worker at the end
@@ -84,7 +84,7 @@ func (t *teller) show(o observation) {
 	switch {
 	case o.event == nil:
 		t.say("  ", "%s", o.line)
-	case o.event.Name != "audit": // who has asked for what is no part of the story
+	case o.event.Name != "audit": // audit records are not part of the story
 		_, words := o.event.Words()
 		t.say(" *", "%s", words)
 	}
@@ -99,7 +99,7 @@ type story struct {
 	view
 	job       *job
 	hostsFile string
-	quiet     bool // do not show epochs
+	quiet     bool // do not print epochs
 }
 
 // take records and shows an observation.
@@ -141,8 +141,8 @@ func (s *story) until(ctx context.Context, what string, holds func() bool) error
 	return nil
 }
 
-// tell disturbs the job. Each disturbance waits until the job trains in the world that the previous
-// one has led to.
+// tell disturbs the job. Each disturbance waits until the job trains in the world that resulted
+// from the previous one.
 func (s *story) tell(ctx context.Context) error {
 	if err := s.until(ctx, "two epochs with 2 workers", func() bool { return s.trained(2, 2) }); err != nil {
 		return err

@@ -35,7 +35,7 @@ func (d *display) step(w *elastic.Worker, epoch int, at progress) {
 	}
 }
 
-// barOf is a progress bar with what it counts.
+// barOf returns a progress bar and the numbers that it shows.
 func barOf(images, all, epoch int, loss float64) string {
 	const width = 40
 	done := width * images / all

@@ -4,9 +4,9 @@
 //	hvdrun -np 4 bin/digits
 //	hvdrun -np 2 --min-np 1 --host-discovery-script ./hosts.sh bin/digits
 //
-// It shows the elements of an elastic training program: it registers the state once and makes steps
+// It shows the elements of an elastic training program: it registers the state once, and runs steps
 // of a fixed number of microbatches, which the workers share. Workers may join, leave and fail
-// meanwhile: the weights at the end are the same bits.
+// meanwhile: the final weights are the same, bit for bit.
 package main
 
 import (
@@ -74,7 +74,7 @@ func run(ctx context.Context, o options) error {
 	return nil
 }
 
-// progress is what the current epoch has brought so far.
+// progress is the state of the current epoch.
 type progress struct {
 	Images int
 	Loss   float64 // sum over the images

@@ -1,3 +1,3 @@
-// Package inventory is a discovery plugin in Python (inventory.py). Its tests run it as hvdrun
-// does.
+// Package inventory tests a discovery plugin in Python (inventory.py). Its tests run the plugin as
+// hvdrun does.
 package inventory

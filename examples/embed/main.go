@@ -1,6 +1,6 @@
-// Embed is a launcher of its own: it embeds hvdrun's driver. It runs a job of elastic workers on
-// this machine and prints what happens; if it is killed, the same command line resumes the job, and
-// the workers have gone on meanwhile.
+// Embed is a launcher that embeds hvdrun's driver. It runs a job of elastic workers on this machine
+// and prints what happens. If it is killed, the workers continue, and the same command line resumes
+// the job.
 //
 //	embed -dir /run/user/1000/job -np 4 -- bin/digits
 package main
@@ -45,7 +45,7 @@ func main() {
 	os.Exit(job.ExitStatus(err))
 }
 
-// run begins the job, or resumes it where the folder has one.
+// run starts the job, or resumes it if the folder already has one.
 func run(ctx context.Context, dir string, np int, hvdrun string, command []string) (err error) {
 	authority, began, err := openAuthority(filepath.Join(dir, "authority"))
 	if err != nil {
@@ -78,7 +78,7 @@ func run(ctx context.Context, dir string, np int, hvdrun string, command []strin
 	return driver.Run(ctx, cfg)
 }
 
-// openAuthority reads the job's authority, or makes it. It is the secret of the job.
+// openAuthority reads the job's authority, or creates it. The authority is the secret of the job.
 func openAuthority(path string) (a driver.Authority, began bool, err error) {
 	text, err := os.ReadFile(path)
 	if err == nil {
@@ -98,7 +98,7 @@ func openAuthority(path string) (a driver.Authority, began bool, err error) {
 	return a, false, os.WriteFile(path, []byte(encoded), 0o600)
 }
 
-// tell prints the events that a person wants to see.
+// tell prints the events that matter to a user.
 func tell(e job.Event) {
 	switch e.Name {
 	case job.WorldPublished, job.WorkerExited, job.Resumed, job.JobDone:

@@ -1,11 +1,10 @@
-// Evaluate trains the network of examples/digits, and has spare workers evaluate its checkpoints
-// while it trains:
+// Evaluate trains the network of examples/digits while spare workers evaluate its checkpoints:
 //
 //	hvdrun -np 2 --min-np 1 --spares 1 -H localhost:3 bin/evaluate -dir /tmp/checkpoints
 //
-// Each evaluation is a task. A spare that gets a place in training gives its task back, which runs
-// on another spare. What no spare has evaluated when training ends, rank 0 does itself. The folder
-// of the checkpoints must be one of all hosts.
+// Each evaluation is a task. A spare that becomes a member of the world gives its task back, and
+// another spare runs it. When training ends, rank 0 evaluates the checkpoints that no spare has
+// evaluated. All hosts must share the folder of the checkpoints.
 package main
 
 import (
@@ -31,16 +30,16 @@ import (
 // hidden is the number of hidden units.
 const hidden = 32
 
-// score is what an evaluation has come to.
+// score is the result of an evaluation.
 type score struct {
-	Accuracy float64 // on the images that were held out
+	Accuracy float64 // on the held-out images
 	Host     string
 	PID      int
 }
 
 var evaluate = tasks.Register[score]("evaluate-digits/v1", evaluateFile)
 
-// evaluateFile evaluates the checkpoint of a path.
+// evaluateFile evaluates the checkpoint at path.
 func evaluateFile(_ context.Context, path string) (s score, err error) {
 	_, heldOut, err := dataset.Load()
 	if err != nil {
@@ -55,7 +54,7 @@ func evaluateFile(_ context.Context, path string) (s score, err error) {
 	return s, err
 }
 
-// load reads the parameters of a checkpoint.
+// load reads the parameters of a checkpoint into params.
 func load(path string, params []float32) error {
 	f, err := checkpoint.Open(path)
 	if err != nil {
@@ -108,7 +107,7 @@ func run(ctx context.Context, o options) error {
 	}
 	defer w.Close()
 
-	// A spare evaluates until it has a place in training.
+	// A spare evaluates until it becomes a member of the world.
 	spare, cancel := w.WhileSpare(ctx)
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -133,7 +132,7 @@ func run(ctx context.Context, o options) error {
 	return nil
 }
 
-// train trains, and has rank 0 submit each checkpoint.
+// train trains the network. Rank 0 submits each checkpoint.
 func train(ctx context.Context, w *elastic.Worker, o options, results *results) error {
 	set, _, err := dataset.Load()
 	if err != nil {
@@ -153,7 +152,7 @@ func train(ctx context.Context, w *elastic.Worker, o options, results *results) 
 	return elastic.Run(ctx, state, func(ctx context.Context) error {
 		var watching sync.WaitGroup
 		defer watching.Wait()
-		if w.Rank() == 0 { // of this world
+		if w.Rank() == 0 { // rank in this world
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
 			watching.Go(func() { results.watch(ctx, o.dir) })
@@ -195,7 +194,7 @@ func (r *results) watch(ctx context.Context, dir string) {
 		}
 		return
 	}
-	defer pool.Close() // what is not over is cancelled
+	defer pool.Close() // cancels what has not ended
 	submitted := make(map[uint64]bool)
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
@@ -245,7 +244,7 @@ func (r *results) put(n uint64, s score) {
 	fmt.Printf("commit %d: held-out accuracy %.4f, by process %d\n", n, s.Accuracy, s.PID)
 }
 
-// rest evaluates what no spare has.
+// rest evaluates the checkpoints that no spare has evaluated.
 func (r *results) rest(ctx context.Context, dir string) error {
 	commits, err := checkpoint.List(dir)
 	if err != nil {
@@ -265,7 +264,7 @@ func (r *results) rest(ctx context.Context, dir string) error {
 	return nil
 }
 
-// print prints the best commits.
+// print prints the commits with the best results.
 func (r *results) print() {
 	var commits []uint64
 	elsewhere := 0

@@ -7,8 +7,8 @@
 //
 // It shows how a program of a framework becomes elastic: gomlx.NewState makes the variables of the
 // model and of the optimizer part of the state, and a gomlx.Step computes and applies the gradients
-// of elastic.Steps. Workers may join, leave and fail meanwhile: the variables at the end are the
-// same bits.
+// of elastic.Steps. Workers may join, leave and fail meanwhile: the final variables are the same,
+// bit for bit.
 package main
 
 import (
@@ -152,7 +152,7 @@ func (t *trainer) train(ctx context.Context, w *elastic.Worker, set *images) err
 		return t.step.Apply(mean)
 	}
 	return elastic.Run(ctx, state, func(ctx context.Context) error {
-		_ = enter() // this worker's first world
+		_ = enter() // the worker enters its first world
 		for steps.Epoch() < t.epochs {
 			began, epoch := time.Now(), steps.Epoch()
 			if err := steps.Step(ctx, backward, apply); err != nil {
@@ -167,7 +167,7 @@ func (t *trainer) train(ctx context.Context, w *elastic.Worker, set *images) err
 	})
 }
 
-// setRate sets the learning rate of an epoch, which is a variable of the optimizer.
+// setRate sets the learning rate, which is a variable of the optimizer, for an epoch.
 func (t *trainer) setRate(epoch int) error {
 	rate := t.rate * math.Pow(t.decay, float64(epoch))
 	v := t.store.GetVariable(model.JoinPath("/", optimizer.Scope, optimizer.ParamLearningRate))

@@ -1,13 +1,12 @@
-// Gpu trains a small network on handwritten digits on a GPU, as examples/digits does on CPUs: its
-// parameters are in device memory, and its arithmetic is in kernels of its own. Several workers may
-// share a GPU.
+// Gpu trains a small network on handwritten digits on a GPU, as examples/digits does on CPUs. Its
+// parameters are in device memory, and it brings its own kernels. Several workers may share a GPU.
 //
 //	bin/gpu
 //	hvdrun -np 2 bin/gpu
 //	hvdrun -np 4 --min-np 1 bin/gpu
 //
-// It needs only the driver of CUDA. Workers may join, leave and fail meanwhile: the parameters at
-// the end are the same bits.
+// It needs only the CUDA driver. Workers may join, leave and fail meanwhile: the final parameters
+// are the same, bit for bit.
 package main
 
 import (
@@ -51,7 +50,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "gpu: -epochs, -microbatches, -batch and -hidden must be at least 1, and only flags are accepted")
 		os.Exit(2)
 	}
-	elastic.Main(func(ctx context.Context) error { // after cuda.ErrSticky a new process is needed: hvdrun starts one
+	elastic.Main(func(ctx context.Context) error { // after cuda.ErrSticky a new process is needed, which hvdrun starts
 		err := run(ctx, o)
 		if errors.Is(err, cuda.ErrUnavailable) {
 			err = fmt.Errorf("gpu: this example needs an NVIDIA GPU: %w", err)
@@ -115,7 +114,7 @@ func run(ctx context.Context, o options) (err error) {
 	return nil
 }
 
-// progress is what the current epoch has brought so far.
+// progress is the state of the current epoch.
 type progress struct {
 	Images int
 	Loss   float64 // sum over the images

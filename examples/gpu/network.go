@@ -30,17 +30,17 @@ type network struct {
 
 	gather, linear, softmax, backward, gradient, descend *cuda.Function
 
-	hidden, room int // room: maximum images per batch
+	hidden, room int // room: largest number of images in a batch
 
 	// All parameters are in one slice, so that one copy moves all gradients and one Tensor has all
 	// parameters: w1 (hidden×64), b1 (hidden), w2 (10×hidden), b2 (10).
 	params, velocity *cuda.Slice[float32]
-	grad             *cuda.Slice[float32] // of the parameters, and the loss
+	grad             *cuda.Slice[float32] // of the parameters, followed by the loss
 
-	// Of the current batch.
+	// Data of the current batch.
 	index, label          *cuda.Slice[int32]
 	x, active, back, loss *cuda.Slice[float32]
-	logits                *cuda.Slice[float32] // and their gradient
+	logits                *cuda.Slice[float32] // later replaced by their gradient
 
 	held []func() error // release functions, in the order of allocation
 }
@@ -193,8 +193,8 @@ func (m *network) gradientOf(ctx context.Context, from *set, batch []int, to []f
 	return m.grad.CopyTo(ctx, to)
 }
 
-// step descends along a gradient, which is followed by a loss as that of pass is. When it returns
-// nil the device has completed it.
+// step descends along a gradient that is followed by a loss, in the layout that pass writes. When
+// it returns nil, the device has completed the step.
 func (m *network) step(ctx context.Context, gradient []float32, rate, momentum float32) error {
 	if err := m.grad.CopyFrom(ctx, gradient); err != nil {
 		return err

@@ -1,3 +1,3 @@
-// Package kubernetes has the manifests of a cluster of agents. Its tests check that they are
-// consistent with each other and with the plugin.
+// Package kubernetes tests the manifests of a cluster of agents: that they are consistent with each
+// other and with the plugin.
 package kubernetes

@@ -22,26 +22,27 @@ import (
 	"github.com/hvdrun/hvdrun/tasks"
 )
 
-// setting is what a trial is made with.
+// setting holds the hyper-parameters of a trial.
 type setting struct {
 	Rate, Momentum float64
 	Hidden, Epochs int
 }
 
-// String is the setting as a row of the table begins.
+// String returns the beginning of the setting's row in the table.
 func (s setting) String() string {
 	return fmt.Sprintf("%-8g %-9g %-7d", s.Rate, s.Momentum, s.Hidden)
 }
 
-// outcome is what a trial has brought.
+// outcome is the result of a trial.
 type outcome struct {
-	Loss     []float64 // of each epoch, the mean over the images
-	Accuracy float64   // on images that were held out
+	Loss     []float64 // mean over the images, for each epoch
+	Accuracy float64   // on the held-out images
 }
 
 var trial = tasks.Register[outcome]("sweep-trial/v1", train)
 
-// train trains a network. The same setting has the same outcome, wherever and how often it runs.
+// train trains a network. The same setting has the same outcome, wherever and however often it
+// runs.
 func train(ctx context.Context, s setting) (o outcome, err error) {
 	set, heldOut, err := dataset.Load()
 	if err != nil {
@@ -59,7 +60,7 @@ func train(ctx context.Context, s setting) (o outcome, err error) {
 			network.Descend(m.Params, velocity, grad, float32(s.Rate), float32(s.Momentum))
 		}
 		o.Loss = append(o.Loss, loss/float64(set.Len()))
-		if ctx.Err() != nil { // the task was cancelled, or its worker leaves
+		if ctx.Err() != nil { // the task was cancelled, or its worker is leaving
 			return o, ctx.Err()
 		}
 	}
@@ -67,7 +68,7 @@ func train(ctx context.Context, s setting) (o outcome, err error) {
 	return o, nil
 }
 
-// grid returns all settings that are tried.
+// grid returns all settings to try.
 func grid(epochs int) (all []setting) {
 	for _, rate := range []float64{0.003, 0.01, 0.03, 0.1, 0.3} {
 		for _, momentum := range []float64{0, 0.5, 0.9} {
@@ -119,7 +120,7 @@ func run(ctx context.Context, begin bool, epochs int, svg string) error {
 	return os.WriteFile(svg, []byte(picture(first)), 0o644)
 }
 
-// result is a trial that has ended.
+// result is a trial that has ended, with its outcome.
 type result struct {
 	setting
 	outcome
@@ -153,8 +154,8 @@ func sweep(ctx context.Context, pool *tasks.Pool, settings []setting) ([]result,
 	return results, nil
 }
 
-// best puts the best results first. Equal ones are in the order of their settings, not in that in
-// which they came.
+// best sorts the best results first. Equal results are in the order of their settings, not in the
+// order in which they arrived.
 func best(results []result) {
 	slices.SortFunc(results, func(a, b result) int {
 		return cmp.Or(

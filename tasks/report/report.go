@@ -10,20 +10,20 @@ import (
 // Status is the status of a scheduler: tasks by function, with the reasons why they wait, and
 // workers.
 type Status struct {
-	Waiting   int            `json:"waiting"` // for results that are arguments
+	Waiting   int            `json:"waiting"` // for results that are their arguments
 	Ready     int            `json:"ready"`
-	Running   int            `json:"running"` // or sent ahead
+	Running   int            `json:"running"` // includes tasks sent ahead
 	Retried   int            `json:"retried"`
 	Functions []GroupStatus  `json:"functions,omitempty"`
 	Workers   []WorkerStatus `json:"workers,omitempty"`
-	// Suspended is the number of waiting tasks of a journal that wait for workers that may have
-	// them.
+	// Suspended is the number of waiting tasks, restored from a journal, for whose workers the
+	// scheduler still waits.
 	Suspended int `json:"suspended,omitempty"`
-	// Journal is the error of the journal; empty: none.
+	// Journal is the error of the journal; empty: no error.
 	Journal string `json:"journal,omitempty"`
-	// Memory is the memory of tasks, in bytes, if it is bounded.
+	// Memory is the memory of tasks, in bytes; nil: it has no limit.
 	Memory *Memory `json:"memory,omitempty"`
-	// Offered are the functions that workers have, by name.
+	// Offered are the functions that workers offer, sorted by name.
 	Offered []Offered `json:"offered,omitempty"`
 }
 
@@ -31,7 +31,7 @@ type Status struct {
 type Memory struct {
 	Used int64 `json:"used"`
 	Most int64 `json:"most"`
-	// Clients are the clients that take most, in that order.
+	// Clients are the clients that take the most memory, in descending order.
 	Clients []ClientStatus `json:"clients,omitempty"`
 }
 
@@ -40,19 +40,20 @@ type ClientStatus struct {
 	Name  string `json:"name"`
 	Tasks int    `json:"tasks"`
 	Bytes int64  `json:"bytes"`
-	// Unread is the size, in bytes, of results that it has not taken. Paused: there are so many
-	// that its tasks wait.
+	// Unread is the size, in bytes, of results that the client has not taken. Paused means that it
+	// has so many that its tasks wait.
 	Unread int64 `json:"unread,omitempty"`
 	Paused bool  `json:"paused,omitempty"`
-	// Gone: it has no connection.
+	// Gone means that the client has no connection.
 	Gone bool `json:"gone,omitempty"`
 }
 
-// Offered is a function that workers have.
+// Offered is a function that workers offer.
 type Offered struct {
 	Function string `json:"function"`
 	Workers  int    `json:"workers"`
-	// CPU is how many processors those of them offer that neither leave nor train.
+	// CPU is the number of processors that workers with the function offer, without workers that
+	// are leaving or that train.
 	CPU float64 `json:"cpu"`
 }
 
@@ -62,7 +63,8 @@ type GroupStatus struct {
 	Demand   string `json:"demand"`
 	Ready    int    `json:"ready"`
 	Running  int    `json:"running"`
-	// PaceUS is how long a task takes, in microseconds: a moving average. 0: none has ended.
+	// PaceUS is the moving average of the run time of a task, in microseconds. 0: none has ended
+	// yet.
 	PaceUS int64 `json:"pace_us"`
 	// Why is the reason why the ready tasks do not run.
 	Why string `json:"why,omitempty"`
@@ -79,13 +81,13 @@ type WorkerStatus struct {
 	Ahead   int    `json:"ahead"`
 	Done    int    `json:"done"`
 	Leaving bool   `json:"leaving,omitempty"`
-	// Waits is the number of running tasks that wait for other tasks, and have lent their
+	// Waits is the number of running tasks that wait for other tasks and have lent their
 	// processors.
 	Waits int `json:"waits,omitempty"`
-	// Trains: it has a place in a world, and runs no tasks.
+	// Trains means that the worker is a member of a world and runs no tasks.
 	Trains bool `json:"trains,omitempty"`
-	// Stopped are attempts of tasks that were cancelled or reached their time limit, and whose
-	// functions have not ended. They keep their resources of the worker until then.
+	// Stopped are attempts of tasks that were cancelled or reached their time limit, but whose
+	// functions have not returned. Until then they keep their resources of the worker.
 	Stopped []StoppedStatus `json:"stopped,omitempty"`
 }
 
@@ -93,13 +95,14 @@ type WorkerStatus struct {
 type StoppedStatus struct {
 	Function string `json:"function"`
 	N        uint64 `json:"n"`
-	// Why is the reason: it was cancelled, its time is up, or it runs again elsewhere.
+	// Why is the reason: the task was cancelled, its time limit has passed, or it runs again
+	// elsewhere.
 	Why string `json:"why,omitempty"`
-	// ForMS is how long ago it was told, in milliseconds.
+	// ForMS is how long ago the attempt was told to stop, in milliseconds.
 	ForMS int64 `json:"for_ms"`
 }
 
-// String returns why the attempt was told to stop, and how long ago.
+// String describes why the attempt was told to stop, and how long ago.
 func (s StoppedStatus) String() string {
 	return fmt.Sprintf("%s, has not ended for %v", s.Why, (time.Duration(s.ForMS) * time.Millisecond).Round(time.Second))
 }
@@ -114,9 +117,9 @@ func (s Status) Lasting() (all []string) {
 	return all
 }
 
-// Explanation gives the state of a task, and the reason.
+// Explanation describes the state of a task and the reason for it.
 type Explanation struct {
-	// Client is the session of the client whose task it is; N its number.
+	// Client is the session of the task's client. N is the number of the task.
 	Client   uint64 `json:"client"`
 	N        uint64 `json:"n"`
 	Function string `json:"function"`
@@ -128,6 +131,6 @@ type Explanation struct {
 	Tries  int    `json:"tries,omitempty"`
 	Deaths int    `json:"deaths,omitempty"`
 	Why    string `json:"why"`
-	// By is the name of the client, for those who have it.
+	// By is the name of the client, in answers that concern several clients.
 	By string `json:"by,omitempty"`
 }

@@ -2,14 +2,14 @@ package scaler
 
 import "time"
 
-// usage is what this process and its machine use.
+// usage describes the resources that this process and its machine use.
 type usage struct {
-	cpu       float64 // processors kept busy
+	cpu       float64 // number of busy processors
 	rss, free uint64  // bytes
 	pid       uint32
 }
 
-// due returns when tick is to be called, or gone returns true.
+// due returns when the owner must next call tick, or gone would return true.
 func (c *core) due() time.Time {
 	end := c.beat.contact.Add(c.cfg.GiveUp)
 	if c.id == nil {
@@ -28,12 +28,12 @@ func (c *core) due() time.Time {
 	return next
 }
 
-// gone returns whether the scheduler has been silent for too long.
+// gone reports whether the scheduler has been silent for too long.
 func (c *core) gone(now time.Time) bool {
 	return now.Sub(c.beat.contact) >= c.cfg.GiveUp
 }
 
-// tick does what is due.
+// tick sends a heartbeat if it is due.
 func (c *core) tick(now time.Time, look func() usage) {
 	if c.id == nil || now.Before(c.due()) {
 		return
@@ -59,7 +59,8 @@ func (c *core) heartbeat(now time.Time, u usage) {
 	c.beat.waiting, c.beat.last = true, now
 }
 
-// echo tells that the scheduler has answered a heartbeat, and so has all that was sent before it.
+// echo handles the scheduler's answer to a heartbeat, which also acknowledges everything sent
+// before that heartbeat.
 func (c *core) echo(now time.Time) {
 	if !c.beat.waiting {
 		return

@@ -23,8 +23,9 @@ func Encode(m Message) [][]byte {
 	return append([][]byte{[]byte(m.kind())}, m.encode()...)
 }
 
-// Decode returns the message in the frames. It shares memory with them, and allocates no more than
-// the frames' descriptors: counts within a message are checked against the frames.
+// Decode decodes the message in the frames. The message shares memory with the frames. Decode
+// allocates memory only in proportion to the frames, because it checks counts within a message
+// against the number of frames.
 func Decode(all [][]byte) (Message, error) {
 	if len(all) < 2 {
 		return nil, fmt.Errorf("%w: %d frames", ErrFormat, len(all))
@@ -77,7 +78,7 @@ func blank(kind string) Message {
 	return nil
 }
 
-// frames are those that have not been read yet. The first error stays.
+// frames are the frames that have not been decoded yet. The first error is kept.
 type frames struct {
 	rest [][]byte
 	err  error
@@ -89,7 +90,7 @@ func (f *frames) fail(format string, args ...any) {
 	}
 }
 
-// end returns the first error, which may be that frames are left.
+// end returns the first error. Frames that are left are an error too.
 func (f *frames) end() error {
 	if len(f.rest) > 0 {
 		f.fail("%d frames too many", len(f.rest))
@@ -97,7 +98,7 @@ func (f *frames) end() error {
 	return f.err
 }
 
-// next returns the next frame, or nothing after an error.
+// next returns the next frame, or nil after an error.
 func (f *frames) next(what string) []byte {
 	if f.err != nil {
 		return nil
@@ -111,7 +112,7 @@ func (f *frames) next(what string) []byte {
 	return frame
 }
 
-// sized returns the next frame, of n bytes, zeros after an error.
+// sized returns the next frame, which must have n bytes; after an error it returns zeros.
 func (f *frames) sized(what string, n int) []byte {
 	frame := f.next(what)
 	if f.err == nil && len(frame) != n {
@@ -123,7 +124,7 @@ func (f *frames) sized(what string, n int) []byte {
 	return frame
 }
 
-// one returns the next frame, of one of some bytes.
+// one returns the next frame, which must be one of the bytes in of.
 func (f *frames) one(what, of string) byte {
 	b := f.sized(what, 1)[0]
 	if f.err != nil {
@@ -142,7 +143,7 @@ func (f *frames) empty(what string) {
 	f.sized(what, 0)
 }
 
-// several returns the next n frames, or nothing after an error.
+// several returns the next n frames, or nil after an error.
 func (f *frames) several(what string, n uint64) [][]byte {
 	if f.err != nil {
 		return nil
@@ -161,9 +162,9 @@ func (f *frames) several(what string, n uint64) [][]byte {
 
 func (f *frames) all(what string) [][]byte { return f.several(what, uint64(len(f.rest))) }
 
-// Numbers are as Python's module struct packs them: in the byte order of the machine, and aligned.
-// Scaler's programs run on machines of one order only, as does this one, so the order is the
-// little one that they have.
+// Numbers are encoded as Python's module struct packs them: in the byte order of the machine, and
+// aligned. All machines of a cluster must have the same order, which is little-endian on those on
+// which Scaler and this program run.
 var order = binary.LittleEndian
 
 func truth(b bool) byte {
@@ -173,7 +174,7 @@ func truth(b bool) byte {
 	return 0
 }
 
-// load returns processors kept busy as thousandths. What is more than 65 stays 65.535.
+// load returns a number of busy processors in thousandths, at most 65.535 processors.
 func load(cpu float64) uint16 {
 	return uint16(min(max(cpu*1000+0.5, 0), math.MaxUint16))
 }
@@ -265,7 +266,7 @@ func (p *Profile) decode(b []byte, f *frames) {
 	}
 }
 
-// encode returns three counts in one frame, then three columns.
+// encode returns a frame with three counts, followed by three columns.
 func (o Objects) encode() [][]byte {
 	var counts []byte
 	var out [][]byte
@@ -369,8 +370,8 @@ func (m *ClientHeartbeat) decode(f *frames) error {
 	return f.err
 }
 
-// Messages without content have one empty frame: Scaler's programs drop messages of fewer than two
-// frames.
+// nothing is the content of messages without content: one empty frame, because Scaler's programs
+// drop messages of fewer than two frames.
 var nothing = [][]byte{{}}
 
 func (*HeartbeatEcho) encode() [][]byte       { return nothing }

@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// core decides what a worker does. It has no goroutine, lock, clock or socket: its methods are told
-// what has happened, and leave what is to be done in out, which its owner takes.
+// core decides what a worker does. It has no goroutine, lock, clock or socket: its owner reports by
+// its methods what has happened, and takes the actions to perform from out.
 type core struct {
 	cfg Config
-	id  []byte // identity of the connection, nil without one
+	id  []byte // identity of the connection; nil: not connected
 	out actions
 
-	jobs    map[string]*job // by task
-	runs    map[uint64]*job // those that run, of tasks taken back too
+	jobs    map[string]*job // by task ID
+	runs    map[uint64]*job // jobs that run, including those that were taken back
 	queued  queue
-	fetched int // jobs that wait for objects, or are about to run
+	fetched int // number of jobs that wait for objects or are ready to run
 	ready   queue
 	numbers uint64
 
 	store    *store
-	requests []request         // those without an answer, in order
-	wanted   map[string][]*job // by object
+	requests []request         // requests without an answer, in order
+	wanted   map[string][]*job // by object ID
 
 	outbox
 	answers answers
@@ -33,19 +33,19 @@ type core struct {
 	leaving bool
 }
 
-// outbox is the results that the scheduler may not have.
+// outbox holds the results that the scheduler may not have received.
 type outbox struct {
 	sent []sent
-	held int // bytes of them
+	held int // number of bytes of these results
 }
 
-// keep keeps a result.
+// keep adds a result.
 func (o *outbox) keep(s sent) {
 	o.sent = append(o.sent, s)
 	o.held += s.bytes
 }
 
-// heard forgets the results that were sent before as many heartbeats.
+// heard removes the results that were sent before the given number of heartbeats.
 func (o *outbox) heard(beats uint64) {
 	n := 0
 	for n < len(o.sent) && o.sent[n].beats < beats {
@@ -56,13 +56,13 @@ func (o *outbox) heard(beats uint64) {
 	o.sent = o.sent[n:]
 }
 
-// answers are the tasks of a connection that have had an answer: of many, the last ones.
+// answers are the tasks of a connection that have been answered. Only the last maxAnswers are kept.
 type answers struct {
 	tasks map[string]bool
-	order []string // the oldest first
+	order []string // oldest first
 }
 
-// add remembers that a task has had an answer.
+// add records that a task has been answered.
 func (a *answers) add(task []byte) {
 	if a.tasks[string(task)] {
 		return
@@ -78,20 +78,20 @@ func (a *answers) add(task []byte) {
 	a.order = append(a.order, string(task))
 }
 
-// forget is for a task that comes again.
+// forget removes a task that the scheduler has sent again.
 func (a *answers) forget(task []byte) { delete(a.tasks, string(task)) }
 
-// actions are for core's owner to do.
+// actions are what the owner of the core must do.
 type actions struct {
 	send  []Message
 	start []start
-	stop  []uint64 // runs whose context is to end
-	note  []string // for the log
-	// broken asks for another connection.
+	stop  []uint64 // runs whose contexts must be cancelled
+	note  []string // lines for the log
+	// broken requests another connection.
 	broken bool
 }
 
-// start asks for a call.
+// start requests a call.
 type start struct {
 	run  uint64
 	fn   Func
@@ -101,13 +101,13 @@ type start struct {
 // job is a task that this worker has.
 type job struct {
 	task   *Task
-	number uint64 // rises with each job
-	place  int    // in a queue
+	number uint64 // increases with each job
+	place  int    // index in its queue
 	state  jobState
-	// missing are objects that have not come; used are those that have.
+	// missing is the number of objects that have not arrived. used are the objects that have.
 	missing int
 	used    map[string]*object
-	// canceled says that the client wants no result. The call goes on until it returns.
+	// canceled means that the client does not want the result. The call continues until it returns.
 	canceled bool
 }
 
@@ -118,36 +118,37 @@ const (
 	isFetching
 	isReady
 	isRunning
-	isOver // taken back while it ran, or done
+	isOver // taken back while it was running, or done
 )
 
 // request is an ObjectRequest without an answer.
 type request struct{ ids [][]byte }
 
-// sent is a result. It is kept until the scheduler has answered a heartbeat sent after it, and is
-// sent again on another connection.
+// sent is a result that was sent. It is kept until the scheduler has answered a heartbeat that was
+// sent after it, and is sent again on another connection.
 type sent struct {
 	messages []Message
 	bytes    int
-	beats    uint64 // heartbeats that were sent before it
+	beats    uint64 // number of heartbeats sent before it
 }
 
-// beat is the state of heartbeats.
+// beat is the state of the heartbeats.
 type beat struct {
-	count   uint64    // heartbeats so far
-	waiting bool      // for an echo of the last one
-	last    time.Time // when it was sent
-	contact time.Time // last echo, or the beginning
+	count   uint64    // number of heartbeats sent so far
+	waiting bool      // the last one has not been echoed yet
+	last    time.Time // when the last one was sent
+	contact time.Time // time of the last echo, or of the start
 	latency time.Duration
 }
 
 const (
-	// maxJobs bounds the tasks that a scheduler may give a worker: a hundred times what Scaler's
-	// gives by default.
+	// maxJobs is the largest number of tasks that a scheduler may give a worker: a hundred times
+	// what Scaler's scheduler gives by default.
 	maxJobs = 100_000
-	// maxAnswers bounds the tasks that are known to have had an answer.
+	// maxAnswers is the largest number of tasks remembered as answered.
 	maxAnswers = 1 << 16
-	// maxHeld is how many bytes of results wait for an echo before the next heartbeat comes early.
+	// maxHeld is the number of bytes of unacknowledged results beyond which the next heartbeat is
+	// sent early.
 	maxHeld = 8 << 20
 )
 
@@ -158,7 +159,7 @@ func newCore(cfg Config, now time.Time) *core {
 	}
 }
 
-// take returns what is to be done.
+// take returns the actions to perform and clears them.
 func (c *core) take() actions {
 	a := c.out
 	c.out = actions{}
@@ -175,9 +176,10 @@ func (c *core) notef(format string, args ...any) {
 	c.out.note = append(c.out.note, fmt.Sprintf(format, args...))
 }
 
-// connected reports a connection with a new identity. A router keeps the old one for as long as it
-// does not know that it has gone, and refuses another connection of the same name. The results that
-// may be lost come first, then the scheduler gives the tasks of the old identity to others.
+// connected handles a new connection, which has a new identity. The router of the scheduler keeps
+// the old identity until it notices that the connection has ended, and refuses another connection
+// with the same identity. connected sends the results that may have been lost first, and then makes
+// the scheduler give the tasks of the old identity to others.
 func (c *core) connected(now time.Time, id []byte, old []byte, u usage) {
 	c.id = id
 	for _, s := range c.sent {
@@ -193,8 +195,8 @@ func (c *core) connected(now time.Time, id []byte, old []byte, u usage) {
 	c.heartbeat(now, u)
 }
 
-// disconnected drops what the scheduler gives to others. What runs goes on: the results are right
-// whoever has the task then.
+// disconnected drops jobs that do not run, because the scheduler gives them to others. Running
+// calls continue: their results are right for whichever worker has the task then.
 func (c *core) disconnected() {
 	c.id = nil
 	c.requests, c.answers = nil, answers{}
@@ -206,7 +208,7 @@ func (c *core) disconnected() {
 	}
 }
 
-// forget removes a job that does not run.
+// forget removes a job that is not running.
 func (c *core) forget(id string, j *job) {
 	switch j.state {
 	case isQueued:
@@ -231,7 +233,7 @@ func (c *core) over(id string, j *job) {
 	}
 }
 
-// message reports what the scheduler has sent.
+// message handles a message from the scheduler.
 func (c *core) message(now time.Time, m Message) {
 	switch m := m.(type) {
 	case *Task:
@@ -260,10 +262,11 @@ func (c *core) message(now time.Time, m Message) {
 
 func (c *core) task(t *Task) {
 	if c.leaving {
-		return // the scheduler gets it back with all others
+		return // the scheduler will get it back with all others
 	}
 	if j := c.jobs[string(t.ID)]; j != nil {
-		// It runs since before the connection broke, or has come twice: one result serves.
+		// It has been running since before the connection broke, or was sent twice: one result
+		// suffices.
 		j.canceled = false
 		return
 	}
@@ -280,7 +283,7 @@ func (c *core) task(t *Task) {
 	c.advance()
 }
 
-// advance fetches for the next jobs, and starts as many as there are slots.
+// advance requests the objects of the next jobs, and starts as many jobs as there are free slots.
 func (c *core) advance() {
 	for {
 		switch {
@@ -294,7 +297,7 @@ func (c *core) advance() {
 	}
 }
 
-// fetch asks for the objects of a job that are not here.
+// fetch requests the objects of a job that are not stored here.
 func (c *core) fetch(j *job) {
 	j.state = isFetching
 	c.fetched++
@@ -342,7 +345,7 @@ func (c *core) ask(ids [][]byte) {
 	c.send(&ObjectRequest{IDs: ids})
 }
 
-// arrived makes a job ready that misses nothing.
+// arrived makes a job ready if it misses no object.
 func (c *core) arrived(j *job) {
 	if j.state == isFetching && j.missing == 0 {
 		j.state = isReady
@@ -350,8 +353,8 @@ func (c *core) arrived(j *job) {
 	}
 }
 
-// objects reports an answer. The IDs of an answer are those of its request; where some are missing
-// it does not say which, so that each is asked for alone.
+// objects handles an answer to an object request. The IDs in an answer are those of the request. If
+// some objects are missing, the answer does not show which, so each is requested again by itself.
 func (c *core) objects(m *ObjectResponse) {
 	at := -1
 	for i, r := range c.requests {
@@ -386,8 +389,8 @@ func (c *core) askEach(ids [][]byte) {
 	}
 }
 
-// tooLarge reports an answer that was larger than a message may be: the first that is due, as
-// answers come in the order of the requests.
+// tooLarge handles an answer that exceeds the size limit of a message. It is the answer to the
+// oldest request, because answers arrive in the order of the requests.
 func (c *core) tooLarge(err error) {
 	if len(c.requests) == 0 {
 		return
@@ -440,7 +443,7 @@ func (c *core) unwant(id string) []*job {
 	return waiting
 }
 
-// start starts a call, if the task names a function.
+// start starts a call, if the task names a known function.
 func (c *core) start(j *job) {
 	c.fetched--
 	j.state = isRunning
@@ -457,13 +460,13 @@ func (c *core) start(j *job) {
 	c.out.start = append(c.out.start, start{j.number, fn, args})
 }
 
-// finished tells that a call has returned.
+// finished handles the return of a call.
 func (c *core) finished(run uint64, result []byte, err error, p Profile) {
 	j := c.runs[run]
 	delete(c.runs, run)
 	switch {
-	case j.state == isOver: // taken back
-	case c.leaving: // the scheduler gets the task back
+	case j.state == isOver: // it was taken back
+	case c.leaving: // the scheduler will get the task back
 		c.over(string(j.task.ID), j)
 	case j.canceled:
 		c.over(string(j.task.ID), j)
@@ -476,7 +479,7 @@ func (c *core) finished(run uint64, result []byte, err error, p Profile) {
 	}
 }
 
-// fail ends a job that has not begun.
+// fail ends a job that has not started.
 func (c *core) fail(j *job, err error) {
 	if j.state == isFetching {
 		c.fetched--
@@ -484,7 +487,7 @@ func (c *core) fail(j *job, err error) {
 	c.result(j, nil, err, Profile{Absent: true})
 }
 
-// result sends what a task has come to: the object first, then the result that names it.
+// result sends the outcome of a task: first the object, then the result that refers to it.
 func (c *core) result(j *job, content []byte, err error, p Profile) {
 	status := Success
 	if err != nil {
@@ -500,7 +503,7 @@ func (c *core) result(j *job, content []byte, err error, p Profile) {
 	c.over(string(j.task.ID), j)
 }
 
-// resultID returns an id that no other result has.
+// resultID returns an ID that no other result has.
 func (c *core) resultID(t *Task) []byte {
 	unique := md5.Sum(binary.BigEndian.AppendUint64(append(append([]byte{}, c.cfg.unique...), t.ID...), c.numbers))
 	return ObjectID(t.Source, unique[:])
@@ -513,7 +516,7 @@ func exceptionOf(err error) []byte {
 	return Exception("RuntimeError", err.Error())
 }
 
-// report sends a result and keeps it until the scheduler has it.
+// report sends a result and keeps it until the scheduler has received it.
 func (c *core) report(object *ObjectInstruction, r *TaskResult) {
 	s := sent{messages: []Message{r}, bytes: 128, beats: c.beat.count}
 	if object != nil {
@@ -525,10 +528,10 @@ func (c *core) report(object *ObjectInstruction, r *TaskResult) {
 	c.send(s.messages...)
 }
 
-// cancel takes a task back: without force for its client, with force for another worker. A client
-// always gets an answer, even where the result has gone out: the scheduler has dropped that. A
-// second answer to the scheduler would be taken for one of the worker that has the task now, so
-// that a task which was given back, or has a result, gets none.
+// cancel takes a task back: without Force on behalf of its client, with Force to give it to another
+// worker. A client always gets an answer, even if the result has been sent, because the scheduler
+// has dropped that result. The scheduler would attribute a second answer to the worker that now has
+// the task, so a task that was given back or has a result gets no further answer.
 func (c *core) cancel(m *TaskCancel) {
 	j := c.jobs[string(m.ID)]
 	if j == nil && m.Force && c.answers.tasks[string(m.ID)] {
@@ -546,14 +549,14 @@ func (c *core) cancel(m *TaskCancel) {
 	case m.Force:
 		c.out.stop = append(c.out.stop, j.number)
 		c.over(string(m.ID), j)
-	default: // it is answered when the call returns
+	default: // answered when the call returns
 		c.out.stop = append(c.out.stop, j.number)
 		j.canceled = true
 		return
 	}
 	if m.Force {
 		c.answers.add(m.ID)
-		c.send(answer) // another connection begins with a DisconnectRequest, which serves as well
+		c.send(answer) // a new connection begins with a DisconnectRequest, which also serves
 	} else {
 		c.report(nil, answer)
 	}

@@ -1,5 +1,5 @@
-// Package scaler makes a program in Go a worker of a cluster of Scaler, a task scheduler in Python
-// over ZeroMQ. It speaks the protocol of the workers of Scaler 1.7.14:
+// Package scaler makes a Go program a worker of a cluster of Scaler, a task scheduler written in
+// Python that uses ZeroMQ. Work speaks the protocol of the workers of Scaler 1.7.14:
 //
 //	err := scaler.Work(ctx, scaler.Config{
 //		Address: "tcp://127.0.0.1:6378",
@@ -25,8 +25,8 @@
 //
 // # Guarantees
 //
-// A function that is pickled code, or that is not registered, fails the task: the client gets a
-// NotImplementedError or a LookupError. An error that a function returns, or its panic, is a
+// If the function of a task is pickled code or is not registered, the task fails: the client gets a
+// NotImplementedError or a LookupError. If a function returns an error or panics, the client gets a
 // RuntimeError with the text.
 //
 // A task can run more than once, as in Scaler, and its function must tolerate that. When the
@@ -39,7 +39,7 @@
 // The worker keeps objects for later tasks, up to 256 MiB. It drops a message of more than 256 MiB,
 // and the task that needs it fails with a MemoryError.
 //
-// The connection to the scheduler is neither encrypted nor authenticated. Anyone on the network
+// The connection to the scheduler is neither encrypted nor authenticated. Anyone on the network in
 // between can choose which registered functions are called, and with which arguments.
 //
 // # Versions

@@ -9,28 +9,28 @@ import (
 )
 
 // Func is a function that tasks call. Its arguments and its result are bytes in the format of the
-// client's serializer; the arguments are shared with other tasks and must not be changed. It should
-// return soon after ctx ends: a task that was taken back occupies its slot until then. It may be
-// called again for a task whose result was lost.
+// client's serializer. The arguments are shared with other tasks and must not be changed. It should
+// return soon after ctx ends, because a task that was taken back occupies its slot until then. It
+// may be called again for a task whose result was lost.
 type Func func(ctx context.Context, args [][]byte) ([]byte, error)
 
-// Functions are the functions of a worker by name. The name is what the client's serializer makes
-// of the function: the name itself, or a JSON string. A Go worker never runs a serializer: it
-// cannot run Python.
+// Functions are the functions of a worker by name. The name is what the client's serializer
+// produces for the function: the name itself, or a JSON string. A Go worker cannot run Python, and
+// therefore never runs a serializer.
 type Functions map[string]Func
 
-// maxName bounds the name of a function.
+// maxName is the largest length of a function's name in bytes.
 const maxName = 255
 
-// CallError is the reason why a task cannot run here. Its client gets it as an exception.
+// CallError is the reason why a task cannot run on this worker. Its client gets it as an exception.
 type CallError struct {
-	// Class is the exception's class, of Python's module builtins.
+	// Class is the class of the exception, in Python's module builtins.
 	Class, Text string
 }
 
 func (e *CallError) Error() string { return "scaler: " + e.Text }
 
-// find returns the function that an object names.
+// find returns the function that an object refers to.
 func (c *Config) find(object []byte) (Func, error) {
 	if isPickle(object) {
 		return nil, &CallError{"NotImplementedError", "the function is pickled Python code, which a worker in Go cannot run: " +
@@ -55,7 +55,8 @@ func (c *Config) find(object []byte) (Func, error) {
 	return fn, nil
 }
 
-// JSON makes a Func of a function of one argument, for clients with a JSON serializer.
+// JSON returns a Func that calls fn, a function of one argument, for clients with a JSON
+// serializer.
 func JSON[A, R any](fn func(context.Context, A) (R, error)) Func {
 	return func(ctx context.Context, args [][]byte) ([]byte, error) {
 		if len(args) != 1 {

@@ -7,12 +7,12 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 )
 
-// link reads and writes a socket for the goroutine that owns it.
+// link reads and writes a socket on behalf of the goroutine that owns it.
 type link struct {
 	socket Socket
 	in     chan received
 	out    chan [][]byte
-	failed chan error // of writes
+	failed chan error // receives the error of a failed write
 	closed chan struct{}
 	wg     sync.WaitGroup
 }
@@ -64,6 +64,6 @@ func (l *link) write() {
 // close closes the socket and waits for both goroutines.
 func (l *link) close() {
 	close(l.closed)
-	_ = l.socket.Close() // there is nothing to do about it
+	_ = l.socket.Close() // an error would have no consequence
 	l.wg.Wait()
 }

@@ -2,9 +2,9 @@ package scaler
 
 // Message is one of the types of this file, as a pointer.
 type Message interface {
-	// kind is the first frame.
+	// kind returns the content of the first frame.
 	kind() string
-	// encode returns the frames after it.
+	// encode returns the other frames.
 	encode() [][]byte
 	decode(*frames) error
 }
@@ -12,16 +12,16 @@ type Message interface {
 // Task asks a worker to call a function.
 type Task struct {
 	ID     []byte // 16 bytes in Scaler's programs
-	Source []byte // identity of the client whose task it is
+	Source []byte // identity of the task's client
 	Flags  TaskFlags
-	// Function is the id of the object that says which function.
+	// Function is the ID of the object that identifies the function.
 	Function []byte
 	Args     []Arg
 }
 
 // Arg is an argument of a task.
 type Arg struct {
-	// Kind is ArgObject; ArgTask occurs only in graphs of tasks, which workers never see.
+	// Kind is ArgObject. ArgTask occurs only in graphs of tasks, which workers never receive.
 	Kind byte
 	ID   []byte
 }
@@ -34,17 +34,17 @@ const (
 
 // TaskFlags are a task's metadata.
 type TaskFlags struct {
-	// Absent flags have not been sent, which means profiling and priority 0.
+	// Absent means that the flags were not sent, which stands for profiling and priority 0.
 	Absent    bool
 	Profiling bool
 	// Priority is lower for tasks that run earlier.
 	Priority int32
 }
 
-// TaskCancel takes a task back: of a client, or to give it to another worker.
+// TaskCancel takes a task back: on behalf of its client, or to give it to another worker.
 type TaskCancel struct {
 	ID []byte
-	// Force stops the task if it runs.
+	// Force stops the task even if it is running.
 	Force bool
 	// Retrieve asks for the task's frames in the result.
 	Retrieve bool
@@ -63,24 +63,25 @@ const (
 	NoWorker   Status = 'W'
 )
 
-// TaskResult is the outcome of a task. Its object was sent earlier, by an ObjectInstruction.
+// TaskResult is the outcome of a task. Its object was sent before, by an ObjectInstruction.
 type TaskResult struct {
 	ID      []byte
 	Status  Status
 	Profile Profile
-	// Results are ids of objects: one for Success and Failed.
+	// Results are IDs of objects: one for Success and for Failed.
 	Results [][]byte
 }
 
-// Profile is the resources that a task has used.
+// Profile describes the resources that a task has used.
 type Profile struct {
-	// Absent profiles have not been sent.
+	// Absent means that the profile was not sent.
 	Absent   bool
 	Duration float32 // seconds
-	Memory   uint64  // bytes at the peak
+	Memory   uint64  // peak, in bytes
 }
 
-// Objects are ids of objects with their names and contents; Names and Contents may be shorter.
+// Objects are IDs of objects with their names and contents. Names and Contents may be shorter than
+// IDs.
 type Objects struct {
 	IDs, Names, Contents [][]byte
 }
@@ -88,7 +89,8 @@ type Objects struct {
 // ObjectInstruction stores objects at the scheduler, or makes a worker forget them.
 type ObjectInstruction struct {
 	Kind byte // Create or Delete
-	// User is the client whose objects are created, or the worker that must forget them.
+	// User is the client to which the created objects belong, or the worker that must delete
+	// objects.
 	User []byte
 	Objects
 }
@@ -102,8 +104,8 @@ const (
 // ObjectRequest asks the scheduler for objects.
 type ObjectRequest struct{ IDs [][]byte }
 
-// ObjectResponse answers an ObjectRequest. IDs are all requested ids; if one is missing, Names and
-// Contents have those that were found, but do not show which.
+// ObjectResponse answers an ObjectRequest. IDs are all requested IDs. If an object is missing,
+// Names and Contents contain those that were found, but do not show which.
 type ObjectResponse struct {
 	Kind byte // Content or NoObject
 	Objects
@@ -117,13 +119,13 @@ const (
 
 // Heartbeat is sent by a worker to join, and to show that it is alive.
 type Heartbeat struct {
-	// CPU is the number of processors that the worker's agent uses: 1.5 is one and a half.
+	// CPU is the number of processors that the worker's agent keeps busy, for example 1.5.
 	CPU       float64
-	RSS, Free uint64 // bytes that the agent has, and that the machine has left
-	Queued    int    // tasks that do not run yet
-	LatencyUS uint32 // half of the time to the last echo
-	Locked    bool   // no task can start now
-	// Processors run tasks.
+	RSS, Free uint64 // bytes that the agent uses, and that the machine has free
+	Queued    int    // number of tasks that do not run yet
+	LatencyUS uint32 // half of the round-trip time of the last heartbeat
+	Locked    bool   // no task can start at present
+	// Processors are the parts of the worker that run tasks.
 	Processors []Processor
 }
 
@@ -153,11 +155,11 @@ type Disconnect struct{ Kind byte }
 
 // The kinds of a Disconnect.
 const (
-	Shutdown = 'S' // the worker, or all of the client's cluster
-	Leave    = 'D' // the client
+	Shutdown = 'S' // ends the worker, or the whole cluster of the client
+	Leave    = 'D' // ends only the client
 )
 
-// DisconnectRequest removes a worker from the scheduler, which gives its tasks to others.
+// DisconnectRequest asks the scheduler to remove a worker and to give its tasks to others.
 type DisconnectRequest struct{ Worker []byte }
 
 // DisconnectResponse answers a DisconnectRequest.

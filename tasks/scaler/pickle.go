@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// maxError bounds the text of an exception.
+// maxError is the largest length of an exception's text in bytes.
 const maxError = 64 << 10
 
-// Exception returns a Python exception as pickle.dumps would: of a class of the module builtins,
-// with the text as its only argument. Clients raise it when they ask for the result.
+// Exception returns a pickled Python exception, as from pickle.dumps, of a class in the module
+// builtins with text as its only argument. Clients raise it when they ask for the result.
 func Exception(class, text string) []byte {
 	if len(text) > maxError {
 		text = text[:maxError]
@@ -20,5 +20,5 @@ func Exception(class, text string) []byte {
 	return append(append(p, text...), "\x85R."...) // a tuple of it, the call, the end
 }
 
-// isPickle returns whether bytes are a pickle of protocol 2 or later, as cloudpickle writes.
+// isPickle reports whether p is a pickle of protocol 2 or later, as cloudpickle writes.
 func isPickle(p []byte) bool { return len(p) > 2 && p[0] == 0x80 && p[1] >= 2 && p[1] <= 5 }

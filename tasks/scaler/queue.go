@@ -2,8 +2,8 @@ package scaler
 
 import "container/heap"
 
-// queue has the jobs that have not begun: those of the lowest priority number first, of equal ones
-// the oldest.
+// queue holds jobs that have not begun: lowest priority number first, and among equal ones oldest
+// first.
 type queue []*job
 
 func (q queue) Len() int { return len(q) }

@@ -7,12 +7,12 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 )
 
-// Socket is a connection of a worker to a scheduler: a DEALER of ZeroMQ, on one connection.
+// Socket is a connection of a worker to a scheduler: a ZeroMQ DEALER with one connection.
 type Socket interface {
-	// Send blocks until a message of at least one frame is sent. One goroutine at a time calls it;
-	// another may call Recv at the same time.
+	// Send blocks until a message of at least one frame is sent. It must be called by one goroutine
+	// at a time; another may call Recv concurrently.
 	Send(frames [][]byte) error
-	// Recv blocks until there is a message. The caller owns its frames.
+	// Recv blocks until a message arrives. The caller owns its frames.
 	Recv() ([][]byte, error)
 	// Identity is the name by which the scheduler knows the worker.
 	Identity() []byte
@@ -25,7 +25,7 @@ type dealer struct {
 	identity []byte
 }
 
-// dial connects to an address of ZeroMQ. Messages of more than limit bytes are dropped.
+// dial connects to an address of ZeroMQ. The Socket drops messages of more than limit bytes.
 func dial(ctx context.Context, address string, identity []byte, limit int64) (Socket, error) {
 	conn, err := zmtp.Dial(ctx, address, zmtp.Config{Role: zmtp.Dealer, Identity: identity, Limits: zmtp.Limits{Message: limit}})
 	if err != nil {

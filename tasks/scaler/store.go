@@ -2,28 +2,28 @@ package scaler
 
 import "container/list"
 
-// store keeps objects for tasks that come later. Those that no task needs give way, the least
-// recently used first, when there are more bytes than limit.
+// store keeps objects for later tasks. If it has more than limit bytes, it removes objects that no
+// task uses, least recently used first.
 type store struct {
 	limit   int64
 	bytes   int64
 	objects map[string]*object
-	idle    *list.List // of *object without users, the least recently used first
+	idle    *list.List // *object values without users, least recently used first
 }
 
 type object struct {
 	id      string
 	content []byte
 	users   int
-	place   *list.Element // in idle
-	deleted bool          // goes with its last user
+	place   *list.Element // element in idle
+	deleted bool          // to be removed with its last user
 }
 
 func newStore(limit int64) *store {
 	return &store{limit: limit, objects: make(map[string]*object), idle: list.New()}
 }
 
-// put adds an object. One that is there stays.
+// put adds an object, unless it is already stored.
 func (s *store) put(id string, content []byte) {
 	if o := s.objects[id]; o != nil {
 		o.deleted = false
@@ -35,7 +35,7 @@ func (s *store) put(id string, content []byte) {
 	s.bytes += int64(len(content))
 }
 
-// use returns an object, which stays until it is released, or nil.
+// use returns an object, or nil. The object stays in the store until it is released.
 func (s *store) use(id string) *object {
 	o := s.objects[id]
 	if o == nil {
@@ -60,7 +60,7 @@ func (s *store) release(o *object) {
 	s.trim()
 }
 
-// delete forgets an object, once nobody uses it.
+// delete removes an object once nobody uses it.
 func (s *store) delete(id string) {
 	o := s.objects[id]
 	if o == nil {

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sampler measures what this process uses, between one look and the next.
+// sampler measures what this process uses between two calls of look.
 type sampler struct {
 	last time.Time
 	cpu  time.Duration
 }
 
-// look reads /proc. What it cannot learn is 0.
+// look reads /proc. Values that it cannot determine are 0.
 func (s *sampler) look(now time.Time) usage {
 	u := usage{pid: uint32(os.Getpid())}
 	var r unix.Rusage

@@ -18,13 +18,13 @@ import (
 // Config configures a worker. Address and Functions are required; the zero value of each other
 // field works.
 type Config struct {
-	// Address is the scheduler's, as tcp://host:port or ipc:///path.
+	// Address is the address of the scheduler, as tcp://host:port or ipc:///path.
 	Address   string
 	Functions Functions
 	// Find, if not nil, returns the function for a name that is not in Functions, or an error.
 	// Clients get a *CallError as an exception of its class. It must not block.
 	Find func(name string) (Func, error)
-	// Name is part of the worker's identity, which Scaler's monitors show; "": hvdrun.
+	// Name becomes a part of the worker's identity, which Scaler's monitors show; "": hvdrun.
 	Name string
 	// Slots is the number of tasks that run at a time; 0: 1, as in Scaler.
 	Slots int
@@ -44,10 +44,10 @@ type Config struct {
 	// Message is the size of the largest message that is read, in bytes; 0: 256 MiB. A task with a
 	// larger object fails.
 	Message int64
-	// Log takes errors; nil: nothing is logged.
+	// Log receives errors; nil: nothing is logged.
 	Log logrus.FieldLogger
-	// Dial connects to the scheduler with an identity that no connection had before; nil: by TCP or
-	// a unix socket, without encryption, as Scaler does.
+	// Dial connects to the scheduler with an identity that no other connection has had; nil: by TCP
+	// or a unix socket, without encryption, as Scaler does.
 	Dial func(ctx context.Context, identity []byte) (Socket, error)
 
 	unique []byte // random bytes of this worker
@@ -56,7 +56,7 @@ type Config struct {
 // ErrNoScheduler is returned by Work when the scheduler has been unreachable for too long.
 var ErrNoScheduler = errors.New("scaler: the scheduler cannot be reached")
 
-// redial is the pause between attempts to connect, and dialTime how long one may take.
+// redial is the pause between attempts to connect, and dialTime how long an attempt may take.
 const (
 	redial   = 500 * time.Millisecond
 	dialTime = 10 * time.Second
@@ -105,12 +105,12 @@ func fill[T comparable](field *T, value T) {
 	}
 }
 
-// Work is a worker of Scaler: it runs tasks until ctx ends or the scheduler shuts it down, and
-// returns when all its calls have returned. When the connection breaks it reconnects, and sends
-// results again that the scheduler may not have.
+// Work runs this process as a worker of Scaler. It runs tasks until ctx ends or the scheduler shuts
+// the worker down, and returns when all its calls have returned. When the connection breaks it
+// reconnects, and resends results that the scheduler may not have received.
 //
 // A task may run more than once, as in Scaler: functions must tolerate that. The connection to the
-// scheduler is neither encrypted nor authenticated; the scheduler, or anyone on the network
+// scheduler is neither encrypted nor authenticated: the scheduler, or anyone on the network in
 // between, chooses which of the functions are called, and with which arguments.
 //
 // Work returns nil after a shutdown by the scheduler, context.Cause(ctx) after the end of ctx, an
@@ -129,7 +129,7 @@ func Work(ctx context.Context, cfg Config) error {
 	return w.run(ctx)
 }
 
-// worker carries out what a core decides. One goroutine, that of Work, owns all of it.
+// worker carries out what a core decides. Only the goroutine of Work uses it.
 type worker struct {
 	cfg     Config
 	core    *core
@@ -138,7 +138,7 @@ type worker struct {
 
 	link    *link
 	old     []byte     // identity of the last connection
-	pending [][][]byte // of this one
+	pending [][][]byte // messages to send on the current connection
 	dialing
 
 	calls    context.Context
@@ -149,18 +149,18 @@ type worker struct {
 	wg       sync.WaitGroup // calls and dials
 }
 
-// dialing is how a worker comes to its next connection.
+// dialing is the state of a worker's attempts to connect.
 type dialing struct {
-	under  bool      // one is under way
-	told   bool      // that it fails
-	retry  time.Time // when to try
+	under  bool      // an attempt is in progress
+	told   bool      // the log has said that attempts fail
+	retry  time.Time // when to try again
 	dialed chan dialed
 }
 
-// due returns whether to try, where there is no connection.
+// due reports whether to try now, if there is no connection.
 func (d *dialing) due(now time.Time) bool { return !d.under && !now.Before(d.retry) }
 
-// failed notes that a try has failed, and returns whether that is to be told.
+// failed records that an attempt has failed, and reports whether to log that.
 func (d *dialing) failed(now time.Time) (tell bool) {
 	tell, d.told = !d.told, true
 	d.retry = now.Add(redial)
@@ -204,7 +204,7 @@ func (w *worker) run(ctx context.Context) error {
 	}
 }
 
-// loop runs until the worker has to leave.
+// loop runs until the worker must leave.
 func (w *worker) loop(ctx, dialCtx context.Context) error {
 	for !w.core.leaving {
 		now := time.Now()
@@ -239,7 +239,8 @@ func (w *worker) loop(ctx, dialCtx context.Context) error {
 	return nil
 }
 
-// ways are the channels of the link, and the next message to send; nil without a link or a message.
+// ways returns the channels of the link and the next message to send. They are nil without a link
+// or a message.
 func (w *worker) ways() (in chan received, failed chan error, out chan [][]byte, next [][]byte) {
 	if w.link == nil {
 		return nil, nil, nil, nil
@@ -258,7 +259,7 @@ func (w *worker) arm(now time.Time) {
 	w.timer.Reset(max(0, at.Sub(now)))
 }
 
-// perform does what the core has asked for.
+// perform performs the actions of the core.
 func (w *worker) perform() {
 	a := w.core.take()
 	for _, note := range a.note {
@@ -282,7 +283,7 @@ func (w *worker) perform() {
 	}
 }
 
-// call calls a function. A panic is an error.
+// call calls a function, and converts a panic to an error.
 func call(ctx context.Context, s start) (o outcome) {
 	began := time.Now()
 	o.run = s.run
@@ -313,7 +314,7 @@ func (w *worker) dial(ctx context.Context) {
 	})
 }
 
-// newIdentity returns an identity as Scaler's workers have them.
+// newIdentity returns an identity in the form of those of Scaler's workers.
 func newIdentity(name string) []byte {
 	unique := make([]byte, 16)
 	_, _ = rand.Read(unique) // never fails
@@ -357,7 +358,7 @@ func (w *worker) receive(r received) {
 	w.core.message(time.Now(), m)
 }
 
-// broken ends a connection. Another is tried after a pause.
+// broken ends a connection. Another attempt follows after a pause.
 func (w *worker) broken(err error) {
 	w.log.Warnf("scaler: the connection to the scheduler has ended: %v", err)
 	w.disconnect()
@@ -372,7 +373,8 @@ func (w *worker) disconnect() {
 	w.link, w.pending = nil, nil
 }
 
-// leave tells the scheduler, which then gives the tasks to others, and waits for its answer.
+// leave tells the scheduler that the worker leaves, so that it gives the worker's tasks to others,
+// and waits for its answer.
 func (w *worker) leave() {
 	w.core.leaving = true
 	if w.link == nil {
@@ -386,7 +388,7 @@ func (w *worker) leave() {
 		select {
 		case r := <-in:
 			if r.err != nil {
-				return // the scheduler has gone
+				return // the scheduler has ended
 			}
 			if m, err := Decode(r.frames); err == nil {
 				if _, ok := m.(*DisconnectResponse); ok {

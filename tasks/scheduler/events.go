@@ -10,7 +10,7 @@ import (
 // Event is an event for operators.
 type Event struct {
 	What EventKind
-	// Worker and Host describe a worker; Lost says that it has not left in order. Offers lists its
+	// Worker and Host describe a worker. Lost means that it has not left in order. Offers lists its
 	// resources: cpu=2.
 	Worker, Host, Offers string
 	Lost                 bool
@@ -19,10 +19,9 @@ type Event struct {
 	Function, Client string
 	N                uint64
 	Failure, Text    string
-	// Incarnation identifies a worker that is stuck.
+	// Incarnation identifies a worker that does not end a task.
 	Incarnation string
-	// Dropped is the number of events since the last one that were dropped because there were too
-	// many.
+	// Dropped is the number of events dropped since the last event because there were too many.
 	Dropped int
 }
 
@@ -34,20 +33,21 @@ const (
 	WorkerJoined EventKind = iota
 	WorkerLeft
 	TaskFailed
-	// WorkerStuck: an attempt was told to stop and has not ended for Config.Grace. Text has the
-	// reason and the time, Function and N identify the task. The event is repeated every 10 s.
+	// WorkerStuck: an attempt was told to stop and has not ended within Config.Grace. Text contains
+	// the reason and the time; Function and N identify the task. The event is repeated every 10 s.
 	WorkerStuck
 )
 
 const (
-	// eventBurst is how many events are told at once, and eventRate how many a second for long.
+	// eventBurst is how many events may be reported at once, and eventRate how many per second on
+	// average.
 	eventBurst = 100
 	eventRate  = 10
-	// maxEventText bounds the text of an event in bytes.
+	// maxEventText is the largest length of an event's text in bytes.
 	maxEventText = 500
 )
 
-// teller tells events, as long as they are not too many.
+// teller reports events, up to a limited rate.
 type teller struct {
 	tell    func(Event)
 	room    float64
@@ -57,7 +57,7 @@ type teller struct {
 
 func newTeller(tell func(Event)) *teller { return &teller{tell: tell, room: eventBurst} }
 
-// event tells an event, or counts it as dropped.
+// event reports an event, or counts it as dropped.
 func (t *teller) event(now time.Time, e Event) {
 	if t.tell == nil {
 		return
@@ -84,15 +84,15 @@ var failures = map[queue.Failure]string{
 	queue.Full: "memory",
 }
 
-// failed tells that a task has failed; the lock is held.
+// failed reports that a task has failed. The caller holds the lock.
 func (s *Scheduler) failed(p *peer, id queue.ID, r queue.Result) {
 	s.events.event(time.Now(), Event{
 		What: TaskFailed, Function: s.q.FunctionOf(id), Client: p.name, N: id.N, Failure: failures[r.Failure], Text: r.Text,
 	})
 }
 
-// stuck asks to end a worker of the job whose task does not end, unless it trains; the lock is
-// held.
+// stuck requests the end of a worker that runs a task that does not end, unless the worker trains.
+// The caller holds the lock.
 func (s *Scheduler) stuck(a queue.Action) {
 	p, now := s.peers[a.Worker], time.Now()
 	if p == nil || p.from.Role != identity.Worker || s.training[p.from.Incarnation] {

@@ -16,57 +16,59 @@ import (
 )
 
 const (
-	// recordAt is the size of a record beyond which another one begins. A record with a single part
-	// may be larger: see the bounds of package link.
+	// recordAt is the size of a record, in bytes, beyond which a new one is started. A record with
+	// a single part may be larger; see the bounds of package link.
 	recordAt = 1 << 20
-	// mostUnwritten is how many bytes wait for a disk that takes none.
+	// mostUnwritten is the number of bytes that may wait for a disk that accepts no writes.
 	mostUnwritten = 64 << 20
 	// leastCompacted is the size in bytes up to which a journal is not compacted.
 	leastCompacted = 64 << 20
-	// slice is how many tasks of a snapshot are written before others get the lock.
+	// slice is the number of tasks of a snapshot that are written before the lock is released for
+	// others.
 	slice = 1000
-	// gatherFor is how long the writer lets more come before it writes: nothing that is in a hurry
-	// waits for it.
+	// gatherFor is how long the writer waits for more to write. Nothing urgent waits for it.
 	gatherFor = 2 * time.Millisecond
-	// acceptWithin and acceptAt are how long, and how many tasks long, a client is not told what it
-	// need not repeat. It is told with the next result otherwise, without a message of its own.
+	// acceptWithin is how long, and acceptAt for how many tasks, a client may not have been told
+	// what it need not repeat. Otherwise the message with the next result tells it, not a separate
+	// message.
 	acceptWithin = 50 * time.Millisecond
 	acceptAt     = 512
-	// returning is how long after the first worker the tasks of a journal begin: so long other
-	// workers may come back with what they run.
+	// returning is how long after the arrival of the first worker the tasks of a journal start.
+	// Until then other workers may come back with the tasks that they run.
 	returning = 2 * time.Second
 )
 
-// records are what is written down of tasks.
+// records is the state of the journal of tasks.
 type records struct {
 	recorder *recorder // nil: there is no journal
-	groups   int       // that are noted there
-	held     bool      // tasks of the journal wait for workers that may have them
+	groups   int       // number of groups that have been recorded
+	held     bool      // tasks of the journal wait for workers that may still run them
 }
 
-// recorder writes down what must survive this process. What is acknowledged is on the disk. The
-// scheduler's lock protects its fields, except the keeper, which is the writing goroutine's.
+// recorder writes what must survive this process to the journal. What has been acknowledged is on
+// disk. The scheduler's lock protects its fields, except the keeper, which only the writing
+// goroutine uses.
 type recorder struct {
 	s       *Scheduler
 	k       *journal.Keeper
-	records []*taskspb.TasksRecord // to be written; the last one grows
-	size    int                    // of the last one
-	waiting int                    // of all
-	writing int                    // of the records that the writer has
-	acks    map[*peer]ack          // when they are written
-	tells   []queue.ID             // tasks of which clients are told then
-	telling bool                   // they are told now
-	lost    bool                   // records were dropped: only a snapshot helps
-	why     error                  // it cannot be written
+	records []*taskspb.TasksRecord // to be written; parts are added to the last one
+	size    int                    // size of the last one
+	waiting int                    // size of all of them
+	writing int                    // size of the records that the writer has taken
+	acks    map[*peer]ack          // to be sent when the records are written
+	tells   []queue.ID             // tasks whose clients are told then
+	telling bool                   // these clients are being told now
+	lost    bool                   // records were dropped: a snapshot is needed
+	why     error                  // why the journal cannot be written
 	news    chan struct{}          // of capacity 1
 	stop    chan struct{}
 	done    chan struct{}
 }
 
-// ack is what a peer may be told once it is written down.
+// ack is what a peer may be told once it is on disk.
 type ack struct{ accepted, heard uint64 }
 
-// begin starts the writer. A journal that is nil is created with the first record.
+// begin starts the writer. If j is nil, the journal is created with the first record.
 func (s *Scheduler) begin(path string, j *journal.Journal) {
 	s.recorder = &recorder{
 		s: s, acks: map[*peer]ack{}, news: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
@@ -82,8 +84,8 @@ func (s *Scheduler) begin(path string, j *journal.Journal) {
 	go s.recorder.write()
 }
 
-// note adds to the record that is written next; the lock is held. part is what add adds, by which
-// it is measured; nil: some numbers.
+// note adds a part to the record that is written next. part is what add adds, and determines the
+// size; nil stands for some numbers. The caller holds the lock.
 func (s *Scheduler) note(part proto.Message, add func(*taskspb.TasksRecord)) {
 	b := s.recorder
 	if b == nil || b.lost {
@@ -103,10 +105,11 @@ func (s *Scheduler) note(part proto.Message, add func(*taskspb.TasksRecord)) {
 	b.poke()
 }
 
-// drop drops the records that are to be written; the lock is held.
+// drop drops the records that are to be written. The caller holds the lock.
 func (b *recorder) drop() { b.records, b.size, b.waiting, b.lost = nil, 0, 0, true }
 
-// partSize returns how many bytes a part of a record has, at most; nil: some numbers.
+// partSize returns an upper bound of the bytes that a part takes in a record; nil stands for some
+// numbers.
 func partSize(part proto.Message) int {
 	if part == nil {
 		return 64
@@ -121,8 +124,8 @@ func (b *recorder) poke() {
 	}
 }
 
-// ackLater tells a peer, once what was noted so far is written, that it need not repeat it; the
-// lock is held.
+// ackLater tells a peer, once everything noted so far is written, that it need not repeat that. The
+// caller holds the lock.
 func (s *Scheduler) ackLater(p *peer) {
 	if s.cfg.Repeated && !p.worker {
 		return
@@ -135,8 +138,9 @@ func (s *Scheduler) ackLater(p *peer) {
 	s.recorder.poke()
 }
 
-// tellLater has a client told of a task when what was noted so far, and is being noted, is written,
-// and returns whether it does: not where the journal cannot be written. The lock is held.
+// tellLater tells the client of a task its outcome once everything noted so far, or being noted, is
+// written. It returns false, and does nothing, if there is no journal, the journal cannot be
+// written, or tell is calling. The caller holds the lock.
 func (s *Scheduler) tellLater(id queue.ID) bool {
 	b := s.recorder
 	if b == nil || b.telling || b.why != nil {
@@ -147,7 +151,7 @@ func (s *Scheduler) tellLater(id queue.ID) bool {
 	return true
 }
 
-// tell tells clients of tasks; the lock is held.
+// tell tells clients the outcome of tasks. The caller holds the lock.
 func (b *recorder) tell(all []queue.ID) {
 	b.telling = true
 	defer func() { b.telling = false }()
@@ -158,7 +162,8 @@ func (b *recorder) tell(all []queue.ID) {
 	}
 }
 
-// ackDones is ackLater for a worker, which keeps results for a while; the lock is held.
+// ackDones is like ackLater, for a worker. It calls ackLater only now and then, because workers can
+// keep results for a while. The caller holds the lock.
 func (s *Scheduler) ackDones(p *peer) {
 	if p.leaving || p.untold > tellAt {
 		p.untold = 0
@@ -166,7 +171,7 @@ func (s *Scheduler) ackDones(p *peer) {
 	}
 }
 
-// acknowledge tells a peer what it need not repeat; the lock is held.
+// acknowledge tells a peer what it need not repeat. The caller holds the lock.
 func (p *peer) acknowledge(a ack) {
 	p.durable = a
 	switch {
@@ -179,13 +184,14 @@ func (p *peer) acknowledge(a ack) {
 	}
 }
 
-// debts are the clients for which something is put, and not sent yet.
+// debts are the clients for which an acknowledgement was put on the link but not sent yet.
 type debts struct {
 	owing []*peer
-	owes  *time.Timer // sends it
+	owes  *time.Timer // fires payOff
 }
 
-// owe makes sure that what was put for a client is sent soon, if nothing else is; the lock is held.
+// owe makes sure that the acknowledgement put for a client is sent soon, even if nothing else is
+// sent. The caller holds the lock.
 func (p *peer) owe(accepted uint64) {
 	switch {
 	case accepted >= p.told+acceptAt:
@@ -204,7 +210,7 @@ func (d *debts) add(p *peer) {
 	}
 }
 
-// payOff sends what clients are owed.
+// payOff sends the acknowledgements of all clients in owing.
 func (s *Scheduler) payOff() {
 	s.mu.Lock()
 	defer s.unlock()
@@ -218,7 +224,8 @@ func (s *Scheduler) payOff() {
 	s.owing = s.owing[:0]
 }
 
-// write writes what is noted, with one sync for all that has come meanwhile, until stop is closed.
+// write writes what is noted until stop is closed, with one sync for everything that has
+// accumulated.
 func (b *recorder) write() {
 	defer close(b.done)
 	defer b.k.Close()
@@ -245,7 +252,7 @@ func (b *recorder) write() {
 	}
 }
 
-// commit writes what is noted. Peers are told when it is on the disk.
+// commit writes what is noted, and then tells the peers.
 func (b *recorder) commit(now time.Time) {
 	s := b.s
 	s.mu.Lock()
@@ -282,8 +289,8 @@ func (b *recorder) commit(now time.Time) {
 	}
 }
 
-// append writes records, or a snapshot where some are lost or one is due, and returns nil when all
-// is on the disk.
+// append writes records to disk, or a snapshot if records are lost or one is due. It returns nil
+// when everything is on disk.
 func (b *recorder) append(now time.Time, records []*taskspb.TasksRecord, lost bool) error {
 	if lost {
 		b.k.Drop()
@@ -294,17 +301,17 @@ func (b *recorder) append(now time.Time, records []*taskspb.TasksRecord, lost bo
 			b.k.Drop()
 			break
 		}
-		_ = b.k.Append(now, text) // it waits, or the snapshot has it
+		_ = b.k.Append(now, text) // on failure it is kept, or the snapshot has it
 	}
 	if b.k.Due(now, false) {
-		_ = b.k.Compact(now, b.snapshot) // Sync returns what came of it
+		_ = b.k.Compact(now, b.snapshot) // Sync returns the error
 	}
 	return b.k.Sync(now)
 }
 
-// snapshot yields records of all that is known. Releases come last: a task that was released is
-// kept for those that need it, and these may be in other records. A release that is noted meanwhile
-// is not part of the snapshot, because tasks may have been submitted before it.
+// snapshot yields records of everything that is known. Releases come last, because a task that was
+// released is kept for tasks that need it, which may be in other records. A release that is noted
+// meanwhile is not part of the snapshot, because tasks may have been submitted before it.
 func (b *recorder) snapshot(yield func([]byte) bool) {
 	s := b.s
 	var all pages
@@ -332,7 +339,7 @@ func (b *recorder) snapshot(yield func([]byte) bool) {
 	}
 }
 
-// taskPages adds the first of the tasks, and returns the others.
+// taskPages adds the first few of the tasks and returns the rest.
 func (s *Scheduler) taskPages(to *pages, ids []queue.ID) []queue.ID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -343,7 +350,7 @@ func (s *Scheduler) taskPages(to *pages, ids []queue.ID) []queue.ID {
 	return ids
 }
 
-// releasePages adds that the first of the tasks were released, and returns the others.
+// releasePages adds the releases of the first few of the tasks and returns the rest.
 func releasePages(to *pages, ids []queue.ID) []queue.ID {
 	for len(ids) > 0 && len(to.records) < 2 {
 		name := &taskspb.TaskName{Client: ids[0].Client, N: ids[0].N}
@@ -353,10 +360,10 @@ func releasePages(to *pages, ids []queue.ID) []queue.ID {
 	return ids
 }
 
-// pages are records of which none is larger than recordAt, unless it has a single part.
+// pages are records that are no larger than recordAt, except records with a single part.
 type pages struct {
 	records []*taskspb.TasksRecord
-	size    int // of the last one
+	size    int // size of the last one
 }
 
 // add adds a part.
@@ -369,7 +376,7 @@ func (p *pages) add(part proto.Message, add func(*taskspb.TasksRecord)) {
 	add(p.records[len(p.records)-1])
 }
 
-// firstPages adds what a snapshot has before the tasks; the lock is held.
+// firstPages adds what a snapshot contains before the tasks. The caller holds the lock.
 func (s *Scheduler) firstPages(to *pages) {
 	for i := 0; s.q.GroupAt(i) != nil; i++ {
 		g := groupOf(s.q.GroupAt(i))
@@ -389,7 +396,8 @@ func (s *Scheduler) firstPages(to *pages) {
 	}
 }
 
-// noteAll adds all that is to be known of a task, except its release; the lock is held.
+// noteAll adds everything that must be known about a task, except its release. The caller holds the
+// lock.
 func (s *Scheduler) noteAll(to *pages, id queue.ID) {
 	t, ok := s.q.Saved(id)
 	if !ok {
@@ -441,8 +449,8 @@ func clientOf(p *peer) *taskspb.TaskClient {
 	}
 }
 
-// noteOvers notes what has become of tasks, and which workers were lost with them; the lock is
-// held.
+// noteOvers records the outcomes of tasks, and the workers that were lost while they ran tasks. The
+// caller holds the lock.
 func (s *Scheduler) noteOvers() {
 	for _, id := range s.q.Over {
 		if r, ok := s.q.Result(id); ok {
@@ -459,7 +467,7 @@ func (s *Scheduler) noteOvers() {
 	s.q.Over, s.q.Losses = s.q.Over[:0], s.q.Losses[:0]
 }
 
-// Open is New for a job that is resumed: it continues with the tasks in the journal of cfg.
+// Open is like New, for a job that is resumed: it continues with the tasks in the journal of cfg.
 func Open(cfg Config) (*Scheduler, error) {
 	path := cfg.Journal
 	cfg.Journal = ""
@@ -495,7 +503,7 @@ func Open(cfg Config) (*Scheduler, error) {
 	}
 	s.mu.Lock()
 	defer s.unlock()
-	s.q.Out, s.q.Over, s.q.Losses = nil, nil, nil // nobody is there to be told
+	s.q.Out, s.q.Over, s.q.Losses = nil, nil, nil // nobody is connected yet
 	for s.q.GroupAt(s.groups) != nil {
 		s.besides += costOfGroup(groupOf(s.q.GroupAt(s.groups)))
 		s.groups++
@@ -507,7 +515,7 @@ func Open(cfg Config) (*Scheduler, error) {
 	return s, nil
 }
 
-// resumeTasks begins the tasks of the journal that no worker has brought back.
+// resumeTasks starts the tasks of the journal that no worker has brought back.
 func (s *Scheduler) resumeTasks() {
 	s.mu.Lock()
 	defer s.unlock()
@@ -518,13 +526,13 @@ func (s *Scheduler) resumeTasks() {
 	}
 }
 
-// replay reads a journal.
+// replay rebuilds the state from a journal.
 type replay struct {
 	s   *Scheduler
 	now time.Time
 }
 
-// next takes over a record. What it says may be so already.
+// next applies a record. Its content may have been applied already.
 func (r *replay) next(payload []byte) error {
 	var m taskspb.TasksRecord
 	if err := proto.Unmarshal(payload, &m); err != nil {
@@ -587,7 +595,7 @@ func (r *replay) submitted(sub *taskspb.TaskSubmitted) error {
 		return fmt.Errorf("tasks: a record of a task of the group %d, which is not known", sub.GetGroup())
 	}
 	if p == nil {
-		return nil // it has gone since
+		return nil // it has been removed since
 	}
 	if p.accepted = max(p.accepted, t.GetN()); !s.cfg.Repeated {
 		p.durable.accepted = p.accepted

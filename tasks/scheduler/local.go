@@ -13,9 +13,9 @@ import (
 // SocketName is the name of the socket in a job's folder.
 const SocketName = "tasks"
 
-// ServeLocal serves clients of this process's user, and of root, on a unix socket at a path of any
-// length, until ctx ends; then it removes the socket. refused, if not nil, is called concurrently
-// with the connections of others.
+// ServeLocal serves clients on a unix socket at a path of any length until ctx ends, and then
+// removes the socket. It accepts only clients of this process's user and of root. refused, if not
+// nil, is called, possibly concurrently, for connections of other users.
 func (s *Scheduler) ServeLocal(ctx context.Context, path string, refused func(net.Addr, error)) error {
 	ln, err := wire.ListenLocal(path)
 	if err != nil {

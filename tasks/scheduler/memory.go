@@ -15,38 +15,38 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
-// The scheduler is in the process that keeps a training job going, so what it keeps for clients is
-// bounded. Clients are told how many bytes their tasks may have that are not over: half of what
-// others leave. So one client alone has half of all, two have a third each, and there is always
-// room for another. Submit of package tasks waits beyond that. The tasks of a client that does not
-// take its results wait.
+// The scheduler runs in the process that keeps a training job running, so the memory that it uses
+// for clients is bounded. The scheduler tells each client how many bytes its unfinished tasks may
+// take: half of what the others leave. A single client can therefore use half of the memory, two
+// can use a third each, and there is always room for another one. Beyond that, Submit of package
+// tasks waits. If a client does not take its results, its tasks wait.
 
 const (
-	// unreadShare is the share of the memory, one in so many, that results of a client may have
-	// that it has not taken.
+	// unreadShare: unread results of a client may take 1/unreadShare of the memory.
 	unreadShare = 16
-	// tellShare is the change of what is used, one in so many of the memory, after which clients
-	// are told again.
+	// tellShare: clients are told their windows again when the used memory has changed by
+	// 1/tellShare of the total.
 	tellShare = 64
-	// overdraft is by how much a client may exceed what it was told: it may be on its way.
+	// overdraft is by how many bytes a client may exceed its window, because a smaller window may
+	// still be in flight to it.
 	overdraft = 8 << 20
-	// inlineShort is the size from which on results are stored while there is little memory.
+	// inlineShort is the size in bytes from which results are stored when memory is short.
 	inlineShort = 1 << 10
-	// putCost and groupCost are about how many bytes a stored value takes that a client has put,
-	// and a group, besides its text.
+	// putCost and groupCost are approximately how many bytes the scheduler needs for a stored value
+	// that a client has put, and for a group, in addition to its text.
 	putCost   = 256
 	groupCost = 1 << 10
-	// mostClients bounds the connected clients.
+	// mostClients is the largest number of connected clients.
 	mostClients = 1000
-	// mostClientsTold bounds the clients of a status.
+	// mostClientsTold is the largest number of clients in a status.
 	mostClientsTold = 20
 )
 
-// LeastMemory is the smallest sensible Config.Memory: it has room for a task of the largest size
-// and others.
+// LeastMemory is the smallest sensible Config.Memory: it suffices for a task of the largest size
+// and some others.
 const LeastMemory = 128 << 20
 
-// defaultMemory is an eighth of the machine's memory, within bounds.
+// defaultMemory returns an eighth of the machine's memory, within bounds.
 func defaultMemory() int64 {
 	const most = 2 << 30
 	var info unix.Sysinfo_t
@@ -56,21 +56,22 @@ func defaultMemory() int64 {
 	return min(most, max(LeastMemory, int64(info.Totalram)*int64(info.Unit)/8))
 }
 
-// costOf is how many bytes a task takes that is not over.
+// costOf returns how many bytes an unfinished task takes.
 func costOf(t *taskspb.SubmitTask) int32 {
 	return int32(min(queue.TaskCost+proto.Size(t), math.MaxInt32))
 }
 
-// costOfGroup is how many bytes a group takes, which stays.
+// costOfGroup returns how many bytes a group takes. Groups are never deleted.
 func costOfGroup(g *taskspb.TaskGroup) int64 { return groupCost + 4*int64(proto.Size(g)) }
 
-// usage is what is taken besides tasks, and what clients know of it.
+// usage is the memory used for other things than tasks, and the usage on which the clients' windows
+// are based.
 type usage struct {
-	besides int64 // bytes of what is not of tasks
-	told    int64 // what was used when clients were told what their tasks may take
+	besides int64 // bytes used for other things than tasks
+	told    int64 // used memory when clients were last told their windows
 }
 
-// used returns how many bytes are taken; the lock is held.
+// used returns the number of bytes used. The caller holds the lock.
 func (s *Scheduler) used() int64 {
 	n := s.q.Bytes() + s.besides
 	if s.recorder != nil {
@@ -79,14 +80,14 @@ func (s *Scheduler) used() int64 {
 	return n
 }
 
-// windowOf returns how many bytes the tasks of a client may have that are not over; the lock is
-// held.
+// windowOf returns how many bytes the unfinished tasks of a client may take. The caller holds the
+// lock.
 func (s *Scheduler) windowOf(p *peer) int64 {
 	return max(1, (s.cfg.Memory-s.used()+s.q.Usage(p.session).Open)/2)
 }
 
-// tellWindows tells clients what their tasks may have, where what is used has changed; the lock is
-// held.
+// tellWindows tells clients their windows if the used memory has changed enough. The caller holds
+// the lock.
 func (s *Scheduler) tellWindows() {
 	used := s.used()
 	if d := used - s.told; max(d, -d) < s.cfg.Memory/tellShare {
@@ -100,7 +101,7 @@ func (s *Scheduler) tellWindows() {
 	}
 }
 
-// tellWindow tells a client what its tasks may have, where that has changed; the lock is held.
+// tellWindow tells a client its window if that has changed enough. The caller holds the lock.
 func (s *Scheduler) tellWindow(p *peer) {
 	window := s.windowOf(p)
 	if d := window - p.window; p.link == nil || max(d, -d) < s.cfg.Memory/tellShare/2 {
@@ -110,15 +111,16 @@ func (s *Scheduler) tellWindow(p *peer) {
 	p.put(nil, func(m *taskspb.FromTasks) { m.WindowBytes = uint64(window) })
 }
 
-// greedyError ends a client that submits more than it was told.
+// greedyError ends the session of a client that exceeds its window.
 type greedyError struct{ bytes int64 }
 
-// Error returns a message with the sizes.
+// Error includes the size.
 func (e greedyError) Error() string {
 	return fmt.Sprintf("scheduler: the client's tasks have %d bytes, more than it may have; --tasks-memory is the limit", e.bytes)
 }
 
-// room returns an error where a client has no room for a task; the lock is held.
+// room returns an error if a client has no room for a task, and ends the client's session. The
+// caller holds the lock.
 func (s *Scheduler) room(p *peer, cost int64) error {
 	open := s.q.Usage(p.session).Open + cost
 	if open > s.cfg.Memory/2+overdraft || open > overdraft && s.used() > s.cfg.Memory/4*5 {
@@ -130,8 +132,8 @@ func (s *Scheduler) room(p *peer, cost int64) error {
 	return nil
 }
 
-// bounded is the result of a task, or that there is no room for it: the results that other tasks
-// need fill the memory. The lock is held.
+// bounded returns r or, if results that other tasks need fill the memory, a failure that says that
+// there is no room for r. The caller holds the lock.
 func (s *Scheduler) bounded(r queue.Result) queue.Result {
 	if n := len(r.Value) + len(r.Text); n > inlineShort && s.used() > s.cfg.Memory/4*5 {
 		return queue.Result{State: queue.Failed, Failure: queue.Full, Text: fmt.Sprintf(
@@ -140,7 +142,7 @@ func (s *Scheduler) bounded(r queue.Result) queue.Result {
 	return r
 }
 
-// memory reports what is taken, and by whom; the lock is held.
+// memory reports the used memory, by client. The caller holds the lock.
 func (s *Scheduler) memory() *report.Memory {
 	m := &report.Memory{Used: s.used(), Most: s.cfg.Memory}
 	for _, p := range s.peers {
@@ -157,8 +159,8 @@ func (s *Scheduler) memory() *report.Memory {
 	return m
 }
 
-// Summary returns the state of the tasks in lines; none if there are no tasks. It is safe for
-// concurrent use.
+// Summary returns the state of the tasks as lines of text; nil if there are no tasks. It is safe
+// for concurrent use.
 func (s *Scheduler) Summary() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,19 +13,19 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
-// roster is who is there.
+// roster holds the peers.
 type roster struct {
 	peers    map[uint64]*peer    // by session
-	hosts    map[string][]*peer  // workers, by their hosts
-	training map[string]bool     // incarnations of workers that have a place in a world
-	ran      map[string][]string // functions that ran in workers that are lost, by incarnation, until Ended
+	hosts    map[string][]*peer  // workers by host
+	training map[string]bool     // incarnations of workers that are members of a world
+	ran      map[string][]string // by incarnation of a lost worker: functions that it was running, until Ended
 }
 
 func newRoster() roster {
 	return roster{peers: map[uint64]*peer{}, hosts: map[string][]*peer{}, ran: map[string][]string{}}
 }
 
-// clients returns how many clients are connected.
+// clients returns the number of connected clients.
 func (r *roster) clients() (n int) {
 	for _, p := range r.peers {
 		if !p.worker && p.link != nil {
@@ -35,7 +35,7 @@ func (r *roster) clients() (n int) {
 	return n
 }
 
-// arrive notes that a worker is one of its host, and leaveHost that it is so no more.
+// arrive adds a worker to its host, and leaveHost removes it.
 func (r *roster) arrive(p *peer) { r.hosts[p.host] = append(r.hosts[p.host], p) }
 
 func (r *roster) leaveHost(p *peer) {
@@ -45,18 +45,18 @@ func (r *roster) leaveHost(p *peer) {
 	}
 }
 
-// trains returns whether a worker runs no tasks since it has a place in a world.
+// trains reports whether a worker runs no tasks because it is a member of a world.
 func (r *roster) trains(p *peer) bool { return !p.beside && r.training[p.from.Incarnation] }
 
-// peer is a client or a worker; it outlives its connections.
+// peer is a client or a worker. It outlives its connections.
 type peer struct {
 	s       *Scheduler
 	session uint64
 	from    identity.Subject
 	worker  bool
 	touched bool   // it is in s.touched
-	durable ack    // what it need not repeat
-	heard   uint64 // dones of a worker
+	durable ack    // what the peer need not repeat
+	heard   uint64 // number of results received from a worker
 	leaving bool
 	profile
 	connection
@@ -64,17 +64,17 @@ type peer struct {
 	submitter
 }
 
-// profile is what a peer has said of itself, in its last hello.
+// profile is what a peer has reported about itself in its last hello.
 type profile struct {
 	name   string
 	host   string
 	pid    uint32
-	values string // where it provides stored values
+	values string // address at which it provides stored values
 	rank   uint32
-	beside bool // it runs tasks while it trains too
+	beside bool // it runs tasks even while it trains
 }
 
-// profileOf returns what a hello says of its peer.
+// profileOf returns the profile in a hello.
 func profileOf(h *taskspb.TasksHello) profile {
 	p := profile{name: h.GetName(), host: h.GetHost(), pid: h.GetPid(), values: h.GetValues(), rank: h.GetRank(), beside: h.GetBeside()}
 	if p.name == "" {
@@ -83,26 +83,26 @@ func profileOf(h *taskspb.TasksHello) profile {
 	return p
 }
 
-// connection is a peer's last connection.
+// connection is the last connection of a peer.
 type connection struct {
-	link    *link.Link[*taskspb.FromTasks] // nil: it has ended
-	heardAt time.Time                      // when the peer said something last
-	groups  []*queue.Group                 // that a client has declared
-	// unreached: its values could not be reached, which was told.
+	link    *link.Link[*taskspb.FromTasks] // nil: the connection has ended
+	heardAt time.Time                      // when the peer's last message arrived
+	groups  []*queue.Group                 // groups that a client has declared
+	// unreached means that the peer's values were unreachable, which has been logged.
 	unreached bool
-	untold    int // about the bytes of the dones of which a worker has not been told
+	untold    int // approximate size of the results whose receipt a worker has not been told
 }
 
-// parting is how a peer goes.
+// parting is the departure of a peer.
 type parting struct {
-	left    bool          // it has said so
-	ended   bool          // its process has
-	stopped bool          // as it was told to
-	gone    *time.Timer   // gives the peer up; nil: it has a connection
+	left    bool          // it has reported that it leaves
+	ended   bool          // its process has ended
+	stopped bool          // its process was told to end
+	gone    *time.Timer   // gives the peer up when it fires; nil: the peer is connected
 	over    chan struct{} // closed when a worker is given up
 }
 
-// returned notes that the peer has a connection again.
+// returned records that the peer is connected again.
 func (d *parting) returned() {
 	if d.gone != nil {
 		d.gone.Stop()
@@ -110,22 +110,22 @@ func (d *parting) returned() {
 	}
 }
 
-// inOrder returns whether what a worker has counts for nothing when it is given up.
+// inOrder reports whether the attempts of a worker do not count as lost when it is given up.
 func (d *parting) inOrder() bool { return d.left || d.stopped }
 
-// final returns whether the peer does not come back.
+// final reports whether the peer will not come back.
 func (d *parting) final() bool { return d.left || d.ended }
 
-// submitter is what a client has of the scheduler.
+// submitter is the state of a client.
 type submitter struct {
-	puts     map[queue.Object]bool // values that it needs
-	accepted uint64                // the number of its last task
-	window   int64                 // what it was told that its tasks may take
-	told     uint64                // of what it need not repeat, what it was sent at the latest
+	puts     map[queue.Object]bool // stored values that it needs
+	accepted uint64                // number of its last task
+	window   int64                 // bytes that its unfinished tasks may take, as last sent
+	told     uint64                // last acknowledgement that was sent to it
 	owed     bool                  // it is in Scheduler.owing
 }
 
-// attach makes the connection that of the session.
+// attach makes l the connection of the session, and returns the session's peer.
 func (s *Scheduler) attach(from identity.Subject, h *taskspb.TasksHello, l *link.Link[*taskspb.FromTasks]) (*peer, error) {
 	if err := checkHello(h); err != nil {
 		return nil, err
@@ -167,7 +167,7 @@ func (s *Scheduler) attach(from identity.Subject, h *taskspb.TasksHello, l *link
 		m.Heard, m.Accepted, m.WindowBytes = p.durable.heard, p.durable.accepted, uint64(p.window)
 	})
 	if p.worker {
-		p.heard = p.durable.heard // the others come again
+		p.heard = p.durable.heard // the worker sends the later ones again
 		s.join(p, h, known)
 	} else if known {
 		s.q.TellAgain(p.session)
@@ -192,7 +192,7 @@ func checkHello(h *taskspb.TasksHello) error {
 	return nil
 }
 
-// longName returns whether a name of a resource is longer than may be.
+// longName reports whether the name of a resource is too long.
 func longName(of []*taskspb.Amount) bool {
 	return slices.ContainsFunc(of, func(a *taskspb.Amount) bool { return len(a.GetName()) > link.MaxName })
 }
@@ -223,7 +223,7 @@ func (s *Scheduler) join(p *peer, h *taskspb.TasksHello, known bool) {
 	s.hasStored(p, h.GetStored(), true)
 }
 
-// detach notes that a connection has ended. The peer may come back for a time.
+// detach records that a connection has ended. The peer may come back within its grace.
 func (s *Scheduler) detach(p *peer, l *link.Link[*taskspb.FromTasks], why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -279,8 +279,8 @@ func (s *Scheduler) giveUp(p *peer) {
 	s.act()
 }
 
-// endClient ends the tasks of a client that is gone, and gives back what it has put; the lock is
-// held.
+// endClient ends the tasks of a client that is gone, and releases its stored values. The caller
+// holds the lock.
 func (s *Scheduler) endClient(now time.Time, p *peer) {
 	for _, id := range s.q.Tasks(p.session) {
 		s.q.Cancel(now, id)
@@ -293,11 +293,11 @@ func (s *Scheduler) endClient(now time.Time, p *peer) {
 	p.puts = nil
 }
 
-// Expel says that the process of a worker of a job has ended, which the scheduler would notice
-// later by its connection. Messages that it has sent before are read first. It does not block.
+// Expel records that the process of a worker has ended, which its connection would show only later.
+// Messages that it has sent before are read first. Expel does not block.
 func (s *Scheduler) Expel(incarnation string) { s.expel(incarnation, false) }
 
-// expel is Expel. stopped: the process was told to end.
+// expel is like Expel. stopped means that the process was told to end.
 func (s *Scheduler) expel(incarnation string, stopped bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -314,16 +314,16 @@ func (s *Scheduler) expel(incarnation string, stopped bool) {
 	}
 }
 
-// Ended is Expel, and returns the functions whose tasks the process ran when it ended, at most 8.
-// It returns none if the worker trains, or if the process was told to end; then its tasks do not
-// count as lost. It blocks until the messages of the process are read: about 100 ms if its
-// connection does not end, and at most 2 s.
+// Ended is like Expel, and returns the functions whose tasks the process was running when it ended,
+// at most 8. It returns none if the worker trained or if the process was told to end; then its
+// tasks do not count as lost. It blocks until the messages of the process are read: about 100 ms if
+// its connection does not end, and at most 2 s.
 func (s *Scheduler) Ended(incarnation string, stopped bool) []string {
 	s.expel(incarnation, stopped)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.training[incarnation] {
-		return nil // and the others that train do not wait
+		return nil // without a wait, for which the other members would have to wait too
 	}
 	var of []*peer
 	for _, p := range s.peers {
@@ -346,7 +346,7 @@ func (s *Scheduler) Ended(incarnation string, stopped bool) []string {
 	return ran
 }
 
-// Train sets the workers that have a place in a world. They run no tasks, unless they have set
+// Train sets the workers that are members of a world. They run no tasks, unless they have set
 // Beside. It does not block.
 func (s *Scheduler) Train(incarnations []string) {
 	s.mu.Lock()
@@ -363,8 +363,8 @@ func (s *Scheduler) Train(incarnations []string) {
 	s.act()
 }
 
-// watchWorkers ends the connections of workers that have said nothing for long: their processes
-// are stopped, or their machines are gone.
+// watchWorkers ends the connections of workers that have been silent for too long: their processes
+// are stopped or their machines are gone.
 func (s *Scheduler) watchWorkers() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

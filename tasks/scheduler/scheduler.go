@@ -1,5 +1,6 @@
-// Package scheduler runs a queue of tasks for clients and workers that connect to it. Package queue
-// decides which task runs where; this package has the connections.
+// Package scheduler runs a queue of tasks for clients and workers. New returns a Scheduler, and its
+// Handle serves one of their connections. Package queue decides which task runs where; this package
+// handles the connections.
 package scheduler
 
 import (
@@ -41,7 +42,7 @@ type Config struct {
 	// Silence is how long a worker may be silent before it counts as lost. 0: 30 s.
 	Silence time.Duration
 	// Grace is how long a function may continue after its task was told to stop, until an event
-	// WorkerStuck asks to end its worker's process. 0: 30 s; negative: forever.
+	// WorkerStuck requests the end of its worker's process. 0: 30 s; negative: forever.
 	Grace time.Duration
 	// Memory is the number of bytes that the tasks of all clients and their results may take. 0: an
 	// eighth of the machine's memory, and at most 2 GiB.
@@ -49,8 +50,8 @@ type Config struct {
 	// Journal is the path of the file that records tasks and results. Empty: they are only in
 	// memory.
 	Journal string
-	// Store names the scheduler's store, for values that clients put. It is opened for the first
-	// value. An empty Run stands for the job's.
+	// Store configures the scheduler's store, for values that clients put. The store is opened for
+	// the first value. If Store.Run is empty, the job's run id is used.
 	Store blob.Config
 	// Repeated makes clients keep all tasks and repeat them to the next scheduler of the job, which
 	// may be on another machine, without the journal.
@@ -58,7 +59,7 @@ type Config struct {
 	// Credentials are the driver's, for requesting values from workers. Nil: values are not
 	// requested.
 	Credentials *identity.Credentials
-	// Event, if not nil, is called with events, a bounded number a second. It must not block.
+	// Event, if not nil, is called with events, at a limited rate. It must not block.
 	Event func(Event)
 	// Ran, if not nil, is called with each attempt of a task that a worker has run: the function's
 	// name, and when it began and ended by this machine's clock. It must not block.
@@ -71,41 +72,43 @@ const (
 	defaultWindow      = 1_000_000
 	defaultWorkerGrace = 500 * time.Millisecond
 	defaultClientGrace = 15 * time.Minute
-	// resumedGrace is how long those of a client are kept that a scheduler has not seen since it
-	// has gone on with the journal of another.
+	// resumedGrace is how long the tasks of a client from a resumed journal are kept if the client
+	// does not connect.
 	resumedGrace = 24 * time.Hour
-	// defaultSilence is several times the pause between two messages of a worker.
+	// defaultSilence is several times the longest pause between two messages of a worker.
 	defaultSilence = 30 * time.Second
 	defaultGrace   = 30 * time.Second
 	// helloTime bounds how long a connection may be silent before its hello.
 	helloTime = 20 * time.Second
-	// lastWords is how long what a process has sent before it ended may take to come.
+	// lastWords is how long to wait for the arrival of what a process has sent before it ended.
 	lastWords = 100 * time.Millisecond
-	// endedTime bounds Ended, where this process is short of processor time.
+	// endedTime bounds the time of Ended if this process is short of processor time.
 	endedTime = 2 * time.Second
-	// maxRan bounds how many microseconds a task may have run, as its worker says.
+	// maxRan bounds the run time of a task, in microseconds, as its worker reports it.
 	maxRan = 1 << 48
-	// tellAt is how many bytes a worker keeps of results that the scheduler has.
+	// tellAt is the number of bytes of received results that a worker may keep before it is told
+	// that they were received.
 	tellAt = 64 << 10
-	// mostRan bounds the functions that Ended returns.
+	// mostRan is the largest number of functions that Ended returns.
 	mostRan = 8
-	// mostPending is how many bytes may wait for a peer that does not read; then it is given up.
+	// mostPending is how many bytes may be pending for a peer that does not read, before its
+	// connection is ended.
 	mostPending = 256 << 20
 )
 
-// Scheduler serves clients and workers. Use New; it is safe for concurrent use.
+// Scheduler serves clients and workers. New makes one. It is safe for concurrent use.
 type Scheduler struct {
 	cfg Config
 
 	mu      sync.Mutex
 	q       *queue.Queue
-	touched []*peer // with something to send
+	touched []*peer // peers to which something must be sent
 	alarm   alarm
-	watch   *time.Timer // looks which workers are silent
+	watch   *time.Timer // fires watchWorkers
 	closed  bool
-	wg      sync.WaitGroup // connections
+	wg      sync.WaitGroup // goroutines of connections
 	events  *teller
-	shared  *taskspb.TaskResult // of tasks that have failed for the same one
+	shared  *taskspb.TaskResult // result of tasks that have failed because of the same task
 	roster
 	debts
 	values
@@ -113,13 +116,13 @@ type Scheduler struct {
 	records
 }
 
-// alarm is the timer of the queue.
+// alarm is the timer for Queue.Tick.
 type alarm struct {
 	timer *time.Timer
-	at    time.Time // when it fires; zero: it does not
+	at    time.Time // when it fires; zero: never
 }
 
-// set makes it fire at a time, or before; zero: at none.
+// set makes the alarm fire at the given time or earlier; zero: never.
 func (a *alarm) set(at time.Time) {
 	if !at.IsZero() && (a.at.IsZero() || at.Before(a.at)) {
 		a.at = at
@@ -150,13 +153,13 @@ func New(cfg Config) *Scheduler {
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
 	}
-	// Attempts of another scheduler of the job, which died, have other numbers.
+	// The attempts of a previous scheduler of the job, which has died, have other numbers.
 	term := uint32(time.Now().UnixMilli()/100) & 0xffffff
 	s := &Scheduler{
 		cfg: cfg, q: queue.New(queue.Config{Term: term, Unread: cfg.Memory / unreadShare, Grace: max(cfg.Grace, 0)}),
 		roster: newRoster(), events: newTeller(cfg.Event),
 	}
-	s.mu.Lock() // which the timers take
+	s.mu.Lock() // the timers' functions take it too
 	s.alarm.timer = time.AfterFunc(time.Hour, s.onTimer)
 	s.alarm.timer.Stop()
 	s.watch = time.AfterFunc(cfg.Silence/4, s.watchWorkers)
@@ -203,8 +206,8 @@ func (s *Scheduler) Close() {
 
 var errClosed = errors.New("scheduler: closed")
 
-// put has something sent to the peer when the lock is given back. part is what add adds; nil: some
-// numbers. It returns false where it is too large to be sent.
+// put adds a part to the message that is sent to the peer when the lock is released. part is what
+// add adds; nil stands for some numbers. It returns false if the part is too large to be sent.
 func (p *peer) put(part proto.Message, add func(*taskspb.FromTasks)) bool {
 	err := p.link.Put(part, add)
 	if err != nil {
@@ -214,7 +217,7 @@ func (p *peer) put(part proto.Message, add func(*taskspb.FromTasks)) bool {
 	return err == nil
 }
 
-// touch makes sure that what was put is sent when the lock is released.
+// touch makes unlock send what was put for the peer.
 func (p *peer) touch() {
 	if !p.touched {
 		p.touched = true
@@ -222,7 +225,7 @@ func (p *peer) touch() {
 	}
 }
 
-// unlock gives the lock back, and sends what was put.
+// unlock sends what was put, and releases the lock.
 func (s *Scheduler) unlock() {
 	var links []*link.Link[*taskspb.FromTasks]
 	for _, p := range s.touched {
@@ -237,7 +240,8 @@ func (s *Scheduler) unlock() {
 	}
 }
 
-// Handle serves a connection until it ends, and closes it. Its peer has proven that it is from.
+// Handle serves a connection until it ends, and closes it. from is the authenticated identity of
+// the peer.
 func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Subject) error {
 	s.mu.Lock()
 	if s.closed {
@@ -255,7 +259,7 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 	var m taskspb.ToTasks
 	_ = conn.SetReadDeadline(time.Now().Add(helloTime))
 	err := r.Read(&m)
-	if err == nil && proto.Size(&m) == 0 { // it asks the scheduler to speak before it does
+	if err == nil && proto.Size(&m) == 0 { // the peer asks the scheduler to send first
 		if _, err = conn.Write(make([]byte, 4)); err == nil { // an empty message
 			err = r.Read(&m)
 		}
@@ -296,7 +300,7 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 	if errors.As(err, &greedy) {
 		_ = conn.SetDeadline(time.Now().Add(lastWords)) // it may not read
 		l.Say(func(out *taskspb.FromTasks) { out.Refused = err.Error() })
-		for r.Read(&m) == nil { // bytes that nobody has read would take the refusal with them
+		for r.Read(&m) == nil { // closing with unread bytes would discard the refusal
 		}
 		l.Flush()
 	}
@@ -318,7 +322,7 @@ func attemptOf(id queue.ID, attempt uint64) *taskspb.Attempt {
 	return &taskspb.Attempt{Client: id.Client, N: id.N, Attempt: attempt}
 }
 
-// take handles a message of a peer. An error ends the connection.
+// take handles a message from a peer. If it returns an error, the connection ends.
 func (s *Scheduler) take(p *peer, l *link.Link[*taskspb.FromTasks], m *taskspb.ToTasks) error {
 	s.mu.Lock()
 	defer s.unlock()
@@ -415,7 +419,7 @@ func resultOf(r *taskspb.TaskResult) queue.Result {
 		out = queue.Result{State: queue.Failed, Failure: queue.ByUser,
 			Text: fmt.Sprintf("its result of %d bytes was not stored; at most %d may be sent", n, link.MaxInlined)}
 	}
-	if out.State != queue.Succeeded || out.Size <= 0 { // only a stored result has a name
+	if out.State != queue.Succeeded || out.Size <= 0 { // only a stored result has an ID
 		out.Size = 0
 		return out
 	}
@@ -480,11 +484,12 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *taskspb.ToTasks) error
 	return nil
 }
 
-// unservedAfter is how often it is looked whether any worker can run the tasks of a client.
+// unservedAfter is the pause between two checks whether any worker can run the tasks of a client.
 const unservedAfter = 5 * time.Second
 
-// watchUnserved tells a client, over a connection, why no worker can run its tasks of a group, once
-// until one can. told: it was told.
+// watchUnserved periodically checks whether any worker can run the tasks of a group, as long as the
+// client's connection lasts. If none can, it tells the client the reason once, and again only after
+// one could. told means that the client has been told.
 func (s *Scheduler) watchUnserved(p *peer, l *link.Link[*taskspb.FromTasks], g *queue.Group, told bool) {
 	time.AfterFunc(unservedAfter, func() {
 		s.mu.Lock()
@@ -500,7 +505,7 @@ func (s *Scheduler) watchUnserved(p *peer, l *link.Link[*taskspb.FromTasks], g *
 	})
 }
 
-// submitted adds the tasks of a client, and what it knows to have become of them.
+// submitted adds the tasks of a client, and the outcomes of tasks that the client already knows.
 func (s *Scheduler) submitted(now time.Time, p *peer, m *taskspb.ToTasks) error {
 	var ends map[uint64]queue.Result
 	if n := len(m.GetEnds()); n > 0 {
@@ -553,7 +558,7 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *taskspb.ToTasks) error 
 	return nil
 }
 
-// tooLarge returns why a task is refused; "": it is not.
+// tooLarge returns the reason for refusing a task; "": it is not refused.
 func tooLarge(t *taskspb.SubmitTask) string {
 	needs := len(t.GetOptions().GetNeeds()) + len(t.GetOptions().GetValues())
 	switch size := proto.Size(t); {
@@ -567,7 +572,7 @@ func tooLarge(t *taskspb.SubmitTask) string {
 	return ""
 }
 
-// explain explains tasks, by their number or their function.
+// explain explains the tasks with a number or of a function.
 func (s *Scheduler) explain(now time.Time, what string) []report.Explanation {
 	var all []report.Explanation
 	if n, err := strconv.ParseUint(what, 10, 64); err == nil {
@@ -610,9 +615,9 @@ func optionsOf(client uint64, o *taskspb.TaskOptions) *queue.Options {
 	return out
 }
 
-// act carries out what the queue wants done, and sets the timer; the lock is held.
+// act performs the actions of the queue and sets the timer. The caller holds the lock.
 func (s *Scheduler) act() {
-	for i := 0; i < len(s.q.Out); i++ { // what is done may add to it
+	for i := 0; i < len(s.q.Out); i++ { // performing them may add further ones
 		s.actOn(s.q.Out[i])
 	}
 	out := s.q.Out
@@ -642,7 +647,7 @@ func (s *Scheduler) actOn(a queue.Action) {
 	}
 	p := s.peers[to]
 	if p == nil || p.link == nil {
-		return // when it comes back, it says what it has
+		return // when it reconnects, it reports what it has
 	}
 	switch a.What {
 	case queue.Push:
@@ -665,9 +670,10 @@ func (s *Scheduler) actOn(a queue.Action) {
 	}
 }
 
-// tell tells a client what has become of a task; the lock is held. That it has not succeeded is
-// told once it is written down: the next scheduler would run it again otherwise, and those that
-// depend on it might succeed, of which the client knows that they cannot.
+// tell tells a client the outcome of a task. If the task has not succeeded, the client is told only
+// once that is recorded. Otherwise the next scheduler might run the task again, and tasks that
+// depend on it might succeed although their client already knows that they cannot. The caller holds
+// the lock.
 func (s *Scheduler) tell(p *peer, id queue.ID) {
 	r, ok := s.q.Result(id)
 	switch {
@@ -682,7 +688,7 @@ func (s *Scheduler) tell(p *peer, id queue.ID) {
 	p.put(told, func(m *taskspb.FromTasks) { m.Told = append(m.Told, told) })
 }
 
-// pushOf returns what a worker is told of a task.
+// pushOf returns the message that sends a task to a worker.
 func (s *Scheduler) pushOf(p *peer, a queue.Action) *taskspb.PushTask {
 	push := &taskspb.PushTask{Of: attemptOf(a.Task, a.Attempt), Group: uint32(a.Group.Index), Args: s.q.Spec(a.Task), Confirm: a.Confirm}
 	if s.used() > s.cfg.Memory/4*3 {
@@ -691,7 +697,7 @@ func (s *Scheduler) pushOf(p *peer, a queue.Action) *taskspb.PushTask {
 	bytes := 0
 	o := s.q.OptionsOf(a.Task)
 	push.LimitMs = uint64(o.TimeLimit.Milliseconds())
-	most := mostAt // addresses of a value
+	most := mostAt // number of addresses for a value
 	if len(o.Needs)+len(o.Objects) > fewValues {
 		most = 1
 	}
@@ -719,8 +725,8 @@ func (s *Scheduler) pushOf(p *peer, a queue.Action) *taskspb.PushTask {
 	return push
 }
 
-// sharedResult is wireResult; tasks that fail one after another for the same one share theirs,
-// which is not changed. The lock is held.
+// sharedResult is like wireResult, but consecutive tasks that fail because of the same task share
+// one message, which must not be changed. The caller holds the lock.
 func (s *Scheduler) sharedResult(r queue.Result) *taskspb.TaskResult {
 	if r.Failure != queue.Dependency {
 		return wireResult(r)
@@ -743,7 +749,7 @@ func askOf(g *queue.Group) *taskspb.LeaseAsk {
 	return &taskspb.LeaseAsk{Group: uint32(g.Index), Of: groupOf(g)}
 }
 
-// cutKey is the opposite of functionKey.
+// cutKey undoes functionKey.
 func cutKey(key string) (name string, hash []byte, err error) {
 	for i := len(key) - 1; i >= 0; i-- {
 		if key[i] == '@' {

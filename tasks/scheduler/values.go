@@ -19,31 +19,32 @@ import (
 )
 
 const (
-	// unclaimed is how long a stored value is kept that nobody is known to need.
+	// unclaimed is how long a stored value is kept if nobody is known to need it.
 	unclaimed = time.Minute
-	// laterPause is how long a peer waits for a value that is out of reach before it may ask again.
+	// laterPause is how long a peer waits before it asks again for a value that is unreachable.
 	laterPause = 100 * time.Millisecond
-	// valuesDial bounds a try to reach a worker that provides a value.
+	// valuesDial bounds an attempt to connect to a worker that provides a value.
 	valuesDial = 5 * time.Second
-	// mostPuts bounds the stored values that a client needs.
+	// mostPuts is the largest number of stored values that a client may need.
 	mostPuts = 1_000_000
-	// mostAt bounds the addresses that a worker is told for a value, of no more than fewValues.
+	// mostAt is the largest number of addresses that a worker is sent for a value, if a task has no
+	// more than fewValues values.
 	mostAt    = 8
 	fewValues = 1000
-	// beside is the name of the store beside the scheduler, among those of hosts.
+	// beside is the name, among those of hosts, of the store beside the scheduler.
 	beside = ""
 )
 
-// values are the stored values beside the scheduler.
+// values is the state of the store beside the scheduler.
 type values struct {
 	store    *blob.Store                    // nil: not opened yet
-	arriving map[queue.Object][]*time.Timer // that were brought, until those have come who need them
+	arriving map[queue.Object][]*time.Timer // by value that was brought: a timer for each user that has not claimed it yet
 }
 
-// has returns whether the store has a value.
+// has reports whether the store has a value.
 func (v *values) has(id queue.Object) bool { return v.store != nil && v.store.Has(blob.ID(id)) }
 
-// openStore returns the store beside the scheduler.
+// openStore returns the store beside the scheduler. The first call opens it.
 func (s *Scheduler) openStore() (*blob.Store, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,8 +58,8 @@ func (s *Scheduler) openStore() (*blob.Store, error) {
 	return s.store, err
 }
 
-// transfer serves a connection that carries values: of its own store, and of hosts that the peer
-// cannot reach.
+// transfer serves a connection that carries values: those in its own store, and those of hosts that
+// the peer cannot reach.
 func (s *Scheduler) transfer(ctx context.Context, conn net.Conn, r *link.Reader) error {
 	store, err := s.openStore()
 	if err != nil {
@@ -69,9 +70,9 @@ func (s *Scheduler) transfer(ctx context.Context, conn net.Conn, r *link.Reader)
 	return transfer.Serve(ctx, conn, r, transfer.ServeConfig{Read: from.read, Store: store, Brought: s.brought})
 }
 
-// brought notes that a value is in the store beside the scheduler, and keeps it until somebody who
-// needs it has come forward, since others who need the same value may be done with it meanwhile.
-// It returns false if they were before it was noted: the value is gone, and must be brought again.
+// brought records that a value is in the store beside the scheduler, and keeps the value until its
+// user claims it, because other users of the same value may release it meanwhile. It returns false
+// if they have released it before this call: then the value is gone and must be brought again.
 func (s *Scheduler) brought(id blob.ID, size int64) bool {
 	s.mu.Lock()
 	defer s.unlock()
@@ -96,14 +97,14 @@ func (s *Scheduler) brought(id blob.ID, size int64) bool {
 	return true
 }
 
-// claim notes that one who needs a stored value is known; the lock is held.
+// claim records that a user of a stored value is known. The caller holds the lock.
 func (s *Scheduler) claim(id queue.Object) {
 	if len(s.arriving[id]) > 0 {
 		s.arrived(id, 0)
 	}
 }
 
-// arrived ends the keeping of a value that was brought; the lock is held.
+// arrived stops keeping a value that was brought. The caller holds the lock.
 func (s *Scheduler) arrived(id queue.Object, i int) {
 	s.arriving[id][i].Stop()
 	if s.arriving[id] = slices.Delete(s.arriving[id], i, i+1); len(s.arriving[id]) == 0 {
@@ -112,7 +113,8 @@ func (s *Scheduler) arrived(id queue.Object, i int) {
 	s.q.Unput(id)
 }
 
-// dropLater calls f, with the lock held, when those have come forward who need a value.
+// dropLater calls f after unclaimed, by which time everyone who needs a value should have claimed
+// it. It calls f with the lock held.
 func (s *Scheduler) dropLater(f func()) *time.Timer {
 	return time.AfterFunc(unclaimed, func() {
 		s.mu.Lock()
@@ -123,16 +125,17 @@ func (s *Scheduler) dropLater(f func()) *time.Timer {
 	})
 }
 
-// storedHere notes that the store beside the scheduler has the result of a worker which provides
-// none itself; the lock is held.
+// storedHere records that the store beside the scheduler has the result of a worker that does not
+// provide values itself. The caller holds the lock.
 func (s *Scheduler) storedHere(now time.Time, id queue.Object) {
 	if s.has(id) {
 		s.q.Stored(now, id, beside)
 	}
 }
 
-// hasStored notes what the host of a worker has; the lock is held. What nobody needs is removed;
-// where the worker has just come, it may have to say first what it is.
+// hasStored records the values on the host of a worker, and removes those that nobody needs. If the
+// worker has just joined, it removes them only later, because the worker may still have to report
+// what they are. The caller holds the lock.
 func (s *Scheduler) hasStored(p *peer, stored [][]byte, joins bool) {
 	var unknown []queue.Object
 	for _, b := range stored {
@@ -158,7 +161,8 @@ func (s *Scheduler) hasStored(p *peer, stored [][]byte, joins bool) {
 	}
 }
 
-// lacks notes that hosts do not have what they were said to have; the lock is held.
+// lacks records that hosts do not have values that they were thought to have. The caller holds the
+// lock.
 func (s *Scheduler) lacks(now time.Time, all []*taskspb.MissingValue) {
 	for _, m := range all {
 		id, ok := blob.ParseID(m.GetValue())
@@ -170,7 +174,7 @@ func (s *Scheduler) lacks(now time.Time, all []*taskspb.MissingValue) {
 	}
 }
 
-// putBy notes the values that a client needs; the lock is held.
+// putBy records the values that a client needs. The caller holds the lock.
 func (s *Scheduler) putBy(now time.Time, p *peer, puts []*taskspb.PutValue) error {
 	for _, v := range puts {
 		id, ok := blob.ParseID(v.GetValue())
@@ -195,7 +199,7 @@ func (s *Scheduler) putBy(now time.Time, p *peer, puts []*taskspb.PutValue) erro
 	return nil
 }
 
-// unputBy notes what a client needs no more; the lock is held.
+// unputBy records the values that a client no longer needs. The caller holds the lock.
 func (s *Scheduler) unputBy(p *peer, all [][]byte) {
 	for _, b := range all {
 		if id, ok := blob.ParseID(b); ok && p.puts[queue.Object(id)] {
@@ -208,7 +212,7 @@ func (s *Scheduler) unputBy(p *peer, all [][]byte) {
 	}
 }
 
-// drop removes a value from a host; the lock is held.
+// drop removes a value from a host. The caller holds the lock.
 func (s *Scheduler) drop(a queue.Action) {
 	if a.Host == beside {
 		if s.store != nil {
@@ -225,7 +229,7 @@ func (s *Scheduler) drop(a queue.Action) {
 	}
 }
 
-// valueAt returns where a value is, with at most so many addresses; the lock is held.
+// valueAt returns where a value is, with at most most addresses. The caller holds the lock.
 func (s *Scheduler) valueAt(id queue.Object, most int) *taskspb.ValueAt {
 	hosts, size := s.q.Holders(id)
 	at := &taskspb.ValueAt{Value: id[:], Size: uint64(size)}
@@ -240,17 +244,17 @@ func (s *Scheduler) valueAt(id queue.Object, most int) *taskspb.ValueAt {
 		for _, p := range s.hosts[h] {
 			if p.values != "" {
 				at.At = append(at.At, p.values)
-				break // the workers of a host have the same store
+				break // the workers of a host share one store
 			}
 		}
 	}
 	return at
 }
 
-// relay reads values for one peer: from the store beside the scheduler, or from workers.
+// relay reads values on behalf of one peer: from the store beside the scheduler, or from workers.
 type relay struct {
 	s    *Scheduler
-	id   blob.ID // of which client is asked
+	id   blob.ID // value for which from is connected
 	from *transfer.Client
 }
 
@@ -286,8 +290,8 @@ func (r *relay) ask(at int64, b []byte) error {
 	return err
 }
 
-// find asks each that should have the value. If nobody has it, it is made again; if nobody can be
-// reached, the error is a *transfer.UnreachableError.
+// find tries everyone who should have the value. If nobody has it, find causes it to be computed
+// again. If nobody can be reached, it returns a *transfer.UnreachableError.
 func (r *relay) find(ctx context.Context, id blob.ID, at int64, b []byte) error {
 	s := r.s
 	s.mu.Lock()
@@ -327,8 +331,8 @@ func (r *relay) find(ctx context.Context, id blob.ID, at int64, b []byte) error 
 	return later
 }
 
-// unreached tells, once for each connection of a worker, that the values of its host are out of
-// reach.
+// unreached logs, once for each connection of a worker, that the values of its host are
+// unreachable.
 func (s *Scheduler) unreached(addr string, why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,7 +1,8 @@
-// Package dynamic lets nodes meet without a driver, as PyTorch's elastic launcher does: they share
-// a record in a store, which each node changes by compare-and-set. A round is complete when enough
-// nodes have joined it and no other node came for a while, or when it is full. Nodes that come
-// later wait, which makes the others begin another round.
+// Package dynamic lets nodes meet without a driver, as PyTorch's elastic launcher does:
+// Handler.Next blocks until its node is in a complete round. The nodes share a record in a store,
+// which each node changes by compare-and-set. A round is complete when enough nodes have joined it
+// and no further node has come for a while, or when it is full. Nodes that come later wait, which
+// makes the others begin another round.
 //
 // Pure functions of the record, the operators, decide the actions of a node.
 package dynamic
@@ -28,9 +29,9 @@ type Config struct {
 	Settings
 	// Store is shared by the nodes of the run. It must not be nil.
 	Store store.Store
-	// Addr names this machine among the nodes. Empty: its host name.
+	// Addr identifies this machine among the nodes. Empty: its host name.
 	Addr string
-	// Info is given to the other nodes of a round, for example an address. It has at most 512
+	// Info is made known to the other nodes of a round, for example an address. It has at most 512
 	// bytes.
 	Info string
 	// Log must not be nil.
@@ -47,45 +48,45 @@ type Member struct {
 
 // Round is a complete round.
 type Round struct {
-	// Number is the round's number; it grows.
+	// Number is the round's number, which increases from round to round.
 	Number int
 	// Rank is this node's rank; Members are in the order of their ranks.
 	Rank    int
 	Members []Member
 	// Restarts is the number of earlier rounds that have failed. It is the same for all Members.
 	Restarts int
-	// Store has the values of this round only.
+	// Store contains only the values of this round.
 	Store store.Store
 }
 
 // Change is the reason why a round should end.
 type Change struct {
-	// Waiting is the number of nodes that wait for a place.
+	// Waiting is the number of nodes that wait to join.
 	Waiting int
-	// Lost are members that are dead or have left, and were not done.
+	// Lost are members that are dead or have left without being done.
 	Lost []NodeDesc
 }
 
-// numbers are given to the handlers of this process, from firstNumber on. That is random, because
+// The handlers of this process are numbered from firstNumber on. That number is random, because
 // processes in several containers with one host name may have the same process id.
 var (
 	firstNumber = rand.IntN(1 << 30)
 	numbers     atomic.Int64
 )
 
-// Handler is one node. Its methods may be called by many goroutines; only one of Next, Leave, Close
-// and Shutdown runs at a time.
+// Handler is one node. Its methods are safe for concurrent use, but only one of Next, Leave, Close
+// and Shutdown may run at a time.
 type Handler struct {
 	cfg     Config
 	node    NodeDesc
 	store   store.Store // of the run
 	mu      sync.Mutex  // held by operations
 	holder  *storeHolder
-	away    retry.Row // of heartbeats that could not be sent
-	round   *Round    // the last one; nil: none yet
+	away    retry.Row // failures to send heartbeats
+	round   *Round    // the last round; nil: none yet
 	beating sync.WaitGroup
-	// silence ends the heartbeats; nil: none are sent. It is not guarded by mu, which a heartbeat
-	// to a slow store holds.
+	// silence stops the heartbeats; nil: none are being sent. It is not guarded by mu, because a
+	// heartbeat to a slow store holds mu.
 	silence atomic.Pointer[context.CancelFunc]
 }
 
@@ -116,21 +117,21 @@ func (h *Handler) newHolder(cache time.Duration) *storeHolder {
 	return holder
 }
 
-// Node identifies this node.
+// Node returns the description of this node.
 func (h *Handler) Node() NodeDesc { return h.node }
 
-// Store has the values of the run, which all nodes share, in all rounds and after the last. Their
-// keys have no slash.
+// Store returns the store of the run, which all nodes share, in all rounds and after the last. Its
+// keys must not contain a slash.
 func (h *Handler) Store() store.Store { return h.store }
 
-// do runs an operator; the lock is held.
+// do runs an operator. The caller holds the lock.
 func (h *Handler) do(ctx context.Context, op operator, o operation) error {
 	return run(ctx, h.holder, h.node, h.cfg.Info, &h.cfg.Settings, op, o)
 }
 
 // Next leaves the round, if this node is in one, and blocks until the node is in the next complete
-// round, at most for Settings.Join. It returns ErrClosed, ErrDismissed, a *TimeoutError, the cause
-// of ctx's end, or an error of the store.
+// round, but no longer than Settings.Join. It returns ErrClosed, ErrDismissed, a *TimeoutError, the
+// cause of ctx's end, or an error of the store.
 func (h *Handler) Next(ctx context.Context) (Round, error) {
 	h.Stop()
 	h.mu.Lock()
@@ -151,13 +152,13 @@ func (h *Handler) Next(ctx context.Context) (Round, error) {
 	return round, nil
 }
 
-// jitter spreads the first joins of a run.
+// jitter pauses for a random time, to spread the first joins of a run.
 func (h *Handler) jitter(ctx context.Context) error {
 	if _, err := h.holder.sync(ctx); err != nil {
 		return err
 	}
 	pause := rand.N(mostJitter)
-	h.holder.read = time.Time{} // others may have joined when the pause is over
+	h.holder.read = time.Time{} // others may have joined during the pause
 	if h.holder.current().Round > 0 || pause < leastJitter {
 		return nil
 	}
@@ -175,13 +176,13 @@ func (h *Handler) roundOf(s *State) Round {
 	return r
 }
 
-// beat starts the heartbeats; the lock is held.
+// beat starts the heartbeats. The caller holds the lock.
 func (h *Handler) beat() {
 	ctx, cancel := context.WithCancel(context.Background())
 	h.silence.Store(&cancel)
 	h.beating.Go(func() {
-		// Twice in an interval: a heartbeat that is due just after one tick must not wait for the
-		// next.
+		// The ticks are twice as frequent as heartbeats, because a heartbeat that becomes due just
+		// after a tick must not wait for a full interval.
 		ticker := time.NewTicker(h.cfg.KeepAliveInterval / 2)
 		defer ticker.Stop()
 		for {
@@ -195,7 +196,8 @@ func (h *Handler) beat() {
 	})
 }
 
-// keepAlive sends a heartbeat. Failures are logged ever more seldom: the next may succeed.
+// keepAlive sends a heartbeat. It logs repeated failures less and less often, because the next
+// heartbeat may succeed.
 func (h *Handler) keepAlive(ctx context.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -215,7 +217,8 @@ func (h *Handler) keepAlive(ctx context.Context) {
 	}
 }
 
-// Stop ends the heartbeats and waits for that. After a while, the others consider this node dead.
+// Stop stops the heartbeats and waits until they have stopped. After a while, the others consider
+// this node dead.
 func (h *Handler) Stop() {
 	if silence := h.silence.Swap(nil); silence != nil {
 		(*silence)()
@@ -223,29 +226,29 @@ func (h *Handler) Stop() {
 	h.beating.Wait()
 }
 
-// look reads the record anew, with a holder of its own.
+// look reads the record again, with a holder of its own.
 func (h *Handler) look(ctx context.Context, holder *storeHolder) (*State, error) {
 	_, err := holder.sync(ctx)
 	return holder.current(), err
 }
 
-// Waiting returns the number of nodes that wait for a place.
+// Waiting returns the number of nodes that wait to join.
 func (h *Handler) Waiting(ctx context.Context) (int, error) {
 	s, err := h.look(ctx, h.newHolder(0))
 	return len(s.WaitList), err
 }
 
-// Closed returns whether the run is closed.
+// Closed reports whether the run is closed.
 func (h *Handler) Closed(ctx context.Context) (bool, error) {
 	s, err := h.look(ctx, h.newHolder(0))
 	return s.Closed, err
 }
 
-// Changed blocks until the last round that Next has returned should end: because nodes wait for a
-// place, or members are dead or have left that were not done. A closed run is no reason by itself:
-// a member that is done closes it, and one that has failed leaves, too. Neither is an unreachable
-// store: away, if not nil, is called each time that the store becomes unreachable or reachable. The
-// error is the cause of ctx's end, or says that there is no round.
+// Changed blocks until the last round that Next has returned should end, because nodes wait to
+// join, or because members have died or left without being done. A closed run alone is no reason: a
+// member that is done closes the run, and a member that has failed also leaves. An unreachable
+// store is no reason either: away, if not nil, is called each time the store becomes unreachable or
+// reachable again. The error is the cause of ctx's end, or says that there is no round.
 func (h *Handler) Changed(ctx context.Context, away func(is bool)) (Change, error) {
 	h.mu.Lock()
 	round := h.round
@@ -273,7 +276,7 @@ func (h *Handler) Changed(ctx context.Context, away func(is bool)) (Change, erro
 			err = holder.await(ctx, min(poll, h.cfg.KeepAliveInterval))
 		}
 		if err != nil {
-			err = retry.Pause(ctx, poll) // and look again
+			err = retry.Pause(ctx, poll) // then look again
 		}
 		if err != nil {
 			return Change{}, err
@@ -281,10 +284,11 @@ func (h *Handler) Changed(ctx context.Context, away func(is bool)) (Change, erro
 	}
 }
 
-// compare returns how a state differs from the round, apart from this node and the members that are
-// done. It adds to these whom it finds to be done; it does not look further after one that is not.
+// compare returns how a state differs from the round, ignoring this node and the members in done.
+// It adds members that it finds to be done to done, and stops looking for such members after the
+// first one that is not.
 func (r *Round) compare(ctx context.Context, s *State, self NodeDesc, done map[NodeDesc]bool) (c Change, err error) {
-	if !s.Closed { // otherwise there is no place for those that wait
+	if !s.Closed { // otherwise waiting nodes cannot join
 		c.Waiting = len(s.WaitList)
 	}
 	for rank, m := range r.Members {
@@ -305,11 +309,11 @@ func (r *Round) compare(ctx context.Context, s *State, self NodeDesc, done map[N
 	return c, nil
 }
 
-// doneKey is the key of a round's store that says that a member is done.
+// doneKey returns the key, in a round's store, that marks a member as done.
 func doneKey(rank int) string { return "done/" + strconv.Itoa(rank) }
 
-// Done says that this node's part in the last round that Next has returned is done: the round of
-// the others goes on when this node leaves or dies.
+// Done records that this node is done with the last round that Next has returned: when it leaves or
+// dies, the round continues for the others.
 func (h *Handler) Done(ctx context.Context) error {
 	h.mu.Lock()
 	round := h.round
@@ -321,15 +325,15 @@ func (h *Handler) Done(ctx context.Context) error {
 	return err
 }
 
-// Fail says that workers of the last round that Next has returned have failed. If this node is
-// still in that round, the next round has one more restart, however many nodes call Fail.
+// Fail records that workers failed in the last round that Next has returned. If this node is still
+// in that round, the next round has one more restart, however many nodes call Fail.
 func (h *Handler) Fail(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.do(ctx, failOp, operation{"saying that workers have failed", h.cfg.Close})
 }
 
-// Leave removes this node from the run, which continues without it: nobody waits for it.
+// Leave removes this node from the run, which continues without it and does not wait for it.
 func (h *Handler) Leave(ctx context.Context) error {
 	h.Stop()
 	h.mu.Lock()
@@ -338,22 +342,22 @@ func (h *Handler) Leave(ctx context.Context) error {
 }
 
 // Drop removes a member of a round that is known to be dead from the record, so that nobody waits
-// for its heartbeats. If the round is over, it does nothing. If the member is alive, it finds
-// itself in no round when the next one begins.
+// for its heartbeats. If the round is over, Drop does nothing. If the member is alive after all, it
+// finds itself in no round when the next round begins.
 func (h *Handler) Drop(ctx context.Context, round int, dead NodeDesc) error {
 	holder := h.newHolder(0)
-	holder.back = time.Now() // a member whose heartbeats are old is still in the record
+	holder.back = time.Now() // so that a member with old heartbeats is still in the record
 	return run(ctx, holder, dead, "", &h.cfg.Settings, dropOp(round), operation{"dropping a dead node", h.cfg.Close})
 }
 
-// Close closes the run: no other round follows.
+// Close closes the run: no further round follows.
 func (h *Handler) Close(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.do(ctx, closeOp, operation{"closing the run", h.cfg.Close})
 }
 
-// Shutdown is Stop and Close.
+// Shutdown calls Stop and Close.
 func (h *Handler) Shutdown(ctx context.Context) error {
 	h.Stop()
 	return h.Close(ctx)

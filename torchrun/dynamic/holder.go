@@ -13,19 +13,20 @@ import (
 
 // holder is a node's copy of the record.
 type holder interface {
-	// current returns the copy, which the caller may change; sync then writes it, if markDirty was
+	// current returns the copy, which the caller may change. sync then writes it if markDirty was
 	// called.
 	current() *State
 	markDirty()
-	// sync writes a dirty copy, and otherwise reads the record. kept: a dirty copy was written;
-	// false: another node was first, and the copy is what that has written.
+	// sync writes a dirty copy, and otherwise reads the record. kept reports whether a dirty copy
+	// was written. If it is false after a write, another node has written first, and the copy is
+	// now what that node has written.
 	sync(ctx context.Context) (kept bool, err error)
-	// lose is called after a change that another node was faster than, losses times in a row: it
-	// makes room for the others and reads the record anew.
+	// lose is called when another node has written before this one, the given number of times in a
+	// row. It pauses to let others proceed, and reads the record again.
 	lose(ctx context.Context, losses int) error
-	// now is the time of the record's clock.
+	// now returns the time of the record's clock.
 	now() time.Time
-	// await blocks until the record may have changed, for so long at most.
+	// await blocks until the record may have changed, but no longer than most.
 	await(ctx context.Context, most time.Duration) error
 }
 
@@ -36,17 +37,17 @@ const recordKey = "record"
 type storeHolder struct {
 	store    store.Store
 	settings *Settings
-	cache    time.Duration // how long what was read is not read again
+	cache    time.Duration // how long a copy that was read is used without reading again
 	reads    func()        // called at each read or write; for tests and measurements
 
 	state   *State
 	dirty   bool
 	version uint64
-	read    time.Time // of the last read, by this process's clock; zero: none yet
+	read    time.Time // time of the last read, by this process's clock; zero: none yet
 	clock   store.Clock
-	taken   time.Time  // when the record was taken last, whatever read says
-	back    time.Time  // when the record was read again after a gap; zero: there was none
-	lost    []NodeDesc // participants that were dropped as dead at the last sync
+	taken   time.Time  // when the record was last taken; unlike read, it is never reset
+	back    time.Time  // when the record was first read after a gap; zero: no gap
+	lost    []NodeDesc // participants that the last sync has dropped as dead
 }
 
 func newHolder(s store.Store, set *Settings, cache time.Duration) *storeHolder {
@@ -76,7 +77,7 @@ func (h *storeHolder) sync(ctx context.Context) (kept bool, err error) {
 	return kept, h.take(entry)
 }
 
-// take replaces the copy by what the store has.
+// take replaces the copy by what the store contains.
 func (h *storeHolder) take(entry store.Entry) error {
 	h.read = time.Now()
 	if !entry.Now.IsZero() {
@@ -93,8 +94,9 @@ func (h *storeHolder) take(entry store.Entry) error {
 	return nil
 }
 
-// seeing returns whether heartbeats that are missing tell of dead nodes. They do not after the
-// store was not reached, or this process was stopped: the others may not have reached it either.
+// seeing reports whether missing heartbeats mean that nodes are dead. They do not for a while after
+// the store was unreachable or this process was stopped, because the other nodes may not have
+// reached the store either.
 func (h *storeHolder) seeing() bool {
 	window := h.settings.KeepAliveInterval * time.Duration(h.settings.KeepAliveAttempts)
 	if !h.taken.IsZero() && h.read.Sub(h.taken) > window {
@@ -113,8 +115,8 @@ func (h *storeHolder) lose(ctx context.Context, losses int) error {
 	return err
 }
 
-// lingering is how long a node waits after it has heard of a change, so that in a large run each
-// change is not read by each node.
+// lingering returns a random pause after a change was noticed, so that in a large run not every
+// node reads every change.
 func (h *storeHolder) lingering() time.Duration {
 	count := time.Duration(len(h.state.LastHeartbeats))
 	return rand.N(min(count*lingerPerNode, poll) + 1)
@@ -145,26 +147,26 @@ func (h *storeHolder) await(ctx context.Context, most time.Duration) error {
 	return fmt.Errorf("dynamic: %w", err)
 }
 
-// ErrClosed: the run is closed, and no node can join.
+// ErrClosed means that the run is closed, and no node can join.
 var ErrClosed = errors.New("dynamic: the rendezvous is closed")
 
-// ErrDismissed: the run was closed while this node was in excess. There is nothing to do for it.
+// ErrDismissed means that the run was closed while this node was spare. The node has nothing to do.
 var ErrDismissed = errors.New("dynamic: the rendezvous has closed without a place for this node")
 
-// TimeoutError: an operation has taken longer than its timeout.
+// TimeoutError means that an operation has exceeded its timeout.
 type TimeoutError struct {
 	What string
 	For  time.Duration
 }
 
-// Error names the operation.
+// Error includes the name of the operation.
 func (e *TimeoutError) Error() string {
 	return fmt.Sprintf("dynamic: %s was not possible within %v", e.What, e.For)
 }
 
-// run does what an operator decides until it is finished: each decision is made by a record that
-// was read after the last change of this node was written, so that none is made by a change that
-// was lost to another node.
+// run performs the actions that an operator decides on until the operator is finished. Each
+// decision is based on a record that was read after this node's last change was written, so that no
+// decision is based on a change that another node has overtaken.
 func run(ctx context.Context, h holder, node NodeDesc, info string, set *Settings, op operator, o operation) error {
 	began := time.Now()
 	deadline := began.Add(o.limit)
@@ -199,13 +201,13 @@ func run(ctx context.Context, h holder, node NodeDesc, info string, set *Setting
 			h.markDirty()
 			wrote = true
 			if a == removeFromRedundancyList {
-				deadline = time.Now().Add(o.limit) // the node begins anew
+				deadline = time.Now().Add(o.limit) // the node starts over
 			}
 		}
 	}
 }
 
-// operation is what an operator is for.
+// operation describes the purpose of an operator.
 type operation struct {
 	what  string
 	limit time.Duration

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// action is what a node does next, as an operator decides.
+// action is what a node does next, according to an operator.
 type action int
 
 const (
@@ -21,26 +21,27 @@ const (
 	markClosed
 	markFailed
 	syncState    // look again later
-	errorClosed  // give up: the run is closed
-	errorTimeout // give up: the operation has taken too long
-	errorDismiss // give up without an error: the run was closed while the node was spare
-	finish       // the operation is done
-	leaveForGood // like removeFromParticipants, and from the memory of the last round
+	errorClosed  // fail: the run is closed
+	errorTimeout // fail: the operation has taken too long
+	errorDismiss // stop without an error: the run was closed while the node was spare
+	finish       // the operation is complete
+	leaveForGood // like removeFromParticipants, and also from the ranks of the last round
 )
 
-// view is what an operator decides by. It is not changed.
+// view is the basis of an operator's decision. It is immutable.
 type view struct {
 	node     NodeDesc
 	state    *State
 	settings *Settings
-	now      time.Time // of the clock by which heartbeats and deadlines of the record are set
-	// clock is this process's, by which deadline is set: the end of the operation.
+	now      time.Time // by the clock of the record's heartbeats and deadlines
+	// clock is the time of this process's clock, and deadline the end of the operation by the same
+	// clock.
 	clock, deadline time.Time
 }
 
 func (v view) participates() bool { _, is := v.state.Participants[v.node]; return is }
 
-// due: the node has to send a heartbeat.
+// due reports whether the node has to send a heartbeat.
 func (v view) due() bool {
 	beat, is := v.state.LastHeartbeats[v.node]
 	return is && !beat.After(v.now.Add(-v.settings.KeepAliveInterval))
@@ -51,7 +52,7 @@ func (v view) late() bool { return v.clock.After(v.deadline) }
 // operator decides the next action. It has no state and changes nothing.
 type operator func(view) action
 
-// keepAliveOp ends once the node's heartbeat is fresh.
+// keepAliveOp finishes once the node's heartbeat is fresh.
 func keepAliveOp(v view) action {
 	switch {
 	case !v.due():
@@ -62,7 +63,7 @@ func keepAliveOp(v view) action {
 	return keepAlive
 }
 
-// closeOp ends once the run is closed.
+// closeOp finishes once the run is closed.
 func closeOp(v view) action {
 	switch {
 	case v.state.Closed:
@@ -73,7 +74,8 @@ func closeOp(v view) action {
 	return markClosed
 }
 
-// failOp ends once the round has failed, or the node is in none: it was taken for dead.
+// failOp finishes once the round has failed, or the node is in no round because it was considered
+// dead.
 func failOp(v view) action {
 	switch {
 	case !v.participates() || !v.state.Complete || v.state.Failed:
@@ -84,7 +86,7 @@ func failOp(v view) action {
 	return markFailed
 }
 
-// exitOp ends once the node does not participate.
+// exitOp finishes once the node is not a participant.
 func exitOp(v view) action {
 	switch {
 	case !v.participates():
@@ -95,7 +97,8 @@ func exitOp(v view) action {
 	return removeFromParticipants
 }
 
-// leaveOp ends once nothing of the node is in the record: the others need not wait for it.
+// leaveOp finishes once the record contains nothing about the node, so that the others need not
+// wait for it.
 func leaveOp(v view) action {
 	_, last := v.state.LastRanks[v.node]
 	_, beats := v.state.LastHeartbeats[v.node]
@@ -108,7 +111,7 @@ func leaveOp(v view) action {
 	return leaveForGood
 }
 
-// dropOp ends once the node is not in the round.
+// dropOp returns an operator that finishes once the node is not in the given round.
 func dropOp(round int) operator {
 	return func(v view) action {
 		switch {
@@ -121,7 +124,7 @@ func dropOp(round int) operator {
 	}
 }
 
-// joinOp ends once the node participates in a complete round.
+// joinOp finishes once the node is a participant of a complete round.
 func joinOp(v view) action {
 	s, count, most := v.state, len(v.state.Participants), v.settings.MaxNodes
 	redundant, waiting, participates := s.RedundancyList[v.node], s.WaitList[v.node], v.participates()
@@ -130,11 +133,11 @@ func joinOp(v view) action {
 		return errorDismiss
 	case s.Closed:
 		return errorClosed
-	case redundant && count == most: // the node's timeout does not count here
+	case redundant && count == most: // the node's timeout does not apply here
 		return v.rest()
 	case redundant: // the timeout starts again
 		return removeFromRedundancyList
-	case s.Complete && participates && s.broken(): // another node is gone already
+	case s.Complete && participates && s.broken(): // another node is already gone
 		return removeFromParticipants
 	case s.Complete && participates:
 		return finish
@@ -144,9 +147,9 @@ func joinOp(v view) action {
 		return removeFromWaitList
 	case v.late():
 		return errorTimeout
-	case s.Complete && count < most && !waiting: // the others start a new round
+	case s.Complete && count < most && !waiting: // the other nodes will start a new round
 		return addToWaitList
-	case s.Complete && count >= most && !waiting: // the round goes on
+	case s.Complete && count >= most && !waiting: // the round continues
 		return addToRedundancyList
 	case !s.Complete && participates && count >= v.settings.MinNodes && count <= most && v.lastCallOver():
 		return markComplete
@@ -164,8 +167,8 @@ func (v view) rest() action {
 	return syncState
 }
 
-// lastCallOver: nobody is waited for any longer. It is over early when all nodes of the last round
-// are back that are not known to be gone.
+// lastCallOver reports whether the round waits for no more nodes. The last call ends early when all
+// nodes of the last round are back, except those that are known to be gone.
 func (v view) lastCallOver() bool {
 	s := v.state
 	if s.Deadline.IsZero() {
@@ -174,7 +177,7 @@ func (v view) lastCallOver() bool {
 	if s.Deadline.Before(v.now) {
 		return true
 	}
-	if v.settings.WholeLastCall || len(s.LastRanks) == 0 || len(s.WaitList) > 0 { // they come at once
+	if v.settings.WholeLastCall || len(s.LastRanks) == 0 || len(s.WaitList) > 0 { // the nodes come at about the same time
 		return false
 	}
 	for n := range s.LastRanks {
@@ -185,8 +188,8 @@ func (v view) lastCallOver() bool {
 	return true
 }
 
-// apply changes a state by an action of a node at a time of the record's clock. info is what the
-// node tells the others.
+// apply applies an action of a node to the state. now is the time of the record's clock, and info
+// what the node makes known to the others.
 func (s *State) apply(a action, node NodeDesc, info string, now time.Time, set *Settings) {
 	switch a {
 	case keepAlive:
@@ -246,8 +249,9 @@ func (s *State) addParticipant(node NodeDesc, info string, now time.Time, set *S
 	}
 }
 
-// complete fixes the participants and gives them ranks: nodes of the last round first, in the order
-// that they had, then the others by name; or all by name.
+// complete fixes the participants and assigns their ranks: first to nodes of the last round, in the
+// order of their ranks in it, then to the others by name. With SortedRanks, all are ordered by
+// name.
 func (s *State) complete(set *Settings) {
 	s.Complete, s.Deadline = true, time.Time{}
 	nodes := sorted(s.Participants)
@@ -260,9 +264,9 @@ func (s *State) complete(set *Settings) {
 	}
 }
 
-// broken reports whether a rank of a complete round is missing: its node has left, or was lost,
-// before others have seen that the round is complete. A last rank that is missing is not noticed.
-// The nodes that saw it take it for lost and leave the round.
+// broken reports whether a rank of a complete round is missing, because its node has left or was
+// lost before others have seen that the round is complete. It cannot detect that the last rank is
+// missing; the nodes that saw that member consider it lost, and leave the round.
 func (s *State) broken() bool {
 	for _, rank := range s.Participants {
 		if rank >= len(s.Participants) {
@@ -272,7 +276,7 @@ func (s *State) broken() bool {
 	return false
 }
 
-// keepOrder moves nodes with ranks to the front, in the order of these.
+// keepOrder moves the nodes that have ranks to the front, in the order of their ranks.
 func keepOrder(nodes []NodeDesc, ranks map[NodeDesc]int) {
 	slices.SortStableFunc(nodes, func(a, b NodeDesc) int {
 		ra, hasA := ranks[a]

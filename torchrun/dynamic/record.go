@@ -15,21 +15,21 @@ import (
 const (
 	recordVersion = 2
 	maxAddr       = 255
-	// maxInfo bounds what a node tells the others, in bytes.
+	// maxInfo is the largest size of what a node makes known to the others, in bytes.
 	maxInfo = 512
 )
 
-// ErrCorrupt: the value in the store is not a record of this package.
+// ErrCorrupt means that the value in the store is not a record of this package.
 var ErrCorrupt = errors.New("dynamic: the record in the store is not valid")
 
-// NodeDesc identifies a node, of which several may be in one process.
+// NodeDesc identifies a node. One process may have several nodes.
 type NodeDesc struct {
 	Addr    string
 	PID     int
 	LocalID int
 }
 
-// String returns addr_pid_localid.
+// String returns the address, process id and number, as addr_pid_localid.
 func (n NodeDesc) String() string {
 	return n.Addr + "_" + strconv.Itoa(n.PID) + "_" + strconv.Itoa(n.LocalID)
 }
@@ -39,29 +39,29 @@ func (n NodeDesc) Compare(o NodeDesc) int {
 	return cmp.Or(strings.Compare(n.Addr, o.Addr), cmp.Compare(n.PID, o.PID), cmp.Compare(n.LocalID, o.LocalID))
 }
 
-// State is the record that the nodes of a run share. The zero value, with New's maps, is the record
-// of a run that nobody has joined.
+// State is the record that the nodes of a run share. The zero value with the maps of NewState is
+// the record of a run that nobody has joined.
 type State struct {
-	// Round grows by 1 each time a completed round has lost its last participant.
+	// Round increases by 1 each time a completed round has lost its last participant.
 	Round int
-	// Complete: the participants of the round are fixed.
+	// Complete means that the participants of the round are fixed.
 	Complete bool
 	// Deadline is when the last call ends; zero: it has not begun.
 	Deadline time.Time
-	// Closed: no node can join.
+	// Closed means that no node can join.
 	Closed bool
 	// Participants are the nodes of the round with their ranks, which are 0 until it is complete.
 	Participants map[NodeDesc]int
 	// WaitList are nodes that came when the round was complete and had room; they make the others
-	// start again. RedundancyList are nodes that came when it was full; they do not.
+	// start another round. RedundancyList are nodes that came when the round was full; they do not.
 	WaitList, RedundancyList map[NodeDesc]bool
-	// LastHeartbeats has every node of the three sets.
+	// LastHeartbeats has an entry for every node of the three sets.
 	LastHeartbeats map[NodeDesc]time.Time
-	// LastRanks are the ranks of the last complete round, of nodes that may come back.
+	// LastRanks are the ranks in the last complete round, of nodes that may come back.
 	LastRanks map[NodeDesc]int
-	// Infos are the data that participants give each other.
+	// Infos are the data that participants make known to each other.
 	Infos map[NodeDesc]string
-	// Failed: workers of the round have failed, on any of its nodes.
+	// Failed means that workers of the round have failed, on any of its nodes.
 	Failed bool
 	// Restarts counts the rounds that have failed. It does not change during a round: all nodes of
 	// a complete round see the same number.
@@ -94,7 +94,7 @@ const (
 	hasFailed
 )
 
-// nodes returns all nodes of the record, in order.
+// nodes returns all nodes of the record, sorted.
 func (s *State) nodes() []NodeDesc {
 	all := map[NodeDesc]bool{}
 	for n := range s.Participants {
@@ -123,8 +123,8 @@ func sorted[V any](set map[NodeDesc]V) []NodeDesc {
 	return nodes
 }
 
-// Encode returns the record as bytes: about 40 for each node with a short name. Two states that are
-// equal have the same bytes.
+// Encode returns the encoded record: about 40 bytes for each node with a short name. Equal states
+// have equal encodings.
 func (s *State) Encode() []byte {
 	b := []byte{recordVersion}
 	var flags byte
@@ -191,7 +191,7 @@ func appendText(b []byte, text string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(text))), text...)
 }
 
-// Decode returns the state of a record, or ErrCorrupt. No bytes are an empty state.
+// Decode decodes a record, or returns ErrCorrupt. An empty b is an empty state.
 func Decode(b []byte) (*State, error) {
 	s := NewState()
 	if len(b) == 0 {
@@ -228,7 +228,7 @@ func (r *recordReader) byte() byte {
 	return b
 }
 
-// number returns one that is no larger than a rank, a process or a count can be.
+// number returns the next number, which must not exceed any valid rank, process id or count.
 func (r *recordReader) number() int {
 	n, err := binary.ReadUvarint(r)
 	if err != nil || n > 1<<31 {
@@ -251,7 +251,7 @@ func (r *recordReader) text(most int) string {
 		return ""
 	}
 	b := make([]byte, n)
-	_, _ = r.Read(b) // all of it is there
+	_, _ = r.Read(b) // all bytes are present
 	return string(b)
 }
 
@@ -278,7 +278,7 @@ func (r *recordReader) node(s *State) {
 	}
 }
 
-// sanitize removes the nodes whose last heartbeat is too old, and does what follows from that. It
+// sanitize removes the nodes whose last heartbeat is too old, and applies the consequences. It
 // returns the participants that it has removed.
 func (s *State) sanitize(now time.Time, set *Settings) (lost []NodeDesc) {
 	bound := now.Add(-set.KeepAliveInterval * time.Duration(set.KeepAliveAttempts))
@@ -303,7 +303,7 @@ func (s *State) sanitize(now time.Time, set *Settings) (lost []NodeDesc) {
 	return lost
 }
 
-// epilogue is what follows from the removal of a participant.
+// epilogue applies the consequences of the removal of a participant.
 func (s *State) epilogue(set *Settings) {
 	switch {
 	case s.Complete && len(s.Participants) == 0:

@@ -12,7 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
-// The defaults of Settings.
+// The default values of Settings.
 const (
 	DefaultJoin              = 600 * time.Second
 	DefaultLastCall          = 30 * time.Second
@@ -21,46 +21,48 @@ const (
 	DefaultKeepAliveInterval = time.Second
 	DefaultKeepAliveAttempts = 3
 
-	// rollback is how long after the end of the join timeout a node takes itself out of the record.
+	// rollback is how long after the end of its join timeout a node still removes itself from the
+	// record.
 	rollback = 5 * time.Second
-	// poll is the longest pause between two looks at the record.
+	// poll is the longest pause between two reads of the record.
 	poll = time.Second
-	// backAfter is how much later than this node others may reach a store that was away.
+	// backAfter is by how much later than this node others may reach a store that was unreachable.
 	backAfter = time.Second
-	// cached is how long what was read of the record is good enough.
+	// cached is how long a copy of the record that was read is good enough.
 	cached = time.Second
-	// lingerPerNode bounds, for each node of a run, how long a node waits after a change.
+	// lingerPerNode bounds, per node of a run, how long a node waits after a change.
 	lingerPerNode = 3 * time.Millisecond
 	// leastJitter and mostJitter bound the random pause before the first join of a run.
 	leastJitter = 10 * time.Millisecond
 	mostJitter  = 300 * time.Millisecond
 )
 
-// retreat bounds the random time for which a node waits after its change was lost to another node.
+// retreat bounds the random pause of a node after another node has written first.
 var retreat = retry.Backoff{First: 2 * time.Millisecond, Most: 512 * time.Millisecond}
 
-// Settings are the same for all nodes of a run.
+// Settings must be the same for all nodes of a run.
 type Settings struct {
-	// RunID names the run.
+	// RunID identifies the run.
 	RunID string
-	// MinNodes and MaxNodes bound a round.
+	// MinNodes and MaxNodes bound the number of nodes in a round.
 	MinNodes, MaxNodes int
-	// Join limits Next; LastCall is how long a round with enough nodes waits for more; Close limits
-	// Close and Shutdown; Heartbeat limits one heartbeat. Zero: the defaults.
+	// Join bounds Next, Close bounds Close and Shutdown, and Heartbeat bounds one heartbeat.
+	// LastCall is how long a round with enough nodes waits for more. Zero: the defaults.
 	Join, LastCall, Close, Heartbeat time.Duration
-	// KeepAliveInterval is the time between two heartbeats; a node that has missed
-	// KeepAliveAttempts of them is dead. Zero: the defaults.
+	// KeepAliveInterval is the time between two heartbeats. A node that has missed
+	// KeepAliveAttempts of them counts as dead. Zero: the defaults.
 	KeepAliveInterval time.Duration
 	KeepAliveAttempts int
 	// SortedRanks assigns ranks in the order of the nodes' names in each round, as torchelastic
 	// does. Otherwise nodes of the last round keep their order, before new ones.
 	SortedRanks bool
 	// WholeLastCall makes each round wait for its whole last call, as torchelastic does. Otherwise
-	// a round does not wait if it has all nodes of the last round that are not known to be gone.
+	// a round stops waiting when it has all nodes of the last round that are not known to be gone.
 	WholeLastCall bool
 }
 
-// withDefaults returns the settings with defaults for what is zero, or what is wrong with them.
+// withDefaults returns the settings with their zero fields filled in, or an error if they are not
+// valid.
 func (s Settings) withDefaults() (Settings, error) {
 	for _, d := range []struct {
 		name  string
@@ -95,8 +97,8 @@ func (s Settings) withDefaults() (Settings, error) {
 	return s, nil
 }
 
-// ParseConf sets the settings of --rdzv-conf: its keys are those of torchelastic, its values
-// seconds and a number. It returns the keys that it does not know.
+// ParseConf sets the settings from --rdzv-conf. Keys are those of torchelastic; values are seconds,
+// or a number. It returns the unknown keys.
 func (s *Settings) ParseConf(conf map[string]string) (unknown []string, err error) {
 	for _, key := range slices.Sorted(maps.Keys(conf)) {
 		field := map[string]*time.Duration{

@@ -1,6 +1,6 @@
-// Package prestart starts a Python interpreter before its worker is known: the interpreter does
-// slow imports while another program trains, and takes over the arguments and the environment of a
-// worker when it is needed.
+// Package prestart starts a Python interpreter before its worker is needed. The Interpreter that
+// New returns does slow imports while another program trains; its Run then gives it the arguments
+// and the environment of a worker.
 package prestart
 
 import (
@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bootstrap runs the code $2, waits at the FIFO $1, and becomes the program that it is told there:
-// a length in decimal, a line feed, and so many bytes of JSON.
+// bootstrap runs the code $2, waits at the FIFO $1 for a message, and becomes the program that the
+// message describes. A message is a length in decimal, a line feed, and that many bytes of JSON.
 const bootstrap = `import sys
 def _become():
     import json, os, runpy
@@ -50,22 +50,22 @@ else:
     exec(_code)
 `
 
-// writeBound limits how long an interpreter may take to read what it is told.
+// writeBound is how long an interpreter may take to read the message.
 const writeBound = 10 * time.Second
 
-// Program is a program in Python.
+// Program is a Python program.
 type Program struct {
 	// Interpreter is the interpreter with its options.
 	Interpreter []string
-	// Module: Args[0] is a module (python -m); otherwise it is a file.
+	// Module means that Args[0] is a module (python -m); otherwise it is a file.
 	Module bool
-	// Args are the program and its arguments.
+	// Args are the program's module or file, and its arguments.
 	Args []string
 }
 
 // Parse returns the program that a command line runs. It recognises python, python3 and the like by
-// name, with options without values, and either a file or -m and a module. Other command lines are
-// errors, which complete a sentence.
+// name, with options that take no value, and either a file or -m and a module. It returns an error
+// for other command lines, whose text completes a sentence.
 func Parse(command []string) (Program, error) {
 	if len(command) == 0 || !strings.HasPrefix(filepath.Base(command[0]), "python") {
 		return Program{}, errors.New("the command is not python with a file or a module")
@@ -84,8 +84,8 @@ func Parse(command []string) (Program, error) {
 	return Program{}, fmt.Errorf("%s has no program", command[0])
 }
 
-// Interpreter is an interpreter that waits for its program, or will wait when Command runs. Its
-// methods are for one goroutine.
+// Interpreter is an interpreter that waits for its program, or will wait once Command runs. It is
+// not safe for concurrent use.
 type Interpreter struct {
 	program Program
 	code    string
@@ -93,8 +93,8 @@ type Interpreter struct {
 	fifo    *os.File
 }
 
-// New prepares an interpreter for the program, which runs code (such as "import torch") before it
-// waits. It starts nothing. The caller must call Close.
+// New prepares an interpreter for the program. The interpreter runs code (such as "import torch")
+// before it waits. New starts nothing. The caller must call Close.
 func New(program Program, code string) (*Interpreter, error) {
 	dir, err := os.MkdirTemp("", "hvdrun-prestart")
 	if err != nil {
@@ -104,7 +104,8 @@ func New(program Program, code string) (*Interpreter, error) {
 	if err := unix.Mkfifo(i.path(), 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("prestart: %s: %w", i.path(), err), i.Close())
 	}
-	// Open for both: that never blocks, and what is written stays until the interpreter reads it.
+	// Opening for reading and writing never blocks, and what is written stays until the interpreter
+	// reads it.
 	if i.fifo, err = os.OpenFile(i.path(), os.O_RDWR|unix.O_NONBLOCK, 0); err != nil {
 		return nil, errors.Join(fmt.Errorf("prestart: %w", err), i.Close())
 	}
@@ -118,10 +119,10 @@ func (i *Interpreter) Command() []string {
 	return append(slices.Clone(i.program.Interpreter), "-c", bootstrap, i.path(), i.code)
 }
 
-// Run makes the interpreter, whose process must have been started, run its program with these
-// arguments (first the name or file of the program) in this environment (NAME=value; of two entries
-// with the same name the later counts). Code that has already run has seen the earlier environment.
-// Run blocks until all is written, at most ten seconds.
+// Run makes the interpreter, whose process must have been started, run its program with the given
+// arguments (first the name or file of the program) and environment (NAME=value; the later of two
+// entries with the same name counts). Code that has already run has seen the earlier environment.
+// Run blocks until everything is written, for at most ten seconds.
 func (i *Interpreter) Run(args, env []string) error {
 	told := struct {
 		Module bool              `json:"module"`
@@ -149,7 +150,8 @@ func (i *Interpreter) Run(args, env []string) error {
 	return nil
 }
 
-// latin1 returns text of which each character is a byte of s: JSON has no bytes.
+// latin1 returns a text in which each character stands for a byte of s, because JSON cannot
+// represent bytes.
 func latin1(s string) string {
 	runes := make([]rune, len(s))
 	for i := range len(s) {
@@ -158,8 +160,8 @@ func latin1(s string) string {
 	return string(runes)
 }
 
-// Close removes the interpreter's files. It must not be called before the process has ended, or
-// has read what Run has written.
+// Close removes the interpreter's files. It must not be called before the process has ended or has
+// read what Run has written.
 func (i *Interpreter) Close() error {
 	var err error
 	if i.fifo != nil {

@@ -18,26 +18,27 @@ import (
 )
 
 const (
-	// callBound is how long one exchange with another node may take, and retryPause the pause after
-	// one that has failed.
+	// callBound bounds one exchange with another node, and retryPause is the pause after a failed
+	// one.
 	callBound  = 5 * time.Second
 	retryPause = 100 * time.Millisecond
-	// Failures are told from tellAfter on, and every tellEvery at most.
+	// Failures are logged once they have lasted for tellAfter, and at most every tellEvery.
 	tellAfter = 2 * time.Second
 	tellEvery = 10 * time.Second
-	// beat is how often a node is written to where there is nothing to write: its end shows then.
+	// beat is how often a message is sent to a node if there is nothing to write, so that its end
+	// is noticed.
 	beat = time.Second
-	// allBound is how long a record is waited for on all nodes, and after that on most of them; and
-	// how long a promise is.
+	// allBound is how long to wait until a record is on all nodes, after which a quorum suffices,
+	// and how long to wait for a promise.
 	allBound = 2 * time.Second
 )
 
-// ErrLost: another node leads, or may lead.
+// ErrLost means that another node leads, or may lead.
 var ErrLost = errors.New("replica: another node leads the job")
 
 // Config configures a Leader.
 type Config struct {
-	// Own is this node's copy, and Addr this node's name among the members, by which others reach
+	// Own is this node's copy. Addr is this node's name among the members, by which others reach
 	// it; the text after a slash in it distinguishes processes at one address, and is not logged.
 	Own  *Node
 	Addr string
@@ -50,7 +51,7 @@ type Config struct {
 	Log logrus.FieldLogger
 }
 
-// Leader writes to all nodes. Its methods may be called by many goroutines. Append, Replace,
+// Leader writes the copy to all nodes. Its methods are safe for concurrent use. Append, Replace,
 // SetBehind and Put do not block, and keep no argument that changes later.
 type Leader struct {
 	cfg  Config
@@ -63,13 +64,13 @@ type Leader struct {
 
 	mu     sync.Mutex
 	tenure *rules.Tenure
-	links  map[string]context.CancelFunc // end what writes to the other members
-	change chan struct{}                 // closed at the next change of any of this
+	links  map[string]context.CancelFunc // cancel the goroutines that write to the other members
+	change chan struct{}                 // closed and replaced at every change of the fields above
 }
 
-// Lead makes this node the leader of the members, which include it, and returns the copy of the
-// last leader. It blocks until more than half of the members that are not known to be dead have
-// promised to follow, and the same of the last leader's members; otherwise it returns the cause of
+// Lead makes this node the leader of the members, which must include it, and returns the copy of
+// the last leader. It blocks until more than half of the members that are not known to be dead have
+// promised to follow, and likewise of the last leader's members. Otherwise it returns the cause of
 // ctx's end. The caller must call Close.
 func Lead(ctx context.Context, cfg Config, members []string) (*Leader, Copy, error) {
 	cfg.Own.mu.Lock()
@@ -96,7 +97,7 @@ func Lead(ctx context.Context, cfg Config, members []string) (*Leader, Copy, err
 	}
 }
 
-// addresses returns where members are, for a log.
+// addresses returns the addresses of members, for the log.
 func addresses(members ...string) string {
 	for i, member := range members {
 		members[i], _, _ = strings.Cut(member, "/")
@@ -104,7 +105,8 @@ func addresses(members ...string) string {
 	return strings.Join(members, ", ")
 }
 
-// canvass asks all members to promise, and those of whom it hears by that.
+// canvass asks all members for their promises, including members that it learns of from the
+// answers.
 func canvass(ctx context.Context, cfg Config, members []string, term uint64) *rules.Ballot {
 	b := rules.NewBallot(term, cfg.Addr, members)
 	var mu sync.Mutex
@@ -143,7 +145,7 @@ func canvass(ctx context.Context, cfg Config, members []string, term uint64) *ru
 	}
 }
 
-// call is one exchange over a connection, which is useless after an error.
+// call makes one exchange over a connection. After an error the connection must not be used.
 func call(ctx context.Context, conn net.Conn, q rules.Question) (r rules.Reply, err error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	if err = frame.Write(conn, q, maxFrame); err == nil {
@@ -155,8 +157,8 @@ func call(ctx context.Context, conn net.Conn, q rules.Question) (r rules.Reply, 
 	return r, err
 }
 
-// SetMembers sets the members, which include this node. New ones get the whole copy. Former members
-// count until most nodes of both lists know of the change.
+// SetMembers sets the members, which must include this node. New members get the whole copy. Former
+// members count until a quorum of both lists has the change.
 func (l *Leader) SetMembers(members []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -166,8 +168,8 @@ func (l *Leader) SetMembers(members []string) {
 	l.changed()
 }
 
-// changed does what follows from what the leader has learned, and tells those that wait; the lock
-// is held.
+// changed applies the consequences of what the leader has learned, and notifies those that wait.
+// The caller holds the lock.
 func (l *Leader) changed() {
 	if ch, ok := l.tenure.Settle(); ok {
 		l.make(ch)
@@ -189,14 +191,14 @@ func (l *Leader) changed() {
 	l.change = make(chan struct{})
 }
 
-// make makes a change here; the lock is held.
+// make makes a change on this node. The caller holds the lock.
 func (l *Leader) make(ch Change) {
 	if r := l.cfg.Own.answer(l.tenure.Do(ch)); r.Promised > l.term {
-		l.lose() // before anyone sees the change as kept
+		l.lose() // before anyone considers the change kept
 	}
 }
 
-// do makes a change here, and has it written to all.
+// do makes a change on this node, and makes the other members get it.
 func (l *Leader) do(ch Change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -215,7 +217,7 @@ func (l *Leader) Put(name string, value []byte) {
 	l.do(Change{File: name, Value: bytes.Clone(value)})
 }
 
-// Lost is closed when another node leads.
+// Lost returns a channel that is closed when another node leads.
 func (l *Leader) Lost() <-chan struct{} { return l.lost }
 
 func (l *Leader) lose() { l.once.Do(func() { close(l.lost) }) }
@@ -250,9 +252,9 @@ func (l *Leader) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return l.cfg.Dial(ctx, addr)
 }
 
-// write writes to a member over one connection, until that breaks.
+// write writes to a member over one connection, until the connection fails.
 func (l *Leader) write(ctx context.Context, conn net.Conn, member string) error {
-	due := time.NewTimer(beat) // changes do not put it off: others' may come more often
+	due := time.NewTimer(beat) // reset only after an exchange, not by changes
 	defer due.Stop()
 	for ctx.Err() == nil {
 		l.mu.Lock()
@@ -295,12 +297,12 @@ func (l *Leader) write(ctx context.Context, conn net.Conn, member string) error 
 	return context.Cause(ctx)
 }
 
-// errOther: another process has a member's address.
+// errOther means that another process has a member's address.
 var errOther = errors.New("another process has its address")
 
-// Sync blocks until all nodes that are not known to be dead have all changes so far; if some are
-// not reached for two seconds, until the changes are kept. It returns ErrLost after another node
-// has begun to lead, and after Close.
+// Sync blocks until all nodes that are not known to be dead have all changes so far or, if some
+// nodes are unreachable for two seconds, until the changes are kept. It returns ErrLost after
+// another node has begun to lead, and after Close.
 func (l *Leader) Sync() error {
 	patience := make(chan struct{})
 	timer := time.AfterFunc(allBound, func() { close(patience) })
@@ -308,15 +310,16 @@ func (l *Leader) Sync() error {
 	return l.until(context.Background(), patience)
 }
 
-// Keep blocks until all changes so far are in the copy of each later leader. It returns the cause
-// of ctx's end, and ErrLost after another node has begun to lead, and after Close.
+// Keep blocks until all changes so far are certain to be in the copy of every later leader. It
+// returns the cause of ctx's end, or ErrLost after another node has begun to lead and after Close.
 func (l *Leader) Keep(ctx context.Context) error {
 	late := make(chan struct{})
 	close(late)
 	return l.until(ctx, late)
 }
 
-// until blocks until all changes so far are on all nodes, or are kept and it is late.
+// until blocks until all changes so far are on all nodes, or late is closed and the changes are
+// kept.
 func (l *Leader) until(ctx context.Context, late <-chan struct{}) error {
 	l.mu.Lock()
 	upTo := l.tenure.Copy.Count
@@ -333,7 +336,7 @@ func (l *Leader) until(ctx context.Context, late <-chan struct{}) error {
 		l.mu.Unlock()
 		select {
 		case <-l.lost:
-			return ErrLost // this node may lack what it has written itself
+			return ErrLost // this node may lack even what it has written itself
 		default:
 		}
 		if kept {
@@ -353,8 +356,8 @@ func (l *Leader) until(ctx context.Context, late <-chan struct{}) error {
 	}
 }
 
-// AwaitAlone blocks until all other nodes are known to be dead, which it notices within a second,
-// or are no members. Otherwise it returns the cause of ctx's end.
+// AwaitAlone blocks until all other nodes are no longer members or are known to be dead, which it
+// notices within a second. Otherwise it returns the cause of ctx's end.
 func (l *Leader) AwaitAlone(ctx context.Context) error {
 	for {
 		l.mu.Lock()
@@ -372,7 +375,7 @@ func (l *Leader) AwaitAlone(ctx context.Context) error {
 	}
 }
 
-// Close ends the writing, and blocks until it has ended.
+// Close stops writing, and blocks until all goroutines have ended.
 func (l *Leader) Close() {
 	l.end()
 	l.wg.Wait()

@@ -1,13 +1,13 @@
-// Package replica keeps copies of a job's journal on several nodes, in their memory, for jobs that
-// have no other place for it. One node leads: it has the driver, and writes the driver's records to
-// all nodes. When it is gone another node leads, and continues from the newest copy that it finds
-// on more than half of the nodes.
+// Package replica keeps copies of a job's journal in the memory of several nodes, for jobs that
+// have no other place for it. Lead makes a node the leader: it runs the driver, and writes the
+// driver's records to all nodes. When it is gone another node leads, and continues from the newest
+// copy that it finds on more than half of the nodes.
 //
 // Leaders are fenced by terms, like the ballots of Paxos and the views of Viewstamped Replication:
-// to lead, a node makes the others promise to accept nothing from leaders of earlier terms. So if a
-// leader knows that most nodes have a record, the copy of each later leader has it. The lists of
-// members are in the copy itself, and change as in Raft: until most nodes of both lists know of the
-// change, both count.
+// to lead, a node makes the others promise to accept nothing from leaders of earlier terms. If a
+// leader knows that a quorum of the nodes has a record, the copy of every later leader therefore
+// has it. The lists of members are in the copy itself, and change as in Raft: until a quorum of
+// both lists has the change, both lists count.
 package replica
 
 import (
@@ -22,7 +22,8 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/replica/internal/rules"
 )
 
-// maxFrame bounds a message between nodes, in bytes. A journal is compacted long before.
+// maxFrame is the largest size of a message between nodes, in bytes. A journal is compacted long
+// before it reaches that size.
 const maxFrame = 32 << 20
 
 // Copy is a node's copy of the job. The zero value is the copy of a job that has not begun.
@@ -31,14 +32,14 @@ type Copy = rules.Copy
 // Change is one change of a copy.
 type Change = rules.Change
 
-// Evidence is what a node knows about another member's process.
+// Evidence is what a node has observed of another member's process.
 type Evidence = rules.Evidence
 
-// Node has a copy. The zero value is ready. Its methods may be called by many goroutines.
+// Node holds a copy. The zero value is ready to use. Its methods are safe for concurrent use.
 type Node struct {
-	// Name is the node's name among the members. It must not be changed later. If it differs for
-	// each process, leaders notice that another process has a member's address. Empty: it answers
-	// to all names.
+	// Name is the node's name among the members. It must not be changed later. If each process has
+	// a different name, leaders notice when another process has a member's address. Empty: the node
+	// answers to all names.
 	Name string
 
 	mu     sync.Mutex
@@ -46,7 +47,7 @@ type Node struct {
 	change chan struct{} // closed at the next change; nil: nobody waits
 }
 
-// answer does what a leader asks for.
+// answer carries out a leader's request.
 func (n *Node) answer(q rules.Question) rules.Reply {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -71,7 +72,7 @@ func (n *Node) File(name string) (value []byte, is bool, change <-chan struct{})
 	return value, is, n.change
 }
 
-// Await blocks until the copy has a file, and returns its content, or the cause of ctx's end.
+// Await blocks until the copy has the file, and returns its content, or the cause of ctx's end.
 func (n *Node) Await(ctx context.Context, name string) ([]byte, error) {
 	for {
 		value, is, change := n.File(name)
@@ -86,8 +87,8 @@ func (n *Node) Await(ctx context.Context, name string) ([]byte, error) {
 	}
 }
 
-// Serve answers the leader at the other end of a connection until the connection is closed. The
-// leader must have proven that it belongs to the job.
+// Serve answers the leader at the other end of a connection until the connection ends. The caller
+// must have verified that the leader belongs to the job.
 func (n *Node) Serve(conn net.Conn) error {
 	for {
 		var q rules.Question

@@ -24,20 +24,21 @@ import (
 )
 
 const (
-	// leastTick is how often the ranks of a small world tell each other how their programs do; the
-	// end of a rank they see at once.
+	// leastTick is how often the ranks of a small world exchange the states of their programs. The
+	// end of a rank is noticed at once.
 	leastTick = 100 * time.Millisecond
-	// tickPerRank makes ticks rarer in large worlds.
+	// tickPerRank makes these exchanges less frequent in large worlds.
 	tickPerRank = time.Millisecond
-	// quick is how long a program must run for its failure not to count as one at its start.
+	// quick is how long a program must run for its failure not to count as a failure at its start.
 	quick = time.Minute
-	// mostQuick failures at the start, in a row, end the worker: its slot may be the cause.
+	// mostQuick is the number of consecutive failures at the start that end the worker, because its
+	// slot may be the cause.
 	mostQuick = 3
-	// lastPause is the pause before the last try.
+	// lastPause is the pause before the last attempt.
 	lastPause = time.Second
-	// dialBound limits the try of one address of rank 0.
+	// dialBound bounds the attempt to reach one address of rank 0.
 	dialBound = time.Second
-	// prestartAfter is when a program has run for so long that the next interpreter may start: at
+	// prestartAfter is how long a program must have run before the next interpreter may start: at
 	// the start of a world the processors are busy.
 	prestartAfter = time.Second
 )
@@ -48,23 +49,23 @@ type Config struct {
 	Command []string
 	// Env is the environment of this process, to which the program's place in the world is added.
 	Env []string
-	// Grace is the time between SIGTERM and SIGKILL of a program whose world ends.
+	// Grace is the time between SIGTERM and SIGKILL for a program whose world ends.
 	Grace time.Duration
 	// Prestart, if not empty, is code that an interpreter runs in advance; see package prestart.
-	// Command must be accepted by prestart.Parse.
+	// prestart.Parse must accept Command.
 	Prestart string
-	// Stdout and Stderr take the program's output. Log must not be nil.
+	// Stdout and Stderr receive the program's output. Log must not be nil.
 	Stdout, Stderr io.Writer
 	Log            logrus.FieldLogger
 }
 
 // Run joins the job that started this process, and runs the program in each world of which this
 // worker is a member. When a program fails, all ranks end theirs and start them again in the next
-// world, with the same workers. When all have exited with status 0 the job is done. Run blocks
-// until then, until the driver dismisses the worker, or until ctx ends; no process is left. It
-// returns nil, elastic.ErrRemoved or elastic.ErrFinished for a worker that is no longer needed, a
-// *launch.ExitError if this rank's program has failed three times in a row within a minute of its
-// start, a *launch.StartError if it cannot be started, or an error of package elastic.
+// world, with the same workers. When all programs have exited with status 0, the job is done. Run
+// blocks until then, until the driver dismisses the worker, or until ctx ends; no process is left.
+// It returns nil, elastic.ErrRemoved or elastic.ErrFinished for a worker that is no longer needed,
+// a *launch.ExitError if this rank's program has failed three times in a row within a minute of its
+// start, a *launch.StartError if the program cannot be started, or an error of package elastic.
 func Run(ctx context.Context, cfg Config) (err error) {
 	own, started, err := plan.OwnWorker()
 	switch {
@@ -89,20 +90,20 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	return elastic.Run(ctx, r.state, r.train)
 }
 
-// runner is one worker. It is used by one goroutine.
+// runner is one worker. It is not safe for concurrent use.
 type runner struct {
 	cfg      Config
-	own      plan.Worker // as the driver started it
+	own      plan.Worker // this worker, as the driver started it
 	program  prestart.Program
 	worker   *elastic.Worker
 	state    *elastic.State
-	restarts int32 // failures for which the job's programs were started again
-	quick    int   // failures of this rank's program at its start, in a row
+	restarts int32 // number of failures after which the job's programs were restarted
+	quick    int   // consecutive failures of this rank's program at its start
 	running  *process
-	spare    *process // an interpreter that waits; nil: none waits
+	spare    *process // a waiting interpreter; nil: none
 }
 
-// place is what the ranks of a world have agreed on.
+// place is what the ranks of a world have agreed on before their programs start.
 type place struct {
 	groupRank, groupSize int
 	masterAddr           string
@@ -135,7 +136,7 @@ func (r *runner) train(ctx context.Context) error {
 	return err
 }
 
-// failedError sends all ranks of a world to the next one.
+// failedError makes all ranks of a world enter the next one.
 type failedError struct{ ranks int32 }
 
 func (e failedError) Error() string {
@@ -148,7 +149,7 @@ func (e failedError) Error() string {
 // Is makes package elastic enter the next world.
 func (failedError) Is(target error) bool { return target == collective.ErrAborted }
 
-// watch returns nil once the programs of all ranks have exited with 0, and an error when the world
+// watch returns nil once the programs of all ranks have exited with 0, or an error when the world
 // ends.
 func (r *runner) watch(ctx context.Context) error {
 	group := r.worker.Group()
@@ -159,7 +160,7 @@ func (r *runner) watch(ctx context.Context) error {
 	for {
 		select {
 		case <-ended:
-			ended = nil // the others hear of it by the next operations
+			ended = nil // the next exchange tells the others
 		case <-ticker.C:
 		case <-group.Failed():
 		case <-ctx.Done():
@@ -168,7 +169,7 @@ func (r *runner) watch(ctx context.Context) error {
 		if r.program.Args != nil && r.spare == nil && ended != nil && time.Since(began) > prestartAfter {
 			r.prestart()
 		}
-		var tally [2]int32 // programs that are done, and that have failed
+		var tally [2]int32 // number of programs that are done, and that have failed
 		if r.running.hasEnded() {
 			if tally[1] = 1; r.running.err == nil {
 				tally = [2]int32{1, 0}
@@ -195,7 +196,8 @@ func (r *runner) watch(ctx context.Context) error {
 	}
 }
 
-// rest pauses before the last try of a program that fails at its start: the cause may pass.
+// rest pauses before the last attempt to run a program that fails at its start, because the cause
+// may be temporary.
 func (r *runner) rest(ctx context.Context) error {
 	if r.quick < mostQuick-1 {
 		return nil
@@ -210,12 +212,12 @@ func (r *runner) rest(ctx context.Context) error {
 	}
 }
 
-// failed logs how this rank's program has failed, and returns an error where it is not started
-// again by this worker.
+// failed logs the failure of this rank's program. It returns an error if this worker does not start
+// the program again.
 func (r *runner) failed(after time.Duration) error {
 	var exit *launch.ExitError
 	if !errors.As(r.running.err, &exit) {
-		return r.running.err // it cannot be started here
+		return r.running.err // it cannot be started on this host
 	}
 	if after >= quick {
 		r.quick = 0
@@ -229,7 +231,7 @@ func (r *runner) failed(after time.Duration) error {
 	return nil
 }
 
-// meet finds out what the ranks of the world tell each other before their programs start.
+// meet exchanges what the ranks of the world need before their programs start.
 func (r *runner) meet(ctx context.Context) (p place, err error) {
 	agreed := []int32{r.restarts}
 	if err := collective.AllReduce(ctx, r.worker.Group(), agreed, collective.Max); err != nil {
@@ -253,10 +255,10 @@ func (r *runner) meet(ctx context.Context) (p place, err error) {
 	return p, nil
 }
 
-// loopback is this machine.
+// loopback is the address of this machine for itself.
 const loopback = "127.0.0.1"
 
-// masterAddr returns an address of rank 0's machine that this one reaches.
+// masterAddr returns an address of rank 0's machine that this machine can reach.
 func (r *runner) masterAddr(ctx context.Context, groupRank int) string {
 	if groupRank == 0 {
 		return loopback
@@ -285,7 +287,7 @@ func (r *runner) masterAddr(ctx context.Context, groupRank int) string {
 // environ returns the environment of the program in the world.
 func (r *runner) environ(p place) []string {
 	w := r.own
-	w.Credentials, w.LauncherAddr = "", "" // the program is no worker of hvdrun itself
+	w.Credentials, w.LauncherAddr = "", "" // the program itself is not a worker of hvdrun
 	w.Slot.Rank, w.Size = r.worker.Rank(), r.worker.Size()
 	w.Slot.LocalRank, w.Slot.LocalSize = r.worker.LocalRank(), r.worker.LocalSize()
 	w.Slot.CrossRank, w.Slot.CrossSize = r.worker.CrossRank(), r.worker.CrossSize()
@@ -300,7 +302,7 @@ func (r *runner) environ(p place) []string {
 	return slices.DeleteFunc(env, func(entry string) bool { return strings.HasPrefix(entry, plan.EnvCredentials+"=") })
 }
 
-// start starts the program, in the interpreter that waits for it if there is one.
+// start starts the program, in the waiting interpreter if there is one.
 func (r *runner) start(p place) (*process, error) {
 	env := r.environ(p)
 	if warm := r.spare; warm != nil {
@@ -318,34 +320,34 @@ func (r *runner) start(p place) (*process, error) {
 	return r.fork(r.cfg.Command, env), nil
 }
 
-// prestart starts the interpreter of the next world.
+// prestart starts an interpreter for the next world.
 func (r *runner) prestart() {
 	waiting, err := prestart.New(r.program, r.cfg.Prestart)
 	if err != nil {
 		r.cfg.Log.Warnf("no interpreter is started in advance: %v", err)
-		r.program.Args = nil // not again
+		r.program.Args = nil // do not try again
 		return
 	}
 	r.spare = r.fork(waiting.Command(), r.environ(place{}))
 	r.spare.waiting = waiting
 }
 
-// process is a program that runs or has ended.
+// process is a program that is running or has ended.
 type process struct {
 	waiting *prestart.Interpreter // nil: it was not started in advance
-	end     context.CancelFunc    // asks it to end
-	ended   chan struct{}         // closed when it has
-	err     error                 // how; of launch.Launcher
+	end     context.CancelFunc    // requests its end
+	ended   chan struct{}         // closed when it has ended
+	err     error                 // how it has ended, as launch.Launcher returns it
 }
 
-// fork starts a process that ends with this one.
+// fork starts a process that ends when this one does.
 func (r *runner) fork(command, env []string) *process {
 	ctx, end := context.WithCancel(context.Background())
 	p := &process{end: end, ended: make(chan struct{})}
-	dir, _ := os.Getwd() // "": the same
+	dir, _ := os.Getwd() // "" stands for the same folder
 	go func() {
 		defer close(p.ended)
-		// Its descendants carry this worker's incarnation: the worker's own end sweeps them.
+		// Its descendants carry this worker's incarnation, so they are killed when the worker ends.
 		p.err = launch.Local{}.Run(ctx, &launch.Spec{
 			Slot: r.own.Slot.SlotID, Command: command, Env: env, Dir: dir,
 			Stdout: r.cfg.Stdout, Stderr: r.cfg.Stderr, Grace: r.cfg.Grace, CoreLimit: launch.UnlimitedCore,
@@ -363,18 +365,18 @@ func (p *process) hasEnded() bool {
 	}
 }
 
-// wait blocks until the process, if there is one, has ended, and removes what it has used.
+// wait blocks until the process, if there is one, has ended, and removes its files.
 func (p *process) wait() {
 	if p == nil {
 		return
 	}
 	<-p.ended
 	if p.waiting != nil {
-		_ = p.waiting.Close() // files in a temporary folder
+		_ = p.waiting.Close() // only files in a temporary folder
 	}
 }
 
-// endAll ends what still runs, and waits for that.
+// endAll ends all running processes and waits for their end.
 func (r *runner) endAll() {
 	for _, p := range []*process{r.running, r.spare} {
 		if p != nil {

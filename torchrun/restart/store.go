@@ -13,15 +13,15 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun"
 )
 
-// worldStore is the store of torch.distributed of a world's programs, at the port of loopback that
-// they are told as MASTER_PORT. It is there before they start, so none of them waits for another to
-// open it.
+// worldStore is the torch.distributed store of a world's programs, at the loopback port that they
+// are given as MASTER_PORT. It exists before they start, so no program waits for another to open
+// it.
 type worldStore struct {
 	peers *torchrun.Peers
 	store *torchrun.WorkerStore
 }
 
-// openStore opens the store of this world. All ranks call it.
+// openStore opens the store of this world. All ranks must call it.
 func (r *runner) openStore(ctx context.Context, p place) (*worldStore, error) {
 	group := r.worker.Group()
 	key := make([]byte, identity.ClusterKeyLen)
@@ -96,7 +96,7 @@ func (s *worldStore) close() {
 	s.peers.Close(now)
 }
 
-// told is what the ranks of a world have told each other by other means.
+// told is what the ranks of a world have sent each other by other means.
 type told map[string][]byte
 
 func (t told) Set(_ context.Context, key string, value []byte) error {

@@ -1,5 +1,6 @@
-// Package store stores small values by which processes of several machines meet. Each value has a
-// version. A process can write a value if it still has a given version, and wait for another one.
+// Package store defines a store of small values by which processes on several machines meet. Each
+// value has a version. By the methods of a Store, a process can write a value if the value still
+// has a given version, and wait for another version.
 package store
 
 import (
@@ -10,22 +11,22 @@ import (
 )
 
 const (
-	// MaxKey bounds a key, in bytes.
+	// MaxKey is the largest length of a key, in bytes.
 	MaxKey = 1 << 10
-	// MaxValue bounds a value, in bytes.
+	// MaxValue is the largest length of a value, in bytes.
 	MaxValue = 4 << 20
 )
 
-// ErrClosed: the store was closed.
+// ErrClosed means that the store was closed.
 var ErrClosed = errors.New("store: it is closed")
 
-// SizeError: a key or a value is too long, or a key is empty.
+// SizeError means that a key or a value is too long, or that a key is empty.
 type SizeError struct {
 	What        string // "key" or "value"
 	Bytes, Most int
 }
 
-// Error names what is too long.
+// Error includes what is too long.
 func (e *SizeError) Error() string {
 	return fmt.Sprintf("store: a %s of %d bytes, not of up to %d", e.What, e.Bytes, e.Most)
 }
@@ -40,14 +41,14 @@ type Entry struct {
 	Now time.Time
 }
 
-// Clock is the clock of a store, which goes on by the monotonic clock of this process: a change of
-// the time of day on this machine does not change it. The zero value is the time of day.
+// Clock is the clock of a store. It advances with the monotonic clock of this process, so that a
+// change of this machine's time of day does not affect it. The zero value is the time of day.
 type Clock struct{ at, read time.Time }
 
-// ClockAt returns a clock by which it is that time now.
+// ClockAt returns a clock whose current time is now.
 func ClockAt(now time.Time) Clock { return Clock{now, time.Now()} }
 
-// Now is the clock's time.
+// Now returns the current time of the clock.
 func (c Clock) Now() time.Time {
 	if c.at.IsZero() {
 		return time.Now()
@@ -55,20 +56,20 @@ func (c Clock) Now() time.Time {
 	return c.at.Add(time.Since(c.read))
 }
 
-// Store keeps values. Its methods may be called by many goroutines. They return the cause of ctx's
-// end, a *SizeError, ErrClosed, or an error if the store is unreachable.
+// Store keeps values. Its methods are safe for concurrent use. They return the cause of ctx's end,
+// a *SizeError, ErrClosed, or an error if the store is unreachable.
 type Store interface {
 	// Get returns the value of a key.
 	Get(ctx context.Context, key string) (Entry, error)
-	// CompareAndSet sets the value of a key if it still has this version; version 0: if there is no
-	// value. It returns the entry after the call, and whether this call has set it.
+	// CompareAndSet sets the value of a key if it still has the given version; version 0 means that
+	// there is no value. It returns the entry after the call, and whether this call has set it.
 	CompareAndSet(ctx context.Context, key string, version uint64, value []byte) (Entry, bool, error)
 	// Wait blocks until the key's value has another version, and returns the value. It may miss
 	// values in between.
 	Wait(ctx context.Context, key string, version uint64) (Entry, error)
 }
 
-// Check returns a *SizeError for a key or value that no store takes.
+// Check returns a *SizeError for a key or value that no store accepts.
 func Check(key string, value []byte) error {
 	switch {
 	case key == "" || len(key) > MaxKey:

@@ -10,14 +10,15 @@ import (
 	"time"
 )
 
-// file is a file of an archive, or where the name ends in a slash a folder.
+// file is a file of an archive, or a folder if the name ends in a slash.
 type file struct {
 	name string
 	mode int64
 	data []byte
 }
 
-// archive is a tar of the files and the folders above them, sorted, all of root and of one time.
+// archive returns a tar of the files and their parent folders, sorted, all owned by root and with
+// the time at.
 func archive(files []file, at time.Time) []byte {
 	files = slices.Clone(files)
 	have := map[string]bool{}
@@ -48,7 +49,7 @@ func archive(files []file, at time.Time) []byte {
 	return b.Bytes()
 }
 
-// zipped compresses by gzip, without a name and a time.
+// zipped returns data compressed by gzip, with neither a name nor a time in the header.
 func zipped(data []byte) []byte {
 	var b bytes.Buffer
 	w, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
@@ -59,7 +60,8 @@ func zipped(data []byte) []byte {
 	return b.Bytes()
 }
 
-// must is for errors of writes into memory: of a name that is too long for the format.
+// must panics on an error of a write into memory, which means that a name is too long for the
+// format.
 func must(err error) {
 	if err != nil {
 		panic(err)

@@ -12,7 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/licenses"
 )
 
-// chart packs deploy/chart as helm package does, with the version of the release.
+// chart packs deploy/chart like helm package, with the version of the release.
 func (r *release) chart() error {
 	files, err := tree(filepath.Join(r.root, "deploy", "chart"), "hvdrun")
 	if err != nil {
@@ -31,8 +31,8 @@ func (r *release) chart() error {
 	return r.write("hvdrun-"+version+".tgz", zipped(archive(files, r.time)))
 }
 
-// billOfMaterials writes the list of modules in CycloneDX's JSON, once it has each module that the
-// programs are linked with, as go version -m tells it.
+// billOfMaterials writes the list of modules in CycloneDX's JSON. It returns an error unless the
+// list contains each module that go version -m reports for the programs.
 func (r *release) billOfMaterials() error {
 	list, err := licenses.All()
 	if err != nil {
@@ -68,14 +68,14 @@ func (r *release) billOfMaterials() error {
 	return r.write(fmt.Sprintf("hvdrun_%s_sbom.cdx.json", r.version), b.Bytes())
 }
 
-// isListed returns an error if a program is linked with a module that is not listed.
+// isListed returns an error if a program is linked with a module that is not in listed.
 func isListed(program string, listed map[string]bool) error {
 	info, err := buildinfo.ReadFile(program)
 	if err != nil {
 		return err
 	}
 	for _, m := range info.Deps {
-		if m.Path == "github.com/hvdrun/hvdrun" { // of a plugin that is a module of its own
+		if m.Path == "github.com/hvdrun/hvdrun" { // in a plugin that is a module of its own
 			continue
 		}
 		if m.Replace != nil {
@@ -88,8 +88,8 @@ func isListed(program string, listed map[string]bool) error {
 	return nil
 }
 
-// modules writes what a Go module proxy serves for this version (proxy.tar.gz), and the go.mod and
-// go.sum with which the nested modules are tagged. Without a git repository it writes nothing.
+// modules writes proxy.tar.gz, the files that a Go module proxy serves for this version, and the
+// go.mod and go.sum for the tags of the nested modules. Without a git repository it writes nothing.
 func (r *release) modules() error {
 	if _, err := os.Stat(filepath.Join(r.root, ".git")); err != nil {
 		return nil

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// The parts of OCI's formats that an image of one layer needs.
+// The parts of the OCI formats that an image of one layer needs.
 type (
 	descriptor struct {
 		MediaType   string            `json:"mediaType"`
@@ -60,11 +60,11 @@ type (
 
 const media = "application/vnd.oci.image."
 
-// users are those of the image: its programs run as hvdrun.
+// users is the image's /etc/passwd. Its programs run as hvdrun.
 const users = "root:x:0:0:root:/root:/sbin/nologin\nhvdrun:x:65532:65532:hvdrun:/tmp:/sbin/nologin\nnobody:x:65534:65534:nobody:/:/sbin/nologin\n"
 
-// image writes an image for all architectures, as a tar of OCI's layout, from which training images
-// take hvdrun and its plugins. They need no other file.
+// image writes an image for all architectures, as a tar in OCI's image layout, from which training
+// images copy hvdrun and its plugins. The programs need no other file.
 func (r *release) image() error {
 	l := layout{blobs: map[string]file{}}
 	platforms := index{SchemaVersion: 2, MediaType: media + "index.v1+json"}
@@ -87,7 +87,7 @@ func (r *release) image() error {
 	return r.write(fmt.Sprintf("hvdrun_%s_image.tar", r.version), archive(files, r.time))
 }
 
-// imageOf adds the image of an architecture, whose programs are these.
+// imageOf adds the image of one architecture, with the given programs, to the layout.
 func (r *release) imageOf(l *layout, arch string, programs []file) descriptor {
 	files := []file{
 		{"etc/passwd", 0o644, []byte(users)},
@@ -123,7 +123,7 @@ func (r *release) imageOf(l *layout, arch string, programs []file) descriptor {
 	return d
 }
 
-// layout is what an OCI layout has, by content.
+// layout holds the blobs of an OCI image layout by digest.
 type layout struct{ blobs map[string]file }
 
 func (l *layout) add(mediaType string, data []byte) descriptor {

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// release is what is packed, and from what.
+// release describes what is packed, and from what.
 type release struct {
 	version string    // v1.2.3
 	time    time.Time // of all files
@@ -27,7 +27,7 @@ type release struct {
 	out     string
 }
 
-// architectures are those of the programs.
+// architectures are the architectures of the programs.
 var architectures = []string{"amd64", "arm64"}
 
 func main() {
@@ -58,7 +58,8 @@ func exit(err error) {
 	os.Exit(0)
 }
 
-// pack writes all files but the Debian packages, which are there, and then the checksums.
+// pack writes all files except the Debian packages, which must be there already, and then the
+// checksums.
 func (r *release) pack() error {
 	for _, step := range []func() error{r.archives, r.image, r.chart, r.billOfMaterials, r.notes, r.modules, r.checksums} {
 		if err := step(); err != nil {
@@ -68,7 +69,7 @@ func (r *release) pack() error {
 	return nil
 }
 
-// archives writes a tar for each architecture.
+// archives writes a tar of the programs for each architecture.
 func (r *release) archives() error {
 	for _, arch := range architectures {
 		name := fmt.Sprintf("hvdrun_%s_linux_%s", r.version, arch)
@@ -83,7 +84,7 @@ func (r *release) archives() error {
 	return nil
 }
 
-// notes writes what CHANGELOG.md says of the version.
+// notes writes the section of CHANGELOG.md for the version.
 func (r *release) notes() error {
 	text, err := os.ReadFile(filepath.Join(r.root, "CHANGELOG.md"))
 	if err != nil {
@@ -96,8 +97,8 @@ func (r *release) notes() error {
 	return r.write("NOTES.md", []byte(notes))
 }
 
-// notesOf returns the section of a version, or, if the changelog lacks it, the section Unreleased.
-// Links lead to the files of that version.
+// notesOf returns the section of a version or, if the changelog lacks it, the section Unreleased.
+// Links point to the files of that version.
 func notesOf(changelog, version string) (string, error) {
 	for _, title := range []string{version, strings.TrimPrefix(version, "v"), "Unreleased"} {
 		_, text, found := strings.Cut("\n"+changelog, "\n## "+title+"\n")
@@ -115,14 +116,14 @@ func notesOf(changelog, version string) (string, error) {
 	return "", fmt.Errorf("CHANGELOG.md has neither a section %q nor one %q", version, "Unreleased")
 }
 
-// checksums writes SHA256SUMS, of all files beside it.
+// checksums writes SHA256SUMS for all files in its folder.
 func (r *release) checksums() error {
 	entries, err := os.ReadDir(r.out)
 	if err != nil {
 		return err
 	}
 	var b strings.Builder
-	for _, e := range entries { // sorted
+	for _, e := range entries { // in sorted order
 		if e.IsDir() || e.Name() == "SHA256SUMS" {
 			continue
 		}
@@ -139,7 +140,7 @@ func (r *release) write(name string, data []byte) error {
 	return os.WriteFile(filepath.Join(r.out, name), data, 0o644)
 }
 
-// tree returns the files below a folder, under the prefix.
+// tree returns the files below a folder, with prefix before their names.
 func tree(dir, prefix string) (files []file, err error) {
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {

@@ -22,13 +22,14 @@ import (
 // ours is the path of the module of the repository.
 const ours = "github.com/hvdrun/hvdrun"
 
-// nested are the folders of modules that others install by version, each after those that it
+// nested are the folders of modules that users install by version. Each follows the modules that it
 // requires.
 var nested = []string{"plugins/kubernetes", "frameworks/gomlx"}
 
-// proxy is what a module proxy serves for a version of the modules of this repository, and under
-// tagged the go.mod and go.sum that a nested module has at its tag. In the repository these lead to
-// the folder of the main module by a replace directive, with which go install takes no module.
+// proxy holds what a module proxy serves for a version of this repository's modules and, under
+// tagged, the go.mod and go.sum of each nested module at its tag. In the repository, the go.mod of
+// a nested module refers to the folder of the main module by a replace directive, and go install
+// refuses modules with such directives.
 type proxy struct {
 	version string
 	time    time.Time
@@ -62,7 +63,7 @@ func (p *proxy) all() error {
 	return nil
 }
 
-// show returns a file of the commit.
+// show returns the contents of a file in the commit.
 func (p *proxy) show(name string) ([]byte, error) {
 	cmd := exec.Command("git", "show", "HEAD:"+name)
 	cmd.Dir, cmd.Stderr = p.root, os.Stderr
@@ -113,8 +114,8 @@ func (p *proxy) nest(temp, dir string) error {
 	return p.add(temp, path, mod, b.Bytes())
 }
 
-// tagged returns the go.mod of a nested module at its tag: it requires this version of the modules
-// of the repository, and replaces none. It returns the module's path too.
+// tagged returns the go.mod of a nested module at its tag, and the module's path. That go.mod
+// requires this version of the repository's modules and contains no replace directive for them.
 func tagged(text []byte, version string) (mod []byte, path string, err error) {
 	f, err := modfile.Parse("go.mod", text, nil)
 	if err != nil {
@@ -140,10 +141,10 @@ func tagged(text []byte, version string) (mod []byte, path string, err error) {
 	return mod, f.Module.Mod.Path, err
 }
 
-// of reports whether a module is of this repository.
+// of reports whether a module belongs to this repository.
 func of(path string) bool { return path == ours || strings.HasPrefix(path, ours+"/") }
 
-// withSums returns a go.sum with more lines, in the order in which Go writes them.
+// withSums returns a go.sum with the additional lines, in the order in which Go writes them.
 func withSums(sum []byte, more []string) []byte {
 	hashes := map[module.Version]string{}
 	var all []module.Version
@@ -163,7 +164,7 @@ func withSums(sum []byte, more []string) []byte {
 	return b.Bytes()
 }
 
-// add adds what a proxy serves for a module.
+// add adds the files that a proxy serves for a module.
 func (p *proxy) add(temp, name string, mod, zipped []byte) error {
 	info, err := json.Marshal(struct {
 		Version string

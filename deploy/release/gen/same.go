@@ -14,7 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// same returns an error if two files do not have the same objects of Kubernetes, in any order.
+// same returns an error if two files do not contain the same Kubernetes objects, in any order.
 func same(one, other string) error {
 	var objects [2]map[string]any
 	for i, name := range []string{one, other} {
@@ -43,7 +43,7 @@ func compare(a, b map[string]any) error {
 	return errors.Join(errs...)
 }
 
-// objectsOf returns the objects of a file by kind and name.
+// objectsOf returns the objects in a file by kind and name.
 func objectsOf(text []byte) (map[string]any, error) {
 	objects := map[string]any{}
 	for d := yaml.NewDecoder(bytes.NewReader(text)); ; {

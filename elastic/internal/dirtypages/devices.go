@@ -10,9 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bypass returns why something may write to this process's memory past its page tables: a device
-// that it has opened, an io_uring, or memory that is pinned. It is "" if nothing of that kind is
-// there. It looks at each open file, in less than a microsecond, and allocates next to nothing.
+// Bypass returns the reason why something may write to this process's memory past its page tables:
+// a device that the process has opened, an io_uring, or pinned memory. It returns "" if there is
+// nothing of that kind. It examines each open file, in less than a microsecond, and allocates
+// almost nothing.
 func Bypass() (string, error) {
 	kept := buffers.Get().(*[]byte)
 	defer buffers.Put(kept)
@@ -56,7 +57,7 @@ const (
 	nameAt   = 19
 )
 
-// Devices that transfer no memory, by major number: those of memory (null, zero, random),
+// Devices that transfer no memory, by major number: memory devices (null, zero, random) and
 // terminals.
 const (
 	majorMem      = 1
@@ -66,12 +67,12 @@ const (
 	majorPtyLast  = 143
 )
 
-// calmFiles are the files without a name that write to no memory by themselves.
+// calmFiles are the files without a name that never write to memory on their own.
 var calmFiles = []string{"[eventpoll]", "[eventfd]", "[userfaultfd]", "[pidfd]", "[timerfd]",
 	"[signalfd]", "inotify", "[fanotify]", "[perf_event]"}
 
-// bypasses returns the name of an open file that may be a device's; "" if it is not, or if it has
-// been closed meanwhile. dir is /proc/self/fd.
+// bypasses returns the name of an open file that may be a device's. It returns "" if it is not, or
+// if the file has been closed meanwhile. dir is a descriptor of /proc/self/fd.
 func bypasses(dir, fd int) (string, error) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err == unix.EBADF {
@@ -109,8 +110,8 @@ func bypasses(dir, fd int) (string, error) {
 	return string(buffer[:n]), nil
 }
 
-// pinned reports the memory that the kernel has pinned for this process, as for the fixed buffers
-// of an io_uring of which no file is open any more. buffer has room for the whole status.
+// pinned reports memory that the kernel has pinned for this process, such as the fixed buffers of
+// an io_uring whose files are all closed. buffer has room for the whole status file.
 func pinned(buffer []byte) (string, error) {
 	fd, err := unix.Open("/proc/self/status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

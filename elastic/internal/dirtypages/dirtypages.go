@@ -1,4 +1,5 @@
 // Package dirtypages detects which memory of this process has been written to, without reading it.
+// Open returns a Watcher; its Watch starts watching memory, and Memory.Scan finds the changes.
 //
 // It registers memory with the kernel for asynchronous write protection (userfaultfd with
 // UFFD_FEATURE_WP_ASYNC, Linux 6.7 or newer, unprivileged). The first write to a protected page
@@ -8,10 +9,10 @@
 // It detects all writes through this process's page tables: the program's, those of the kernel for
 // it, as in read(2), and those of other processes by process_vm_writev or ptrace. Pages that are
 // freed and mapped again, swapped out, migrated or merged into huge pages count as written to if in
-// doubt. It does not detect writes by devices, or by the kernel for them, to pages that were pinned
-// before they were protected: cuMemHostRegister, RDMA, fixed buffers of io_uring. It refuses shared
-// memory, which other processes write through their own page tables, files, and memory that is
-// already registered.
+// doubt. It does not detect writes by devices, or by the kernel on their behalf, to pages that were
+// pinned before they were protected: cuMemHostRegister, RDMA, fixed buffers of io_uring. It refuses
+// to watch shared memory, which other processes write through their own page tables, files, and
+// memory that is already registered.
 package dirtypages
 
 import (
@@ -60,9 +61,9 @@ func (w *Watcher) Watch(memory [][]byte, chunk int) ([]*Memory, []error) {
 	return w.watchAll(memory, chunk, false)
 }
 
-// WatchCalm is Watch for memory that may be written to all the time. The pages of a chunk are
-// protected only when Keep has said of several copies in a row that it has not changed; until then
-// it counts as changed, and writes cost nothing.
+// WatchCalm is like Watch, for memory that may be written to all the time. It protects the pages of
+// a chunk only after Keep has reported for several copies in a row that the chunk has not changed.
+// Until then the chunk counts as changed, and writes to it cost nothing.
 func (w *Watcher) WatchCalm(memory [][]byte, chunk int) ([]*Memory, []error) {
 	return w.watchAll(memory, chunk, true)
 }
@@ -101,8 +102,8 @@ func (w *Watcher) watch(b []byte, chunk int, free []span, calm bool) (*Memory, e
 	if !ours {
 		return nil, errNotOurs
 	}
-	// Two registrations would each clear the records of the other. The kernel refuses only overlaps
-	// with another Watcher.
+	// Two registrations would clear each other's records. The kernel refuses overlaps only with
+	// another Watcher.
 	for s := range w.spans {
 		if s.from < pages.to && pages.from < s.to {
 			return nil, errOverlaps

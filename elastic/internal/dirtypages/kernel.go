@@ -55,7 +55,7 @@ var (
 
 const writes, reads = 1, 2 // _IOC_WRITE and _IOC_READ on most architectures
 
-// request is _IOC.
+// request returns the number of an ioctl, like the macro _IOC.
 func request(direction, kind, number, size uintptr) uintptr {
 	return direction<<30 | size<<16 | kind<<8 | number
 }

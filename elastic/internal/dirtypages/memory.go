@@ -4,8 +4,8 @@ import "unsafe"
 
 // Watching does not help for a chunk that is mostly rewritten between two scans: it has to be read
 // anyway, and each page costs a fault. After two such scans in a row the chunk rests: it counts as
-// changed, and none of its pages is protected. After some scans a sample of its pages is protected
-// for one scan; if much of the sample is rewritten too, the chunk rests again for twice as long.
+// changed, and none of its pages is protected. Some scans later, a sample of its pages is protected
+// for one scan. If much of the sample is rewritten too, the chunk rests again, for twice as long.
 const (
 	muchOf   = 4  // a fraction of more than 1/muchOf of the pages is much
 	sampleOf = 16 // a sample has 1/sampleOf of the pages
@@ -35,7 +35,7 @@ type state struct {
 	rest int // remaining scans of the rest
 	wait int // minimum scans of the last rest
 
-	quiet int // of calm memory: while resting, unchanged copies in a row; while watched, scans
+	quiet int // for calm memory: unchanged copies in a row while resting, scans while watched
 }
 
 // mode says which pages of a chunk are protected after a scan.
@@ -74,9 +74,9 @@ func (m *Memory) Changed(i int) bool { return m.chunks[i].changed }
 // Look returns the offset in chunk i at which a write is most likely.
 func (m *Memory) Look(i int) int { return m.chunks[i].look }
 
-// Keep records that the caller has a copy of chunk i made since the last Scan: only a write after
-// that Scan makes it changed again. same: the chunk equals the copy before. Only memory of
-// WatchCalm needs that.
+// Keep records that the caller has copied chunk i since the last Scan, so that only a write after
+// that Scan makes it changed again. same means that the chunk equals the copy before; only memory
+// of WatchCalm uses that.
 func (m *Memory) Keep(i int, same bool) {
 	c := &m.chunks[i]
 	c.changed = false
@@ -97,8 +97,8 @@ func (m *Memory) Arm(i int) {
 	}
 }
 
-// Resting reports whether no page of the memory is protected, so that nothing but reading tells
-// what has changed.
+// Resting reports whether no page of the memory is protected, so that changes can only be found by
+// reading.
 func (m *Memory) Resting() bool {
 	for i := range m.chunks {
 		if m.chunks[i].mode != resting {
@@ -109,8 +109,8 @@ func (m *Memory) Resting() bool {
 }
 
 // Scan updates Changed and Look, and protects memory again. A write after it counts for the next
-// Scan; a concurrent one may count for this one. After an error the memory is no longer watched and
-// nothing is known of it.
+// Scan; a concurrent write may count for this one. After an error the memory is no longer watched,
+// and nothing is known about it.
 func (m *Memory) Scan() error {
 	if m.calm && m.Resting() {
 		for i := range m.chunks {
@@ -141,7 +141,7 @@ func (m *Memory) Scan() error {
 	})
 }
 
-// decideCalm is decide for a chunk of calm memory.
+// decideCalm is like decide, for a chunk of calm memory.
 func (c *state) decideCalm() {
 	switch {
 	case c.mode == resting:

@@ -1,6 +1,6 @@
 // Package fakeproc simulates a process for a worker that runs as a goroutine: its environment, its
-// signals and being killed. It is passed in a context, so that unchanged program functions can run
-// as such workers.
+// signals and its death. With passes a Process in a context, so that unchanged functions of a
+// program can run as such workers.
 package fakeproc
 
 import (
@@ -27,8 +27,9 @@ type Moment struct {
 	Generation uint64
 }
 
-// Process simulates the process of a worker that runs as a goroutine. Its methods may be called
-// concurrently. Enter, Survive and Reach of a nil Process, as in a real process, do nothing.
+// Process simulates the process of a worker that runs as a goroutine. Its methods are safe for
+// concurrent use. On a nil Process, which a worker in a real process has, Enter, Survive and Reach
+// do nothing.
 type Process struct {
 	// Lookup returns a variable of its environment, like os.LookupEnv.
 	Lookup func(name string) (string, bool)
@@ -38,7 +39,8 @@ type Process struct {
 	Reached func(Moment)
 	// Line is its end of the socket to its launcher.
 	Line net.Conn
-	// Network is where it listens and connects. The zero value is the kernel's.
+	// Network is the network on which the process listens and connects. The zero value is the
+	// kernel's.
 	Network identity.Network
 
 	mu        sync.Mutex
@@ -60,8 +62,8 @@ func From(ctx context.Context) *Process {
 	return p
 }
 
-// Enter records that peers can see the worker. cut ends that without blocking; clean waits for all
-// goroutines of the worker.
+// Enter records that peers can see the worker. cut makes it invisible to them without blocking;
+// clean waits for all goroutines of the worker.
 func (p *Process) Enter(cut, clean func()) {
 	if p == nil {
 		return
@@ -83,7 +85,7 @@ func (p *Process) Entered() bool {
 	return p.entered
 }
 
-// Kill ends the worker at once: peers see its process end. It reports false if the worker was
+// Kill ends the worker at once: peers see that its process ends. It returns false if the worker was
 // already killed.
 func (p *Process) Kill() bool {
 	p.mu.Lock()
@@ -147,8 +149,8 @@ func (p *Process) Stop(c chan<- os.Signal) {
 	p.signalled = slices.DeleteFunc(p.signalled, func(h chan<- os.Signal) bool { return h == c })
 }
 
-// Terminate sends a SIGTERM. It reports false if no channel receives it; the caller then kills the
-// worker.
+// Terminate sends a SIGTERM. It returns false if no channel receives the signal; the caller then
+// kills the worker.
 func (p *Process) Terminate() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,4 +1,5 @@
-// Package micro divides the microbatches of a step among the ranks of a world.
+// Package micro divides the microbatches of a step among the ranks of a world: Accept determines
+// what the ranks already hold, and Share distributes the rest.
 package micro
 
 import (
@@ -9,10 +10,10 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// Accept returns which of the nodes that the ranks hold count, by rank, and the microbatches that
-// are under none of them, ascending. A node does not count if a tree of so many leaves lacks it, or
-// if one of its leaves is under an earlier node that counts. The result depends on the arguments
-// alone.
+// Accept determines which of the nodes held by the ranks count. It returns these nodes by rank, and
+// the microbatches that are under none of them, in ascending order. A node does not count if a tree
+// with the given number of leaves lacks it, or if one of its leaves is under an earlier node that
+// counts. The result depends only on the arguments.
 func Accept(leaves int, held [][]collective.Node) (kept [][]collective.Node, missing []int) {
 	taken := make([]bool, leaves)
 	kept = make([][]collective.Node, len(held))
@@ -40,10 +41,10 @@ func valid(n collective.Node, leaves int) bool {
 }
 
 // Share divides microbatches, which are in ascending order, among ranks. Each rank gets as few
-// nodes of the binary tree as can be, so that few sums are reduced; the numbers of microbatches
-// differ by one at most. With costs, the times that one microbatch takes on each rank, they are
-// such that the slowest rank needs the least time; a cost of 0 is unknown, and then all are taken
-// as equal.
+// nodes of the binary tree as possible, so that few sums are reduced. Without costs, the numbers of
+// microbatches of two ranks differ by at most one. costs are the times that one microbatch takes on
+// each rank; with costs, the shares are such that the last rank to finish does so as early as
+// possible. If a cost is 0, which means unknown, all costs are taken as equal.
 func Share(missing []int, ranks int, costs []uint64) [][]int {
 	shares := make([][]int, ranks)
 	counts := lengths(len(missing), ranks, costs)
@@ -60,7 +61,7 @@ func Share(missing []int, ranks int, costs []uint64) [][]int {
 				left = left[1:]
 			}
 		}
-		for _, first := range left { // none: level 0 has as many as the ranks still get
+		for _, first := range left { // never at level 0, which has as many as the ranks still get
 			free[level-1] = append(free[level-1], first, first+1<<(level-1))
 		}
 	}
@@ -70,7 +71,8 @@ func Share(missing []int, ranks int, costs []uint64) [][]int {
 	return shares
 }
 
-// blocks returns the largest nodes that microbatches make up: by level, the first one of each.
+// blocks returns the largest nodes that the microbatches form: by level, the first microbatch of
+// each node.
 func blocks(all []int) (firsts [][]int) {
 	for i := 0; i < len(all); {
 		n := 1
@@ -98,7 +100,7 @@ func lengths(n, ranks int, costs []uint64) []int {
 		}
 		return all
 	}
-	for range n { // the next one goes to where it is done first
+	for range n { // the next one goes to the rank that would finish it first
 		best, least := 0, [2]uint64{}
 		for r := range all {
 			hi, lo := bits.Mul64(costs[r], uint64(all[r])+1)
@@ -111,7 +113,7 @@ func lengths(n, ranks int, costs []uint64) []int {
 	return all
 }
 
-// Coalesce replaces halves by the node that they make up, as long as there are any, and returns the
+// Coalesce repeatedly replaces the two halves of a node by the node, and returns the resulting
 // nodes in ascending order of their leaves.
 func Coalesce(nodes []collective.Node, leaves int) []collective.Node {
 	has := make(map[collective.Node]bool, len(nodes))
@@ -136,8 +138,8 @@ func Coalesce(nodes []collective.Node, leaves int) []collective.Node {
 	return all
 }
 
-// Above returns the node that n is a half of, and the other half; nil: that one is empty, and both
-// nodes have the same value.
+// Above returns the node of which n is a half, and the other half; nil: the other half is empty, so
+// that both nodes have the same value.
 func Above(n collective.Node, leaves int) (up collective.Node, with *collective.Node) {
 	if s := n.Sibling(); s.First() < leaves {
 		with = &s

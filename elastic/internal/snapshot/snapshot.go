@@ -1,19 +1,20 @@
-// Package snapshot stores the bytes of commits.
+// Package snapshot stores the bytes of commits: [Store.Begin] starts a [Snapshot] of live memory,
+// and [Store.Hold] returns the newest one.
 //
 // A [Snapshot] contains the values of a state's parts at one commit, as blobs of 1 MiB chunks. It
 // is immutable while it is held, so its holder reads one commit and never a mix of two. A [Store]
-// makes snapshots from live memory and keeps the newest. A chunk that is equal to that of the last
-// snapshot is shared with it. Others are copied over the last snapshot's chunk where nobody holds
-// that snapshot, which needs no memory; otherwise, and in the background of training, to memory
-// that no snapshot uses. A store therefore needs the size of the state, and twice that where all of
-// it changes while snapshots are held.
+// makes snapshots from live memory and keeps the newest. A chunk that equals that of the last
+// snapshot is shared with it. A changed chunk is copied over that of the last snapshot if nobody
+// holds the last snapshot, which needs no memory; otherwise, and in background copies, it is copied
+// to memory that no snapshot uses. A store therefore needs memory of the size of the state, and
+// twice that if all of the state changes while snapshots are held.
 //
-// A snapshot can also lie in place, in the live memory itself, where that does not change until the
-// next snapshot but in a way that its owner announces by [Store.Vacate]. It costs no memory and no
-// copy until [Store.Hold] copies it for its holder, and is gone once the memory changes.
+// A snapshot can also lie in place, in the live memory itself, if the owner of the memory calls
+// [Store.Vacate] before it changes the memory. Such a snapshot costs neither memory nor a copy
+// until [Store.Hold] copies it for its holder, and is gone once the memory changes.
 //
-// A [Store.Lend] gives the newest snapshot to readers that can do without the chunks which later
-// snapshots overwrite: others that fetch it. They cost no memory.
+// [Store.Lend] lends the newest snapshot to readers that can do without chunks that later snapshots
+// overwrite, such as other workers that fetch it. Lending costs no memory.
 //
 // A chunk that differs at its beginning is copied at once, so a state that changes completely costs
 // one copy. For other chunks a 64-bit hash with a random per-process seed is compared, which reads
@@ -54,12 +55,12 @@ type chunk struct {
 	data  []byte
 	owned bool // the store may overwrite data when no snapshot refers to it
 	live  bool // data is live memory, until the store is vacated
-	refs  int  // number of snapshots; guarded by the store's mutex
+	refs  int  // number of snapshots that refer to it; guarded by the store's mutex
 	sum   atomic.Uint64
 
-	busy    sync.RWMutex          // held while data is overwritten, and read by lent blobs
+	busy    sync.RWMutex          // held to overwrite data, and for reading by lent blobs
 	version uint64                // how often data has been overwritten; guarded by busy
-	prior   atomic.Pointer[prior] // what an audit wants to know of an overwritten version; nil: nothing
+	prior   atomic.Pointer[prior] // the overwritten version of which an audit still needs the checksum; nil: none
 
 	// mark is the chunk's hash in this process if hashed; used only while copying.
 	mark   uint64
@@ -72,8 +73,8 @@ type prior struct {
 	sum     uint32
 }
 
-// overwrite sets the chunk's data to src. audited: the checksum of the data so far is kept for an
-// audit, unless that of an earlier version is.
+// overwrite sets the chunk's data to src. If audited is set, it first keeps the checksum of the
+// current data for an audit, unless the checksum of an earlier version is kept already.
 func (c *chunk) overwrite(src []byte, audited bool) {
 	c.busy.Lock()
 	defer c.busy.Unlock()
@@ -85,7 +86,7 @@ func (c *chunk) overwrite(src []byte, audited bool) {
 	copy(c.data, src)
 }
 
-// retire begins another version of a chunk, before its memory changes.
+// retire starts a new version of the chunk, before its memory changes.
 func (c *chunk) retire(audited bool) {
 	c.busy.Lock()
 	defer c.busy.Unlock()
@@ -95,8 +96,8 @@ func (c *chunk) retire(audited bool) {
 	c.version++
 }
 
-// free gives the memory of the chunk's whole pages back to the operating system. The garbage
-// collector frees its addresses, which hold zeros until then.
+// free returns the memory of the chunk's whole pages to the operating system. Until the garbage
+// collector frees the addresses, they hold zeros.
 func (c *chunk) free() {
 	size := os.Getpagesize()
 	from := -int(uintptr(unsafe.Pointer(unsafe.SliceData(c.data)))) & (size - 1)
@@ -105,8 +106,8 @@ func (c *chunk) free() {
 	}
 }
 
-// glance is the number of bytes that are compared, at the likeliest offset, before a chunk is
-// hashed.
+// glance is the number of bytes that are compared, at the most likely offset of a change, before a
+// chunk is hashed.
 const glance = 4096
 
 var seed = maphash.MakeSeed()
@@ -129,7 +130,7 @@ func (c *chunk) same(live []byte, look int) (same bool, mark uint64, hashed bool
 	return mark == c.mark, mark, true
 }
 
-// known marks a computed checksum.
+// known marks a checksum as computed.
 const known = 1 << 32
 
 func (c *chunk) checksum() uint32 {
@@ -142,12 +143,12 @@ func (c *chunk) checksum() uint32 {
 }
 
 // Blob is a sequence of bytes of a snapshot. Its methods may be called concurrently while the
-// snapshot is held. Only Len, Chunks, Sum, Sums, TrySum and TryRead of a lent blob may be called,
-// and Bytes of one that was Given.
+// snapshot is held. Of a lent blob, only Len, Chunks, Sum, Sums, TrySum and TryRead may be called,
+// and Bytes if its source was Given.
 type Blob struct {
 	size     int
 	chunks   []*chunk
-	versions []uint64 // of a lent blob: those of its chunks
+	versions []uint64 // for a lent blob: versions of its chunks
 }
 
 // Len returns the blob's length in bytes.
@@ -159,14 +160,14 @@ func (p *Blob) Chunks() int { return len(p.chunks) }
 // Chunk returns the bytes of chunk i. The caller must not write to them.
 func (p *Blob) Chunk(i int) []byte { return p.chunks[i].data }
 
-// Sum returns the checksum of chunk i. The first call computes it. It is 0 for an overwritten chunk
-// of a lent blob of which nobody has kept it.
+// Sum returns the checksum of chunk i. The first call computes it. For an overwritten chunk of a
+// lent blob it returns 0, unless the checksum was kept.
 func (p *Blob) Sum(i int) uint32 {
 	sum, _ := p.TrySum(i)
 	return sum
 }
 
-// TrySum is Sum, and reports whether the chunk, or its checksum, is still there.
+// TrySum is like Sum, and reports whether the chunk or its checksum still exists.
 func (p *Blob) TrySum(i int) (sum uint32, ok bool) {
 	c := p.chunks[i]
 	if p.versions == nil {
@@ -183,7 +184,8 @@ func (p *Blob) TrySum(i int) (sum uint32, ok bool) {
 	return 0, false
 }
 
-// TryRead copies chunk i to dst, which must have its length, and reports whether it is still there.
+// TryRead copies chunk i to dst, which must have the chunk's length, and reports whether the chunk
+// still exists.
 func (p *Blob) TryRead(i int, dst []byte) bool {
 	c := p.chunks[i]
 	if p.versions != nil {
@@ -204,8 +206,8 @@ func (p *Blob) Sums() []uint32 {
 	return sums
 }
 
-// Prepare computes, on all processors, the checksums and the hashes that the next snapshot's
-// comparison needs. Only the goroutine that begins snapshots may call it.
+// Prepare computes, on all processors, the checksums, and the hashes that the comparison for the
+// next snapshot needs. Only the goroutine that begins snapshots may call it.
 func (p *Blob) Prepare() {
 	share(len(p.chunks), workers(p.size), func(i int) {
 		c := p.chunks[i]
@@ -226,7 +228,7 @@ func (p *Blob) Bytes() []byte {
 	return b
 }
 
-// Same reports whether the blob equals b. It reads all of both, with all processors if they are
+// Same reports whether the blob equals b. It reads all of both, on all processors if they are
 // large.
 func (p *Blob) Same(b []byte) bool { return p.same(b, ChunkSize) }
 
@@ -248,8 +250,8 @@ func (p *Blob) same(b []byte, each int) bool {
 	return !differ.Load()
 }
 
-// Differing returns the index of the first chunk that differs from b, of those for which among
-// returns true, or -1. b must have the blob's length. It reads all these chunks, with all
+// Differing returns the index of the first chunk that differs from b, among the chunks for which
+// among returns true, or -1. b must have the blob's length. It reads all these chunks, on all
 // processors if they are large.
 func (p *Blob) Differing(b []byte, among func(chunk int) bool) int {
 	differ := make([]bool, len(p.chunks))
@@ -261,8 +263,8 @@ func (p *Blob) Differing(b []byte, among func(chunk int) bool) int {
 }
 
 // Restore makes dst, which must have the blob's length, equal to the blob. It reads the chunks for
-// which changed is true, all if it is nil, and writes to those that differ, with all processors if
-// they are large.
+// which changed is true, or all chunks if changed is nil, and writes those that differ. It uses all
+// processors if they are large.
 func (p *Blob) Restore(dst []byte, changed []bool) {
 	var read []int
 	for i := range p.chunks {
@@ -278,7 +280,8 @@ func (p *Blob) Restore(dst []byte, changed []bool) {
 	})
 }
 
-// CopyTo copies the blob to dst, which must have its length, with all processors if it is large.
+// CopyTo copies the blob to dst, which must have the blob's length, on all processors if it is
+// large.
 func (p *Blob) CopyTo(dst []byte) {
 	share(len(p.chunks), workers(p.size), func(i int) { copy(dst[i*ChunkSize:], p.chunks[i].data) })
 }
@@ -289,7 +292,7 @@ type Snapshot struct {
 	number uint64
 	refs   int // guarded by the store's mutex
 	blobs  []Blob
-	live   bool // some of it lies in place
+	live   bool // some of its chunks lie in place
 }
 
 // Number returns the number of the commit.
@@ -311,19 +314,19 @@ type Source struct {
 	// Given transfers Bytes to the snapshot, and nothing may write to them afterwards. Otherwise
 	// they are copied.
 	Given bool
-	// InPlace: the snapshot refers to Bytes, which nothing changes before Vacate or the next
-	// snapshot. The fields below do not apply then.
+	// InPlace means that the snapshot refers to Bytes, which must not change before Vacate or the
+	// next snapshot. The fields below do not apply then.
 	InPlace bool
-	// Changed, if not nil, says of each chunk whether it may differ from that of the last snapshot;
-	// the others are not read. It applies to Bytes that are not Given.
+	// Changed, if not nil, reports for each chunk whether it may differ from that of the last
+	// snapshot. The other chunks are not read. It applies only to Bytes that are not Given.
 	Changed []bool
 	// Look, if not nil, is the offset in each chunk at which a change is most likely.
 	Look []int
-	// Same, if not nil, has an entry for each chunk, which copying sets: whether the chunk was read
-	// and equals that of the last snapshot.
+	// Same, if not nil, has an entry for each chunk. Copying sets the entry to whether the chunk
+	// was read and equals that of the last snapshot.
 	Same []bool
-	// Later, if not nil, returns the bytes instead, as Given. It is called in a goroutine of the
-	// Pending and blocks until they are available.
+	// Later, if not nil, returns the bytes in place of Bytes, as Given. It is called in a goroutine
+	// of the Pending, and may block until they are available.
 	Later func() ([]byte, error)
 }
 
@@ -335,12 +338,12 @@ type Store struct {
 	last    *Snapshot
 	spare   map[int][]*chunk // chunks that no snapshot uses, by length
 	extra   int              // bytes in spare
-	bank    int              // copied bytes of the newest snapshot or the next one
-	slab    []byte           // not yet used by chunks
+	bank    int              // number of copied bytes of the newest snapshot, or of the next one
+	slab    []byte           // memory that chunks do not use yet
 	retired *Snapshot        // its slices are reused
-	over    chan struct{}    // closed when the newest snapshot is no longer overwritten; nil: it is not
-	copying sync.RWMutex     // read while what lies in place is copied
-	freeing sync.RWMutex     // read while memory is given back
+	over    chan struct{}    // closed when the newest snapshot is no longer being overwritten; nil: it is not
+	copying sync.RWMutex     // held for reading while chunks in place are copied
+	freeing sync.RWMutex     // held for reading while memory is given back
 	audits  int              // loans whose readers want the checksums of overwritten chunks
 	pending Pending
 }
@@ -352,7 +355,7 @@ func (s *Store) Last() *Snapshot {
 	return s.last
 }
 
-// whole locks mu when the newest snapshot is not being overwritten.
+// whole locks mu as soon as the newest snapshot is not being overwritten.
 func (s *Store) whole() {
 	for s.mu.Lock(); s.over != nil; s.mu.Lock() {
 		over := s.over
@@ -361,9 +364,9 @@ func (s *Store) whole() {
 	}
 }
 
-// Hold returns the newest snapshot, or nil, and keeps it until its Release. Later snapshots then
-// use other memory. It waits while Copy overwrites the newest snapshot. If the snapshot lies in
-// place it makes a copy, for which Vacate waits.
+// Hold returns the newest snapshot, or nil if the store has no snapshot, and keeps it until its
+// Release. Later snapshots then use other memory. Hold waits while Copy overwrites the newest
+// snapshot. If the snapshot lies in place, Hold makes a copy, and Vacate waits for that.
 func (s *Store) Hold() *Snapshot {
 	s.whole()
 	m := s.last
@@ -376,7 +379,7 @@ func (s *Store) Hold() *Snapshot {
 	}
 	s.copying.RLock()
 	defer s.copying.RUnlock()
-	m.refs++ // until it is copied
+	m.refs++ // until it has been copied
 	s.mu.Unlock()
 	held := m.copy()
 	s.mu.Lock()
@@ -413,9 +416,9 @@ func (s *Store) InPlace() bool {
 	return s.last != nil && s.last.live
 }
 
-// Vacate ends the newest snapshot if it lies in place, and reports that: its memory may be changed
-// afterwards. The store then has no snapshot, and Hold, Lend and Audit wait for the next one, until
-// Seal or Abandon.
+// Vacate ends the newest snapshot if it lies in place, and reports whether it did. Its memory may
+// be changed afterwards. The store then has no snapshot, and Hold, Lend and Audit wait for the next
+// one, until Seal or Abandon.
 func (s *Store) Vacate() bool {
 	s.mu.Lock()
 	m := s.last
@@ -435,7 +438,7 @@ func (s *Store) Vacate() bool {
 	return true
 }
 
-// retire ends the lent blobs of what lies in place, before its memory changes.
+// retire invalidates the lent blobs of chunks in place, before their memory changes.
 func (m *Snapshot) retire(audited bool) {
 	for _, b := range m.blobs {
 		goroutines := 1
@@ -450,7 +453,8 @@ func (m *Snapshot) retire(audited bool) {
 	}
 }
 
-// Abandon says that no snapshot follows a Vacate for now.
+// Abandon declares that no snapshot follows a Vacate for now, so that Hold, Lend and Audit no
+// longer wait for one.
 func (s *Store) Abandon() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -460,9 +464,10 @@ func (s *Store) Abandon() {
 	}
 }
 
-// Reserve takes the memory that the next snapshot needs if the newest is held: as much as that has
-// been copied. It writes to that memory, which takes long where it is much; the store can be used
-// meanwhile. It waits for Trim, so that it takes no memory beside what is being given back.
+// Reserve allocates the memory that the next snapshot needs if the newest is held: as much as the
+// newest has copied. It also writes to that memory, which takes long if it is large; the store can
+// be used meanwhile. Reserve waits for Trim, so that it does not allocate memory while other memory
+// is being given back.
 func (s *Store) Reserve() {
 	s.freeing.Lock()
 	s.freeing.Unlock() //lint:ignore SA2001 it has only waited
@@ -507,8 +512,8 @@ func (s *Store) Reserve() {
 }
 
 // Trim frees memory that no snapshot uses. It returns whole pages to the operating system at once,
-// without waiting for the garbage collector. It takes a few milliseconds for each 100 MB; the store
-// can be used meanwhile.
+// without waiting for the garbage collector. This takes a few milliseconds for each 100 MB; the
+// store can be used meanwhile.
 func (s *Store) Trim() {
 	s.freeing.RLock()
 	defer s.freeing.RUnlock()
@@ -518,24 +523,24 @@ func (s *Store) Trim() {
 	s.mu.Unlock()
 	for _, chunks := range spare {
 		for _, c := range chunks {
-			c.retire(audited) // lent blobs may still have it
+			c.retire(audited) // lent blobs may still refer to it
 			c.free()
 		}
 	}
 }
 
-// Lend returns the number and the blobs of the newest snapshot, nil before the first. Later
-// snapshots overwrite its chunks; TrySum and TryRead tell which. It waits while Copy overwrites the
-// newest snapshot.
+// Lend returns the number and the blobs of the newest snapshot; nil before the first. Later
+// snapshots may overwrite its chunks, which TrySum and TryRead report. Lend waits while Copy
+// overwrites the newest snapshot.
 func (s *Store) Lend() (number uint64, blobs []Blob) {
 	s.whole()
 	defer s.mu.Unlock()
 	return s.lend(false)
 }
 
-// Audit is Lend for a reader that wants the checksums of all chunks: before a chunk is overwritten
-// its checksum is computed. A later Audit ends that for this one. done must be called once, by any
-// goroutine.
+// Audit is like Lend, for a reader that wants the checksums of all chunks: the checksum of a chunk
+// is computed before the chunk is overwritten. A later Audit ends that for this one. done must be
+// called once, by any goroutine.
 func (s *Store) Audit() (blobs []Blob, done func()) {
 	s.whole()
 	defer s.mu.Unlock()
@@ -588,7 +593,7 @@ func (s *Store) drop(c *chunk) {
 		return
 	}
 	if c.refs--; c.refs > 0 || !c.owned || s.extra+len(c.data) > s.bank {
-		return // a store never needs more than one bank beside the newest snapshot
+		return // a store never needs more than one bank besides the newest snapshot
 	}
 	s.keep(c)
 }
@@ -620,7 +625,7 @@ func (s *Store) take(n int) *chunk {
 }
 
 // slabChunks is the number of chunks that are allocated together in a large store, so that the
-// kernel can map huge pages: they take fewer faults, and a process that is killed is gone sooner.
+// kernel can map huge pages: these cause fewer faults, and a killed process ends sooner.
 const slabChunks = 16
 
 // allocate returns n bytes. The caller holds mu.
@@ -637,8 +642,8 @@ func (s *Store) allocate(n int) []byte {
 	return b
 }
 
-// alone reports whether c, of the last snapshot, can be overwritten with n bytes: no other snapshot
-// uses it.
+// alone reports whether n bytes may be copied over c, a chunk of the last snapshot, because no
+// other snapshot uses it.
 func (s *Store) alone(c *chunk, n int) bool {
 	if c == nil || !c.owned || len(c.data) != n {
 		return false
@@ -669,11 +674,11 @@ type Pending struct {
 // job is a chunk to compare and copy.
 type job struct {
 	src   []byte
-	look  int // offset of the likeliest change
+	look  int // offset of the most likely change
 	blob  int
 	chunk int
 	same  []bool // by chunk; nil: not wanted
-	anew  bool   // it is copied without comparison
+	anew  bool   // copy it without comparison
 }
 
 // Begin begins a snapshot of the sources, which must not change until Copy or Wait has returned. It
@@ -689,7 +694,7 @@ func (s *Store) Begin(number uint64, sources []Source) *Pending {
 		inPlace = inPlace || sources[i].InPlace
 	}
 	if inPlace {
-		s.Vacate() // also if nothing has changed: what was computed of it would not show a change that was not announced
+		s.Vacate() // even if nothing has changed: cached checksums would hide a change that was not announced
 	}
 	s.mu.Lock()
 	m := s.retired
@@ -735,7 +740,7 @@ func (p *Pending) add(i int, src Source) {
 		switch old := p.before(i, c); {
 		case src.InPlace:
 			blob.chunks[c] = &chunk{data: b, live: true}
-		case old != nil && old.live && !src.Given: // of the same memory, so not to be compared
+		case old != nil && old.live && !src.Given: // it is the same memory: nothing to compare
 			p.jobs = append(p.jobs, job{src: b, blob: i, chunk: c, same: src.Same, anew: true})
 			p.bytes += len(b)
 		case src.Changed != nil && !src.Changed[c] && old != nil && len(old.data) == len(b):
@@ -748,7 +753,7 @@ func (p *Pending) add(i int, src Source) {
 			p.jobs = append(p.jobs, j)
 			p.bytes += len(b)
 		case old != nil && bytes.Equal(old.data, b):
-			if n > 1 { // sharing the old chunk would keep its whole buffer from being collected
+			if n > 1 { // sharing the old chunk would keep its whole buffer alive
 				same := &chunk{data: b}
 				same.sum.Store(old.sum.Load())
 				old = same
@@ -760,7 +765,7 @@ func (p *Pending) add(i int, src Source) {
 	}
 }
 
-// before returns the chunk of the last snapshot, or nil.
+// before returns the corresponding chunk of the last snapshot, or nil.
 func (p *Pending) before(blob, chunk int) *chunk {
 	if p.base == nil || blob >= len(p.base.blobs) || chunk >= len(p.base.blobs[blob].chunks) {
 		return nil
@@ -768,7 +773,7 @@ func (p *Pending) before(blob, chunk int) *chunk {
 	return p.base.blobs[blob].chunks[chunk]
 }
 
-// copy does jobs until none is left.
+// copy executes jobs until none is left.
 func (p *Pending) copy() {
 	for {
 		i := int(p.next.Add(1)) - 1
@@ -815,9 +820,9 @@ func (p *Pending) fetch() {
 	}
 }
 
-// Copy copies what has changed, with all processors if it is large, and returns when that is done.
-// Later functions run in the background. Without any, the snapshot may overwrite the last one: Wait
-// returns no error, and the caller seals it without waiting for anything.
+// Copy copies what has changed, on all processors if it is large, and blocks until that is done.
+// Later functions run in the background. Without such functions the snapshot may overwrite the last
+// one; then Wait returns no error, and the caller can seal the snapshot without waiting.
 func (p *Pending) Copy() {
 	s := p.store
 	s.mu.Lock()
@@ -830,7 +835,7 @@ func (p *Pending) Copy() {
 	p.running.Wait()
 }
 
-// Bytes returns the number of bytes that are copied, or compared with those of the snapshot before.
+// Bytes returns the number of bytes that are copied, or compared with those of the last snapshot.
 func (p *Pending) Bytes() int { return p.bytes }
 
 // HasLater reports whether a source has Later, so that the snapshot is not complete after Copy.
@@ -893,7 +898,8 @@ func (p *Pending) end() {
 	p.later = p.later[:0]
 }
 
-// small is the number of bytes that one processor copies in the time of starting another goroutine.
+// small is the number of bytes that one processor copies in the time that it takes to start another
+// goroutine.
 const small = 4 * ChunkSize
 
 // workers returns the number of goroutines for n bytes.

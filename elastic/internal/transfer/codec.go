@@ -7,13 +7,13 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
-// Messages between workers consist of words, 64-bit and little-endian; numbers, varints below 2^48;
-// sequences of bytes behind their length; lists of these behind their number; and checksums, 32-bit
-// and little-endian.
+// Messages between workers consist of words (64-bit, little-endian), numbers (varints below 2^48),
+// sequences of bytes, each preceded by its length, lists of such sequences, each preceded by their
+// number, and checksums (32-bit, little-endian).
 
 const mostNumber = 1 << 48
 
-// ErrDamaged reports that a message is not one that its sender writes.
+// ErrDamaged means that a message is not one that a sender writes.
 var ErrDamaged = errors.New("damaged message")
 
 // AppendWord appends words.
@@ -46,10 +46,11 @@ func AppendList[T ~string | ~[]byte](b []byte, values []T) []byte {
 	return b
 }
 
-// Seal appends the checksum of a message to it.
+// Seal appends the checksum of the message to it.
 func Seal(b []byte) []byte { return binary.LittleEndian.AppendUint32(b, snapshot.Sum(b)) }
 
-// Unseal returns a message without its checksum, or ErrDamaged if that is another.
+// Unseal verifies and removes the checksum of a message. It returns ErrDamaged if the checksum does
+// not match.
 func Unseal(b []byte) ([]byte, error) {
 	n := len(b) - 4
 	if n < 0 || snapshot.Sum(b[:n]) != binary.LittleEndian.Uint32(b[n:]) {
@@ -58,8 +59,8 @@ func Unseal(b []byte) ([]byte, error) {
 	return b[:n:n], nil
 }
 
-// Reader reads a message. After an error its methods return zero values. What they return aliases
-// the message. It allocates at most in proportion to the message.
+// Reader decodes a message. After an error its methods return zero values. The results alias the
+// message. It allocates at most in proportion to the length of the message.
 type Reader struct {
 	rest []byte
 	bad  bool
@@ -68,7 +69,7 @@ type Reader struct {
 // NewReader returns a reader of a message.
 func NewReader(b []byte) Reader { return Reader{rest: b} }
 
-// Err returns ErrDamaged if anything was read that is not in the message.
+// Err returns ErrDamaged if anything was read that the message does not contain.
 func (r *Reader) Err() error {
 	if r.bad {
 		return ErrDamaged
@@ -76,7 +77,7 @@ func (r *Reader) Err() error {
 	return nil
 }
 
-// End returns ErrDamaged unless all of the message, and nothing else, was read.
+// End returns ErrDamaged unless exactly the whole message has been read.
 func (r *Reader) End() error {
 	r.bad = r.bad || len(r.rest) > 0
 	return r.Err()
@@ -112,7 +113,7 @@ func (r *Reader) Number() int {
 	return int(n)
 }
 
-// Count returns the next number, which is that of things of one byte or more that follow it.
+// Count returns the next number, which counts items that follow it, each of at least one byte.
 func (r *Reader) Count() int {
 	n := r.Number()
 	if n > len(r.rest) {
@@ -137,7 +138,7 @@ func (r *Reader) List() [][]byte {
 	return all
 }
 
-// appendSums appends the checksums of chunks, and a mark of one byte for each.
+// appendSums appends the checksums of chunks, each followed by a mark of one byte.
 func appendSums(b []byte, sums []uint32, marks []byte) []byte {
 	for _, sum := range sums {
 		b = binary.LittleEndian.AppendUint32(b, sum)

@@ -11,42 +11,43 @@ import (
 )
 
 const (
-	leastKept = 2        // steps whose averages are kept, whatever their size
-	mostKept  = 64       // steps whose averages are kept, however small they are
+	leastKept = 2        // steps whose averages are kept, regardless of their size
+	mostKept  = 64       // largest number of steps whose averages are kept, however small
 	smallKept = 32 << 20 // bytes up to which averages of more than leastKept steps are kept
 
-	soon = 10 * time.Second // longest wait for a commit that is under way
+	soon = 10 * time.Second // longest wait for a commit that is about to be made
 
-	soonSteps = 16          // steps within which another follower is likely to come
-	pulse     = time.Second // longest pause between two frames of a source
-	share     = 2           // a chunk of a commit is followed by a pause of so many times its time, so that it costs the members little
+	soonSteps = 16          // number of steps within which another follower is likely to come
+	pulse     = time.Second // longest pause between two frames from a source
+	share     = 2           // pause after a chunk of a commit, as a multiple of its duration, so that it costs the members little
 	rest      = 20 * time.Millisecond
 )
 
-// Depth returns of how many steps a source keeps the averages, and how many a follower can receive
-// before it has the commit, where those of a step have so many bytes.
+// Depth returns the number of steps whose averages a source keeps, and which a follower can receive
+// before it has the commit. size is the number of bytes of the averages of a step.
 func Depth(size int) int { return min(max(leastKept, smallKept/max(size, 1)), mostKept) }
 
-// FeedSource says where a Feed has its commits from. Its functions are called by any goroutine.
+// FeedSource provides the commits for a Feed. Its functions may be called by any goroutine.
 type FeedSource struct {
-	// Size is the number of bytes that the averages of a step have.
+	// Size is the number of bytes of the averages of a step.
 	Size int
-	// Reserve takes the memory that commits need while one is held. It may take long.
+	// Reserve allocates the memory that commits need while one is held. It may take long.
 	Reserve func()
-	// Trim gives that memory back.
+	// Trim frees that memory.
 	Trim func()
-	// Hold holds the newest commit, and returns nil before the first commit. With ErrSoon it can
-	// hold that of one of the next steps.
+	// Hold holds the newest commit. It returns nil before the first commit, and ErrSoon if only the
+	// commit of one of the next steps can be held.
 	Hold func() (*Commit, error)
-	// Sample returns checksums of some chunks of the newest commit. Keep calls it.
+	// Sample returns the checksums of some chunks of the newest commit. Keep calls it.
 	Sample func(commit uint64) []Sum
-	// Began and Ended are called when the first follower has come, with the bytes that are kept for
-	// it, and when the last one has gone.
+	// Began is called when the first follower has come, with the number of bytes that are kept for
+	// followers. Ended is called when the last follower has left.
 	Began func(bytes int)
 	Ended func()
 }
 
-// Feed is what a worker that trains has for its followers. Its methods may be called concurrently.
+// Feed is what a worker that trains provides for its followers. Its methods are safe for concurrent
+// use.
 type Feed struct {
 	id     uint64
 	source FeedSource
@@ -55,42 +56,42 @@ type Feed struct {
 	followers int
 	holding   bool
 	ended     bool
-	next      uint64 // the step after the last of which Keep was told
+	next      uint64 // the step after the last one passed to Keep
 	kept      []*kept
 	free      []*kept
 	more      chan struct{} // closed at the next change
 	end       chan struct{} // closed by End
 }
 
-// kept are the averages of a step.
+// kept holds the averages of a step.
 type kept struct {
 	number, commit uint64
-	sums           []Sum // of that commit
+	sums           []Sum // checksums of chunks of that commit
 	carried        [][]byte
 	averages       []byte
 }
 
-// NewFeed returns a feed.
+// NewFeed returns a feed with the given source. It starts nothing.
 func NewFeed(s FeedSource) *Feed {
 	return &Feed{id: rand.Uint64() | 1, source: s, more: make(chan struct{}), end: make(chan struct{})}
 }
 
-// ID identifies the feed among those of a job. It is never 0.
+// ID returns the ID of the feed, which is unique in the job and never 0.
 func (f *Feed) ID() uint64 { return f.id }
 
-// Followed reports whether anybody follows.
+// Followed reports whether the feed has followers.
 func (f *Feed) Followed() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.followers > 0
 }
 
-// Keep keeps a copy of a step's averages, and the values of the parts in no blob, for the
+// Keep keeps a copy of a step's averages, and of the values of the parts that are in no blob, for
 // followers. The step is about to be applied to the state of the given commit, which is the newest.
-// carried is called, and anything copied, if anybody follows.
+// Without followers, Keep neither calls carried nor copies anything.
 func (f *Feed) Keep(number, commit uint64, carried func() ([][]byte, error), averages []byte) error {
 	f.mu.Lock()
-	if number < f.next { // it was applied before, with the same averages, and taken back
+	if number < f.next { // it was applied before, with the same averages, and was undone
 		f.mu.Unlock()
 		return nil
 	}
@@ -117,7 +118,8 @@ func (f *Feed) Keep(number, commit uint64, carried func() ([][]byte, error), ave
 	return err
 }
 
-// take returns memory for a step; the oldest step's, if there is no other. The caller holds mu.
+// take returns memory for a step: free memory or, without free memory, that of the oldest step. The
+// caller holds mu.
 func (f *Feed) take() *kept {
 	if last := len(f.free) - 1; last >= 0 {
 		k := f.free[last]
@@ -133,13 +135,13 @@ func (f *Feed) take() *kept {
 	return k
 }
 
-// changed wakes those who wait. The caller holds mu.
+// changed notifies waiting visitors. The caller holds mu.
 func (f *Feed) changed() {
 	close(f.more)
 	f.more = make(chan struct{})
 }
 
-// End ends all Serve, and keeps nothing any more.
+// End ends all calls of Serve that serve a follower, and new followers are refused.
 func (f *Feed) End() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -150,7 +152,7 @@ func (f *Feed) End() {
 	f.changed()
 }
 
-// ErrSoon is returned by FeedSource.Hold.
+// ErrSoon is returned by FeedSource.Hold if a commit that can be held follows soon.
 var ErrSoon = errors.New("transfer: a commit that can be held comes soon")
 
 var (
@@ -158,8 +160,7 @@ var (
 	errLate  = errors.New("transfer: the next commit takes long")
 )
 
-// enter begins to keep averages for one more follower. All after the first from steps are kept for
-// it.
+// enter adds a follower, for which averages are kept: those of all steps from from on.
 func (f *Feed) enter() (from uint64, err error) {
 	f.mu.Lock()
 	if f.holding || f.ended {
@@ -167,7 +168,7 @@ func (f *Feed) enter() (from uint64, err error) {
 		return 0, map[bool]error{true: errEnded, false: ErrBusy}[f.ended]
 	}
 	f.holding = true
-	f.followers++ // from now on nobody else's leave ends the feed's work
+	f.followers++ // from now on the departure of others does not end the feed's work
 	first := f.followers == 1
 	f.mu.Unlock()
 	if first {
@@ -179,7 +180,7 @@ func (f *Feed) enter() (from uint64, err error) {
 	return f.next, nil
 }
 
-// prepare takes the memory for averages, before the steps that need it.
+// prepare allocates the memory for averages, before steps need it.
 func (f *Feed) prepare() {
 	depth := Depth(f.source.Size)
 	var all []*kept
@@ -194,7 +195,7 @@ func (f *Feed) prepare() {
 	f.source.Began(depth * f.source.Size)
 }
 
-// leave undoes enter.
+// leave removes a follower, which enter has added.
 func (f *Feed) leave() {
 	f.mu.Lock()
 	f.followers--
@@ -207,7 +208,7 @@ func (f *Feed) leave() {
 		return
 	}
 	f.source.Ended()
-	timer := time.NewTimer(pulse) // a world that begins has better things to do, and others may come
+	timer := time.NewTimer(pulse) // a world may be starting, which has priority, and other followers may come
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -241,20 +242,20 @@ func (f *Feed) serve(to *link) error {
 	return v.send()
 }
 
-// visitor is one follower at its source.
+// visitor is one follower, at its source.
 type visitor struct {
 	*link
 	feed   *Feed
-	commit *Commit // held; nil: sent
-	holds  bool    // it is this one for which the feed is holding
+	commit *Commit // the held commit; nil: it has been sent
+	holds  bool    // f.holding is set because of this visitor
 	chunks []place
-	sent   int    // of chunks
-	first  uint64 // step
+	sent   int    // number of chunks sent
+	first  uint64 // number of the first step
 	cursor uint64 // the next step to send
-	spare  int    // steps after the commit until memory that others who come would need is given back
+	spare  int    // steps after the commit until memory for other followers is freed
 }
 
-// hold holds a commit from which on all averages are kept.
+// hold holds a commit from which on all averages are kept: one that includes all steps before from.
 func (v *visitor) hold(from uint64) error {
 	f := v.feed
 	v.holds = true
@@ -288,7 +289,7 @@ func (v *visitor) hold(from uint64) error {
 	}
 }
 
-// release ends the hold of the commit.
+// release releases the commit, and lets another follower take one.
 func (v *visitor) release() {
 	if v.commit != nil {
 		v.commit.Release()
@@ -302,7 +303,8 @@ func (v *visitor) release() {
 	}
 }
 
-// await waits for a change of the feed, or gives the follower a sign of life after a while.
+// await waits until the feed changes. If it does not within the given time, await sends the
+// follower a sign of life.
 func (v *visitor) await(more <-chan struct{}, while time.Duration) error {
 	timer := time.NewTimer(while)
 	defer timer.Stop()
@@ -327,7 +329,7 @@ func (v *visitor) head() error {
 	return v.write(frameHead, 0, h.append(nil))
 }
 
-// send sends steps as they come, and the chunks of the commit in between.
+// send sends steps as they become available, and between them the chunks of the commit.
 func (v *visitor) send() error {
 	depth := uint64(Depth(v.feed.source.Size))
 	for {
@@ -370,13 +372,13 @@ func (f *Feed) find(number uint64) *kept {
 	return nil
 }
 
-// lost reports whether a step is not kept, but one after it is. The caller holds mu.
+// lost reports whether a step is no longer kept although a later one is. The caller holds mu.
 func (f *Feed) lost(number uint64) bool {
 	last := len(f.kept) - 1
 	return last >= 0 && f.kept[last].number > number && f.find(number) == nil
 }
 
-// chunk sends a chunk, and leaves the processors to training for a while.
+// chunk sends a chunk, and then pauses to leave the processors to training.
 func (v *visitor) chunk(more <-chan struct{}) error {
 	began := time.Now()
 	if err := v.writeChunk(v.commit, v.sent, v.chunks[v.sent]); err != nil {
@@ -387,12 +389,13 @@ func (v *visitor) chunk(more <-chan struct{}) error {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-more: // averages are sent at once
+	case <-more: // send averages at once
 	}
 	return nil
 }
 
-// step sends a step. If it is overwritten meanwhile, the next look finds that it is lost.
+// step sends a step. If the step is overwritten while it is sent, the follower learns that it is
+// lost.
 func (v *visitor) step(head []byte) error {
 	if err := v.write(frameStep, 0, head); err != nil {
 		return err
@@ -415,7 +418,7 @@ func (v *visitor) step(head []byte) error {
 		at += len(piece)
 	}
 	v.cursor++
-	if v.commit != nil { // the steps that count are those after the commit
+	if v.commit != nil { // only steps after the commit count
 		return nil
 	}
 	if v.spare--; v.spare != 0 {

@@ -9,19 +9,19 @@ import (
 	"sync/atomic"
 )
 
-// Memory is where a follower has the state.
+// Memory is the memory of a follower's state.
 type Memory struct {
-	// Layout describes all of the state.
+	// Layout describes the whole state.
 	Layout string
-	// Blobs are set to the commit.
+	// Blobs receive the commit.
 	Blobs [][]byte
-	// Buffers receive the averages of steps. They have the same length, and are [Depth] many.
+	// Buffers receive the averages of steps. There are [Depth] buffers, all of the same length.
 	Buffers [][]byte
 }
 
-// Follower receives a commit, and the steps after it. Its methods may be called concurrently.
+// Follower receives a commit, and then the steps after it. Its methods are safe for concurrent use.
 type Follower struct {
-	// Head is that of the commit.
+	// Head describes the commit.
 	Head Head
 
 	link
@@ -42,8 +42,9 @@ type Follower struct {
 	release func() bool
 }
 
-// Follow begins to follow the source at the other end of conn, and blocks until the head of its
-// commit is there. Close closes conn, also if ctx ends; if Follow fails, it has.
+// Follow starts to follow the source at the other end of conn, and blocks until it has received the
+// head of the source's commit. Follow owns conn: it closes it if it fails; otherwise Close does,
+// and so does the end of ctx.
 func Follow(ctx context.Context, conn net.Conn, m Memory) (*Follower, error) {
 	f := &Follower{
 		link: link{conn: conn}, memory: m, ready: make(chan *Step, len(m.Buffers)), free: make(chan int, len(m.Buffers)),
@@ -68,7 +69,7 @@ func Follow(ctx context.Context, conn net.Conn, m Memory) (*Follower, error) {
 	return f, nil
 }
 
-// shut closes the connection, which ends reading.
+// shut closes the connection, which makes receive return.
 func (f *Follower) shut() {
 	f.closing.Do(func() {
 		close(f.stop)
@@ -76,38 +77,39 @@ func (f *Follower) shut() {
 	})
 }
 
-// Close ends following, and waits for that.
+// Close stops following, and waits for the follower's goroutine.
 func (f *Follower) Close() {
 	f.release()
 	f.shut()
 	f.reading.Wait()
 }
 
-// Loaded is closed when the commit is there.
+// Loaded returns a channel that is closed when the commit has been received.
 func (f *Follower) Loaded() <-chan struct{} { return f.loaded }
 
-// Ready has the steps after the commit, in order. Done follows for each.
+// Ready returns a channel of the steps after the commit, in order. The receiver must call Done for
+// each.
 func (f *Follower) Ready() <-chan *Step { return f.ready }
 
-// Done gives the memory of a step back.
+// Done gives the buffer of a step back.
 func (f *Follower) Done(s *Step) { f.free <- s.Buffer }
 
-// Beats has a value when the source has given a sign of life.
+// Beats returns a channel that has a value when the source has given a sign of life.
 func (f *Follower) Beats() <-chan struct{} { return f.beats }
 
-// Failed is closed when no further steps come. Err then says why.
+// Failed returns a channel that is closed when no further steps come. Err then returns the reason.
 func (f *Follower) Failed() <-chan struct{} { return f.failed }
 
-// Err returns why no further steps come. It is valid when Failed is closed.
+// Err returns why no further steps come. It is valid once the channel of Failed is closed.
 func (f *Follower) Err() error { return f.err }
 
-// Latest returns the number of steps that the source has made, as far as is known.
+// Latest returns the number of steps that the source has made, as far as this follower knows.
 func (f *Follower) Latest() uint64 { return f.latest.Load() }
 
 // Received returns the number of bytes received so far.
 func (f *Follower) Received() int64 { return f.received.Load() }
 
-// begin asks to follow, and reads up to the head.
+// begin sends the request to follow, and reads everything up to the head.
 func (f *Follower) begin() error {
 	if err := f.write(askToFollow, 0, nil); err != nil {
 		return err
@@ -118,7 +120,7 @@ func (f *Follower) begin() error {
 			return err
 		}
 		switch fr.kind {
-		case frameBeat: // it waits for a commit from which on it has all steps
+		case frameBeat: // the source waits for a commit after which it has all steps
 		case frameNone:
 			if fr.number != 0 {
 				return ErrBusy
@@ -138,7 +140,7 @@ func (f *Follower) begin() error {
 	}
 }
 
-// fits compares the head with the memory.
+// fits returns an error if the commit or the averages do not fit the memory.
 func (f *Follower) fits(h *Head) error {
 	for _, b := range f.memory.Buffers {
 		if len(b) != h.size {
@@ -148,10 +150,10 @@ func (f *Follower) fits(h *Head) error {
 	return h.Manifest.fits(f.memory.Layout, f.lengths)
 }
 
-// know notes how far the source is.
+// know records how many steps the source has made.
 func (f *Follower) know(latest uint64) { f.latest.Store(max(f.latest.Load(), latest)) }
 
-// receive receives until that fails.
+// receive receives chunks and steps until it fails, and returns the error.
 func (f *Follower) receive() error {
 	missing := len(f.chunks)
 	next := f.Head.Steps

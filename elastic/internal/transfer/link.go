@@ -14,26 +14,26 @@ import (
 
 // Kinds of frames.
 const (
-	askManifest = 'm' // for the Manifest of the newest commit
-	askChunks   = 'q' // for some of its chunks, by their numbers
-	askToFollow = 'f' // for a commit whole, and the steps after it
+	askManifest = 'm' // asks for the Manifest of the newest commit
+	askChunks   = 'q' // asks for some of its chunks, by their numbers
+	askToFollow = 'f' // asks for a complete commit, and the steps after it
 
-	frameNone     = 'n' // there is no such commit; its number is 1 if that will change soon
+	frameNone     = 'n' // there is no such commit; the frame's number is 1 if there soon will be
 	frameManifest = 'a' // a Manifest
 	frameHead     = 'h' // a Head
 	frameChunk    = 'c' // a chunk of the commit, with its number
-	frameGone     = 'g' // that chunk is overwritten
+	frameGone     = 'g' // that chunk has been overwritten
 	frameStep     = 's' // a Step; its averages follow
 	framePiece    = 'p' // the next bytes of a step's averages
 	frameBeat     = 'b' // the source is alive
-	frameLost     = 'l' // the follower has lost the thread
+	frameLost     = 'l' // the follower needs a step that is no longer kept
 )
 
 const (
 	frameLength = 13
 	mostMessage = 64 << 20         // maximum bytes of a payload that is neither a chunk nor averages
 	smallFrame  = 4096             // bytes of a payload that are written with their frame
-	idle        = 30 * time.Second // timeout of reads and writes, and how long a source waits for the next request
+	idle        = 30 * time.Second // timeout of reads and writes, and of a source's wait for the next request
 )
 
 // frame precedes a payload.
@@ -57,10 +57,10 @@ func (f frame) isBulk() bool { return f.kind == frameChunk || f.kind == framePie
 type link struct {
 	conn     net.Conn
 	received atomic.Int64 // bytes of payloads
-	scratch  []byte       // of a chunk
+	scratch  []byte       // buffer of a chunk's length
 }
 
-// buffer returns n bytes, at most those of a chunk, that are valid until the next call.
+// buffer returns n bytes, at most ChunkSize. They are valid until the next call.
 func (l *link) buffer(n int) []byte {
 	if l.scratch == nil {
 		l.scratch = make([]byte, snapshot.ChunkSize)
@@ -87,7 +87,7 @@ func (l *link) writeSummed(kind byte, number uint32, payload []byte, sum uint32)
 	return err
 }
 
-// writeChunk writes a chunk of a commit, or that it is overwritten.
+// writeChunk sends a chunk of a commit, or reports that it has been overwritten.
 func (l *link) writeChunk(c *Commit, number int, at place) error {
 	blob := c.Blobs[at.blob]
 	if c.Release != nil {
@@ -100,7 +100,7 @@ func (l *link) writeChunk(c *Commit, number int, at place) error {
 	return l.write(frameGone, uint32(number), nil)
 }
 
-// read reads a frame, and its payload unless that is for fill.
+// read reads a frame, and its payload unless fill reads it.
 func (l *link) read(within time.Duration) (frame, []byte, error) {
 	if err := l.conn.SetReadDeadline(time.Now().Add(within)); err != nil {
 		return frame{}, nil, err
@@ -117,7 +117,7 @@ func (l *link) read(within time.Duration) (frame, []byte, error) {
 	if f.length > mostMessage {
 		return f, nil, ErrDamaged
 	}
-	var b bytes.Buffer // memory is taken as bytes arrive
+	var b bytes.Buffer // memory is allocated as bytes arrive
 	if _, err := io.CopyN(&b, l.conn, int64(f.length)); err != nil {
 		return f, nil, noEnd(err)
 	}
@@ -145,7 +145,7 @@ func (l *link) fill(to []byte, f frame) error {
 
 var errSum = errors.New("a wrong checksum")
 
-// noEnd returns the error of a connection that has ended within a payload.
+// noEnd converts io.EOF, which within a payload is an unexpected end.
 func noEnd(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

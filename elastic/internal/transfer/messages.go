@@ -7,7 +7,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
-// What a source says of a chunk in a manifest.
+// What a manifest reports about a chunk.
 const (
 	gone    = 0
 	present = 1
@@ -17,12 +17,12 @@ const (
 type Manifest struct {
 	// Number is the number of the commit.
 	Number uint64
-	// Layout is that of the Commit.
+	// Layout is the Layout of the Commit.
 	Layout string
 
 	lengths []int    // of the blobs
-	sums    []uint32 // of all chunks; nil: not told
-	there   []byte   // of each of these, whether the source still has it
+	sums    []uint32 // checksums of all chunks; nil: not included
+	there   []byte   // for each of these, whether the source still has the chunk
 }
 
 func (m *Manifest) append(b []byte) []byte {
@@ -44,8 +44,8 @@ func (r *Reader) manifest() (m Manifest) {
 	return m
 }
 
-// fits returns ErrOther unless a commit of this layout, whose blobs have these lengths, is
-// described.
+// fits returns ErrOther unless the manifest describes a commit of the given layout whose blobs have
+// the given lengths.
 func (m *Manifest) fits(layout string, lengths []int) error {
 	if m.Layout != layout || !slices.Equal(m.lengths, lengths) {
 		return ErrOther
@@ -53,21 +53,21 @@ func (m *Manifest) fits(layout string, lengths []int) error {
 	return nil
 }
 
-// has reports whether the source has chunk i with a checksum.
+// has reports whether the source still has chunk i with the checksum sum.
 func (m *Manifest) has(i int, sum uint32) bool { return m.there[i] == present && m.sums[i] == sum }
 
-// Head describes the commit with which a follower begins. Its manifest has no checksums.
+// Head describes the commit with which a follower starts. Its manifest has no checksums.
 type Head struct {
 	Manifest
 	// Feed is the ID of the source's feed.
 	Feed uint64
-	// Steps is the number of the steps that have led to the commit. Latest is the number of steps
-	// that have been applied, or are about to be.
+	// Steps is the number of steps that have led to the commit. Latest is the number of steps that
+	// the source has applied or is about to apply.
 	Steps, Latest uint64
 	// Carried are the values of the parts that are in no blob.
 	Carried [][]byte
 
-	size int // bytes of a step's averages
+	size int // number of bytes of a step's averages
 }
 
 func (h *Head) append(b []byte) []byte {
@@ -85,7 +85,7 @@ func parseHead(b []byte) (*Head, error) {
 type Step struct {
 	// Number is the number of the step. It is applied to the state of Commit.
 	Number, Commit uint64
-	// Carried are the values of the parts in no blob right before it is applied.
+	// Carried are the values of the parts that are in no blob, right before the step is applied.
 	Carried [][]byte
 	// Sums are the checksums of some chunks of that commit.
 	Sums []Sum
@@ -95,7 +95,7 @@ type Step struct {
 	latest uint64 // as Head.Latest
 }
 
-// Sum is the checksum of a chunk, whose number counts the chunks of all blobs.
+// Sum is the checksum of a chunk. Chunk counts the chunks of all blobs.
 type Sum struct{ Chunk, Sum uint32 }
 
 func (s *Step) append(b []byte) []byte {

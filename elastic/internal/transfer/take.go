@@ -12,7 +12,7 @@ import (
 
 const (
 	rounds = 5       // maximum
-	little = 4 << 20 // bytes that are not worth another round: the sync sends them
+	little = 4 << 20 // bytes that are not worth another round, because the sync sends them
 )
 
 // Source connects to a worker that may have a commit.
@@ -21,9 +21,9 @@ type Source func(context.Context) (net.Conn, error)
 // Options configure Take. The zero value is valid.
 type Options struct {
 	// Progress, if not nil, is called by one goroutine at a time as bytes arrive, with the bytes
-	// received and the total of the round.
+	// received and the total number of bytes of the round.
 	Progress func(have, of int64)
-	// Have are the checksums of the chunks of blobs, blob by blob, if they are known: chunks that a
+	// Have are the checksums of the chunks of blobs, blob by blob, if they are known. Chunks that a
 	// source has with the same checksum are not fetched.
 	Have []uint32
 	// Rejected, if not nil, is called by one goroutine at a time when a source becomes unusable.
@@ -37,15 +37,15 @@ type Taken struct {
 	// Bytes is the number of bytes received in Rounds.
 	Bytes  int64
 	Rounds int
-	// Changed says of each chunk, blob by blob, whether training has changed it meanwhile. It is
-	// nil after one round, which does not tell.
+	// Changed reports for each chunk, blob by blob, whether training has changed it meanwhile. It
+	// is nil after one round, which does not show that.
 	Changed []bool
 }
 
-// Take sets blobs to the newest commit with the same layout that a source has, but for chunks that
-// change all the time, of which they have an older version or none. It blocks until that is done or
-// ctx ends, closes its connections and waits for its goroutines. Blobs may be empty. After an error
-// they may contain parts of several commits.
+// Take sets blobs to the newest commit with the same layout that a source has, except for chunks
+// that change all the time: of these blobs have an older version, or none. It blocks until that is
+// done or ctx ends, closes its connections and waits for its goroutines. blobs may be empty. After
+// an error they may contain parts of several commits.
 func Take(ctx context.Context, sources []Source, layout string, blobs [][]byte, o Options) (Taken, error) {
 	t := &taker{options: o, layout: layout}
 	t.chunks, t.lengths = chunked(blobs)
@@ -89,15 +89,15 @@ type taker struct {
 	chunks  [][]byte
 	have    []uint32 // checksum of each chunk, if known
 	known   []bool
-	// changing: the chunk was gone in this round. changed: it has changed since the first round
-	// began. Both are guarded by mu while peers are asked for chunks.
+	// changing: the source no longer had the chunk in this round. changed: the chunk has changed
+	// since the first round began. mu guards both while peers are asked for chunks.
 	changing, changed []bool
 	taken             Taken
 
 	mu      sync.Mutex
-	peers   []*peer // some have failed
+	peers   []*peer // all sources, including those that have failed
 	missing []int   // chunks of this round that have not been requested
-	got, of int64   // bytes of this round, received and in all
+	got, of int64   // bytes of this round: received, and in total
 	errs    []error
 	closed  bool
 }
@@ -234,8 +234,8 @@ func (t *taker) ask(p *peer) error {
 	return nil
 }
 
-// newest returns the manifest of the newest commit, the most common one if peers differ; nil if
-// none has it.
+// newest returns the manifest of the newest commit. If peers differ, it returns the most common
+// one; nil if no peer has a commit.
 func (t *taker) newest() *Manifest {
 	var best *Manifest
 	most := 0
@@ -256,7 +256,7 @@ func (t *taker) newest() *Manifest {
 	return best
 }
 
-// pull fetches chunks from a peer until none is left to request.
+// pull fetches chunks from a peer until no chunk is left to request.
 func (t *taker) pull(p *peer, base *Manifest) error {
 	for {
 		wanted := t.next(p, base)
@@ -290,7 +290,7 @@ func (t *taker) next(p *peer, base *Manifest) []int {
 	return wanted
 }
 
-// fetch requests chunks from a peer and returns how many have arrived intact.
+// fetch requests chunks from a peer and returns how many arrived intact.
 func (t *taker) fetch(p *peer, base *Manifest, wanted []int) (done int, err error) {
 	if err := p.write(askChunks, 0, AppendNumber(AppendNumber(nil, len(wanted)), wanted...)); err != nil {
 		return 0, err

@@ -1,19 +1,21 @@
-// Package transfer brings a worker's state to another one that comes late, without interrupting
-// those who train: Take copies their newest commit from several of them, and Follow takes a commit
-// whole from one and then the averages of each later step, which the follower applies itself. It
-// also has the codec of all messages in which workers tell each other of their state.
+// Package transfer copies the state of workers that train to a worker that arrives late, without
+// interrupting training. Take copies their newest commit from several of them. Follow receives a
+// complete commit from one of them, and then the averages of each later step, which the follower
+// applies itself. Serve is the source's side of both. The package also contains the codec of all
+// messages in which workers exchange state.
 //
 // A source serves an authenticated connection. On request it sends the manifest of its newest
-// commit, the lengths and checksums of all chunks of 1 MiB, and then chunks. It keeps nothing for
-// that: chunks that later commits overwrite are gone, and it says so. Take asks all sources for
-// their manifests, requests different chunks from each, and verifies every chunk. It repeats this
-// for the chunks that have changed meanwhile, until these are few or no longer become fewer. Chunks
-// that are gone change all the time, and are left out.
+// commit, which has the lengths and checksums of all chunks of 1 MiB, and then chunks. It keeps
+// nothing for that: if a later commit has overwritten a chunk, it reports that the chunk is gone.
+// Take asks all sources for their manifests, requests different chunks from each, and verifies
+// every chunk. It repeats this for the chunks that have changed meanwhile, until these are few or
+// their number no longer decreases. Chunks that are gone change all the time, and Take leaves them
+// out.
 //
-// For a follower the source holds its newest commit until that is sent, so that its next commits
-// use other memory meanwhile, and keeps the averages of the last steps while anybody follows: two,
-// or more where they are small. It never waits for a follower: one that comes later than that is
-// told that it has lost the thread, and begins anew with a newer commit.
+// For a follower, the source holds its newest commit until it has sent it, so that its next commits
+// use other memory meanwhile. While it has followers, it keeps the averages of the last steps: of
+// two, or of more if they are small. It never waits for a follower: if a follower needs a step that
+// is no longer kept, the source tells it so, and the follower starts again with a newer commit.
 //
 // The package neither dials nor listens.
 package transfer
@@ -37,17 +39,17 @@ const (
 type Commit struct {
 	// Number is the number of the commit.
 	Number uint64
-	// Layout describes what is sent; only workers with the same layout can use it.
+	// Layout describes the commit's content. Only workers with the same layout can use it.
 	Layout string
-	// Blobs are read by one goroutine. They may be lent.
+	// Blobs are read by one goroutine at a time. They may be lent.
 	Blobs []*snapshot.Blob
 
-	// Steps is the number of the steps that have led to the commit. It is for followers, as what
-	// follows it.
+	// Steps is the number of steps that have led to the commit. This and the following fields are
+	// for followers.
 	Steps uint64
 	// Carried are the values of the parts that are in no blob.
 	Carried [][]byte
-	// Release ends the hold of the blobs; nil: they are lent.
+	// Release ends the hold of the blobs; nil: the blobs are lent.
 	Release func()
 }
 
@@ -75,28 +77,29 @@ func (c *Commit) manifest() Manifest {
 
 // Errors of a source.
 var (
-	// errNone: it has no commit, or nothing to follow.
+	// errNone: the source has no commit, or nobody can follow it.
 	errNone = errors.New("transfer: the source has no commit to give")
-	// ErrOther: it has another state.
+	// ErrOther: the source has a state of another layout.
 	ErrOther = errors.New("transfer: the source has a state of another layout")
-	// ErrBusy: another worker that follows it takes its commit.
+	// ErrBusy: another follower is taking the source's commit.
 	ErrBusy = errors.New("transfer: another worker takes the source's commit")
-	// ErrLost: it has gone on too far since.
+	// ErrLost: the source no longer has the next step.
 	ErrLost = errors.New("transfer: the source has the next step no longer")
 )
 
-// Supply is what a worker has for others.
+// Supply is what a worker provides for others.
 type Supply struct {
-	// Newest returns the newest commit; nil before the first commit. It is called by any goroutine.
+	// Newest returns the newest commit; nil before the first commit. It may be called by any
+	// goroutine.
 	Newest func() *Commit
-	// Feed is for followers; nil: nobody can follow this worker.
+	// Feed serves followers; nil: nobody can follow this worker.
 	Feed *Feed
 }
 
-// Serve answers the requests of one worker until that closes the connection, is silent for 30
-// seconds or sends an invalid request. supply returns what there is at that time; nil: nothing. The
-// caller closes the connection, which also ends a blocked Serve. A worker that follows is served
-// until it closes the connection or has lost the thread.
+// Serve answers the requests of one worker until that worker closes the connection, is silent for
+// 30 seconds or sends an invalid request. supply returns what this worker currently provides; nil:
+// nothing. A follower is served until it closes the connection or needs a step that is no longer
+// kept. The caller closes the connection, which also ends a blocked Serve.
 func Serve(conn net.Conn, supply func() *Supply) error {
 	s := &source{link: link{conn: conn}}
 	for {
@@ -126,7 +129,7 @@ func Serve(conn net.Conn, supply func() *Supply) error {
 type source struct {
 	link
 	commit *Commit
-	places []place // of the commit
+	places []place // positions of the chunks of commit
 }
 
 func (s *source) manifest(from *Supply) error {
@@ -140,7 +143,7 @@ func (s *source) manifest(from *Supply) error {
 	s.places = s.commit.places()
 	m := s.commit.manifest()
 	for _, at := range s.places {
-		sum, ok := s.commit.Blobs[at.blob].TrySum(at.chunk) // sequentially: training uses the other processors
+		sum, ok := s.commit.Blobs[at.blob].TrySum(at.chunk) // sequential, because training uses the other processors
 		m.sums, m.there = append(m.sums, sum), append(m.there, gone)
 		if ok {
 			m.there[len(m.there)-1] = present

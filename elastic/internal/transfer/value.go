@@ -13,11 +13,11 @@ type Value struct {
 	size    int
 	chunks  [][]byte
 	sums    []uint32
-	changed []bool // chunks that differ from those of the value before; nil: all
+	changed []bool // chunks that differ from those of the previous value; nil: all
 }
 
-// NewValue splits b, which must not change, into chunks. before is the value that it replaces; nil:
-// none.
+// NewValue splits b, which must not change, into chunks. before is the value that the new one
+// replaces; nil: none.
 func NewValue(b []byte, before *Value) *Value {
 	n := snapshot.Chunks(len(b))
 	v := &Value{size: len(b), chunks: make([][]byte, n), sums: make([]uint32, n), changed: make([]bool, n)}
@@ -32,7 +32,7 @@ func NewValue(b []byte, before *Value) *Value {
 	return v
 }
 
-// Unchanged returns a value with the same bytes that replaces v.
+// Unchanged returns a value with the same bytes as v, which replaces v.
 func (v *Value) Unchanged() *Value {
 	return &Value{v.size, v.chunks, v.sums, make([]bool, len(v.chunks))}
 }
@@ -48,10 +48,10 @@ func (v *Value) Bytes() []byte {
 	return slices.Concat(v.chunks...)
 }
 
-// What a message says of a chunk of a value.
+// What a message contains for a chunk of a value.
 const (
 	follows   = 0 // its bytes follow
-	unchanged = 1 // it is that of the value before
+	unchanged = 1 // the chunk equals that of the previous value
 )
 
 // omits reports whether a message leaves out chunk i.
@@ -59,9 +59,9 @@ func (v *Value) omits(i int, differences bool) bool {
 	return differences && v.changed != nil && !v.changed[i]
 }
 
-// AppendValues appends values, of which any may be nil: whole, or as differences from the values
-// that they replace. Each is its size plus one, or 0 if it is nil; the checksums of its chunks,
-// with a mark for each; and the chunks that are sent.
+// AppendValues appends values, either complete or as differences from the values that they replace.
+// Any of them may be nil. A value is encoded as its size plus one, or 0 if it is nil, the checksums
+// of its chunks, each with a mark, and the chunks that are sent.
 func AppendValues(b []byte, values []*Value, differences bool) []byte {
 	room := 0
 	for _, v := range values {
@@ -100,7 +100,7 @@ func appendValue(b []byte, v *Value, differences bool) []byte {
 	return b
 }
 
-// Values returns the next n values, which may alias the message. before are those that they
+// Values returns the next n values, which may alias the message. before are the values that they
 // replace, from which unchanged chunks are taken; nil: none.
 func (r *Reader) Values(n int, before []*Value) []*Value {
 	all := make([]*Value, n)
@@ -130,7 +130,7 @@ func (r *Reader) value(old *Value) *Value {
 		switch {
 		case marks[i] == follows:
 			if v.chunks[i] = r.Take(length); !whole {
-				v.chunks[i] = bytes.Clone(v.chunks[i]) // a chunk must not retain a message that consists mostly of other chunks
+				v.chunks[i] = bytes.Clone(v.chunks[i]) // a chunk must not keep a message alive that consists mostly of other chunks
 			}
 			r.bad = r.bad || snapshot.Sum(v.chunks[i]) != sum
 		case marks[i] != unchanged || old == nil || i >= len(old.chunks) || len(old.chunks[i]) != length || old.sums[i] != sum:

@@ -1,33 +1,33 @@
 package link
 
-// The bounds of what a peer may send, in bytes unless it is a number of things. The sender refuses
-// or cuts what is larger, and so does the scheduler with what it receives. Each part of a message
-// is measured by Put; with these bounds all fit, and so do the records of the scheduler's journal.
+// Bounds on what a peer may send, in bytes unless they count things. The sender refuses or cuts
+// anything larger, and the scheduler refuses it on receipt. Put measures each part of a message;
+// within these bounds every part fits into a message, and into a record of the scheduler's journal.
 const (
 	// MaxText bounds the error of a function.
 	MaxText = 64 << 10
-	// MaxWhy bounds why a lease is refused, and what a user is warned of.
+	// MaxWhy bounds the reason for refusing a lease, and warnings to users.
 	MaxWhy = 1 << 10
 	// MaxName bounds the names of functions, hosts, resources and workers, and addresses.
 	MaxName = 255
-	// MaxSubmit bounds a task as its client submits it.
+	// MaxSubmit bounds a task that a client submits.
 	MaxSubmit = 12 << 20
-	// MaxClient bounds a message of a client: others go into the next.
+	// MaxClient bounds a message of a client. Anything beyond goes into the next message.
 	MaxClient = sealAt + around
-	// MaxNeeds bounds the number of the arguments of a task that are results or stored values.
+	// MaxNeeds bounds the number of arguments of a task that are results or stored values.
 	MaxNeeds = 100_000
-	// MaxInlined bounds a result that is not stored.
+	// MaxInlined bounds a result that is sent without being stored.
 	MaxInlined = 1 << 20
-	// MaxResults bounds the results that are sent in the message of the task whose arguments they
-	// are; others are sent before it.
+	// MaxResults bounds the results that are sent in the same message as the task whose arguments
+	// they are. Further results are sent before that message.
 	MaxResults = 10 << 20
-	// MaxAmounts bounds the number of the resources of a task or a worker.
+	// MaxAmounts bounds the number of resources of a task or a worker.
 	MaxAmounts = 100
-	// MaxFunctions bounds the number of the functions of a worker, and of the groups of a client.
+	// MaxFunctions bounds the number of functions of a worker, and of groups of a client.
 	MaxFunctions = 10_000
-	// MaxHeld bounds the number of tasks, and that of stored values, that a worker has when it
-	// connects.
+	// MaxHeld bounds the number of tasks, and the number of stored values, that a worker has when
+	// it connects.
 	MaxHeld = 100_000
-	// MaxStatus bounds what a person is told: the status, or the explanation of tasks.
+	// MaxStatus bounds the answers to users: the status, or the explanation of tasks.
 	MaxStatus = 32 << 20
 )

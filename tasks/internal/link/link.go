@@ -1,6 +1,7 @@
-// Package link carries messages over a connection, each behind its length. What is sent while a
-// message is being written goes out with the next one, so that many small things cost one system
-// call under load and none waits without load.
+// Package link sends and receives messages over a connection, each preceded by its length. A Link
+// collects what several goroutines send: what is added while a message is being written goes into
+// the next message. Under load, many small parts therefore cost one system call, and without load
+// no part waits.
 package link
 
 import (
@@ -23,42 +24,42 @@ import (
 // MaxFrame bounds a message in bytes.
 const MaxFrame = 64 << 20
 
-// flushAt is the size of pending bytes at which their senders wait.
+// flushAt is the number of pending bytes beyond which Wait blocks senders.
 const flushAt = 1 << 20
 
-// sealAt is the size of a message beyond which another one begins.
+// sealAt is the size of a message beyond which a new one is started.
 const sealAt = 16 << 20
 
 // errClosed is returned after Close.
 var errClosed = errors.New("link: closed")
 
-// Link sends messages of type M, which collect what several goroutines have to say.
+// Link sends messages of type M. A message collects parts from several goroutines.
 type Link[M proto.Message] struct {
 	conn net.Conn
 	make func() M
 
 	mu      sync.Mutex
-	sealed  []sealed[M] // before pending
+	sealed  []sealed[M] // complete messages, to be sent before pending
 	pending M
 	spare   M
 	buf     []byte
 	some    bool
 	writing bool
-	raw     syscall.RawConn // nil: of no use
-	bytes   int             // at most so many are pending, or sealed
-	last    int             // of those, pending
+	raw     syscall.RawConn // nil: not available
+	bytes   int             // upper bound of the bytes in pending and sealed
+	last    int             // upper bound of the bytes in pending
 	err     error
 	news    sync.Cond
 	done    chan struct{}
 }
 
-// sealed is a message to which nothing is added any more.
+// sealed is a complete message that has not been written yet.
 type sealed[M proto.Message] struct {
 	m     M
 	bytes int
 }
 
-// New returns a Link on a connection, which it owns. make returns an empty message.
+// New returns a Link on a connection, which the Link owns. make returns an empty message.
 func New[M proto.Message](conn net.Conn, make_ func() M) *Link[M] {
 	l := &Link[M]{conn: conn, make: make_, pending: make_(), spare: make_(), raw: rawOf(conn), done: make(chan struct{})}
 	l.news.L = &l.mu
@@ -66,22 +67,22 @@ func New[M proto.Message](conn net.Conn, make_ func() M) *Link[M] {
 	return l
 }
 
-// TooLargeError is returned for what does not fit into a message.
+// TooLargeError is returned for a part that does not fit into a message.
 type TooLargeError struct{ Bytes, Most int }
 
-// Error says how large it is.
+// Error includes the sizes.
 func (e *TooLargeError) Error() string {
 	return fmt.Sprintf("link: a message of %d bytes; at most %d", e.Bytes, e.Most)
 }
 
-// around is how many bytes a message has around a part; small is the most that a part of numbers
-// has.
+// around is the number of bytes that a message needs in addition to a part. small is the largest
+// size of a part that consists of some numbers.
 const (
 	around = 16
 	small  = 64
 )
 
-// sizeOf returns how many bytes a part has in a message, at most.
+// sizeOf returns an upper bound of the bytes that a part needs in a message.
 func sizeOf(part proto.Message) int {
 	if part == nil {
 		return small
@@ -89,10 +90,10 @@ func sizeOf(part proto.Message) int {
 	return around + proto.Size(part)
 }
 
-// Put calls add with the message that goes out next, after Push. part is what add adds to it, by
-// which it is measured; nil: some numbers. A part that does not fit into a message is a
-// *TooLargeError: add is not called, nor once the link is broken, which is no error. Put does not
-// block for the peer.
+// Put calls add with the message that the next Push sends. part is what add adds to the message,
+// and determines its size; nil stands for some numbers. If part does not fit into a message, Put
+// returns a *TooLargeError and does not call add. If the link is broken, Put does not call add
+// either and returns nil. Put does not block on the peer.
 func (l *Link[M]) Put(part proto.Message, add func(M)) error {
 	bytes := sizeOf(part)
 	if bytes > MaxFrame {
@@ -114,7 +115,7 @@ func (l *Link[M]) Put(part proto.Message, add func(M)) error {
 	return nil
 }
 
-// Push sends what was Put. It does not block for the peer.
+// Push sends everything that was Put. It does not block on the peer.
 func (l *Link[M]) Push() {
 	l.mu.Lock()
 	if !l.some || l.writing || l.err != nil {
@@ -130,21 +131,22 @@ func (l *Link[M]) Push() {
 	l.mu.Unlock()
 }
 
-// Say is Send of some numbers, which fit.
+// Say is Send for some numbers, which always fit.
 func (l *Link[M]) Say(add func(M)) { _ = l.Send(nil, add) }
 
-// Send is Put and Push.
+// Send calls Put and Push.
 func (l *Link[M]) Send(part proto.Message, add func(M)) error {
 	err := l.Put(part, add)
 	l.Push()
 	return err
 }
 
-// mostInPlace is how many bytes the caller of Push writes: handing them to another goroutine would
-// take longer. A socket's empty buffer holds more, so that it does not block.
+// mostInPlace is the number of bytes up to which the caller of Push writes them itself, because
+// passing them to another goroutine would take longer. The empty buffer of a socket holds more, so
+// the write does not block.
 const mostInPlace = 4 << 10
 
-// drained returns whether the buffer of the socket is known to be empty; the lock is held.
+// drained reports whether the socket's buffer is known to be empty. The caller holds the lock.
 func (l *Link[M]) drained() bool {
 	if l.raw == nil {
 		return false
@@ -156,7 +158,7 @@ func (l *Link[M]) drained() bool {
 	return failed == nil && left == 0
 }
 
-// rawOf returns the socket of a connection.
+// rawOf returns the socket of a connection, or nil.
 func rawOf(conn net.Conn) syscall.RawConn {
 	for {
 		above, ok := conn.(interface{ NetConn() net.Conn })
@@ -176,17 +178,19 @@ func rawOf(conn net.Conn) syscall.RawConn {
 	return raw
 }
 
-// Wait blocks while much is pending, until it is written, the link is broken or ctx ends.
+// Wait blocks while more than flushAt bytes are pending, until they are written, the link is broken
+// or ctx ends.
 func (l *Link[M]) Wait(ctx context.Context) error {
 	return l.await(ctx, func() bool { return l.bytes <= flushAt })
 }
 
-// Written blocks until what was sent is written, the link is broken or ctx ends.
+// Written blocks until everything that was sent is written, the link is broken or ctx ends.
 func (l *Link[M]) Written(ctx context.Context) error {
 	return l.await(ctx, func() bool { return !l.some && !l.writing })
 }
 
-// await blocks until is, the link is broken or ctx ends. is is called with the lock.
+// await blocks until is returns true, the link is broken or ctx ends. It calls is with the lock
+// held.
 func (l *Link[M]) await(ctx context.Context, is func() bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -205,7 +209,7 @@ func (l *Link[M]) await(ctx context.Context, is func() bool) error {
 	return ctx.Err()
 }
 
-// Pending returns about how many bytes are not written.
+// Pending returns approximately how many bytes have not been written.
 func (l *Link[M]) Pending() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -227,7 +231,7 @@ func (l *Link[M]) write() {
 	}
 }
 
-// out writes what is pending. The lock is held, but not meanwhile.
+// out writes what is pending. The caller holds the lock, which out releases during the write.
 func (l *Link[M]) out() {
 	m := l.pending
 	if len(l.sealed) > 0 {
@@ -261,7 +265,7 @@ func (l *Link[M]) out() {
 	l.news.Broadcast()
 }
 
-// errFlushed ends a link when what is pending has been written.
+// errFlushed ends a link once everything pending has been written.
 var errFlushed = fmt.Errorf("%w in order", errClosed)
 
 func (l *Link[M]) fail(err error) {
@@ -275,13 +279,13 @@ func (l *Link[M]) fail(err error) {
 	l.conn.Close()
 }
 
-// Close closes the connection at once. What is pending is lost.
+// Close closes the connection at once and drops what is pending.
 func (l *Link[M]) Close() {
 	l.fail(errClosed)
 	<-l.done
 }
 
-// flushWithin bounds Flush, where the peer does not read.
+// flushWithin bounds Flush if the peer does not read.
 const flushWithin = 5 * time.Second
 
 // Flush writes what is pending, within 5 s, and closes the connection.
@@ -297,7 +301,7 @@ func (l *Link[M]) Flush() {
 	l.conn.Close()
 }
 
-// Frame appends a message behind its length.
+// Frame appends a message to b, preceded by its length.
 func Frame(b []byte, m proto.Message) ([]byte, error) {
 	at := len(b)
 	b, err := (proto.MarshalOptions{}).MarshalAppend(append(b, 0, 0, 0, 0), m)
@@ -313,18 +317,18 @@ func Frame(b []byte, m proto.Message) ([]byte, error) {
 
 // Reader reads messages from a connection.
 type Reader struct {
-	// Most bounds a message in bytes. NewReader sets MaxFrame.
+	// Most is the largest size of a message in bytes. NewReader sets it to MaxFrame.
 	Most int
 	r    *bufio.Reader
 	buf  []byte
 }
 
-// NewReader returns a Reader.
+// NewReader returns a Reader of the messages from conn.
 func NewReader(conn io.Reader) *Reader {
 	return &Reader{Most: MaxFrame, r: bufio.NewReaderSize(conn, 64<<10)}
 }
 
-// Read reads the next message into m, which is reset first. Memory is taken as bytes come.
+// Read reads the next message into m, which it resets first. It allocates memory as bytes arrive.
 func (r *Reader) Read(m proto.Message) error {
 	var head [4]byte
 	if _, err := io.ReadFull(r.r, head[:]); err != nil {

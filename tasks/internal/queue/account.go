@@ -2,33 +2,34 @@ package queue
 
 import "time"
 
-// TaskCost is about how many bytes a task takes besides its arguments and its result.
+// TaskCost is approximately how many bytes a task takes in addition to its arguments and its
+// result.
 const TaskCost = 512
 
-// account is what the tasks of a client take, in bytes.
+// account is the memory that a client's tasks take, in bytes.
 type account struct {
-	tasks  int   // that are known
+	tasks  int   // number of known tasks
 	open   int64 // of unfinished tasks, with their arguments
 	over   int64 // of finished tasks, with their results
-	unread int64 // of those results, the ones that the client has not released
-	sent   int   // tasks that are with workers
-	mean   int64 // moving average of the bytes of a result
+	unread int64 // part of over that is results which the client has not released
+	sent   int   // number of tasks that are with workers
+	mean   int64 // moving average of the size of a result
 }
 
-// share is the ready tasks of a client in a group.
+// share holds the ready tasks of a client in a group.
 type share struct {
 	client  *account
-	lines   map[string]*line // by the host that they prefer; pinned: "#" and the worker
-	waiting int              // tasks in the lines
+	lines   map[string]*line // by the preferred host or, for pinned tasks, "#" and the worker
+	waiting int              // number of tasks in the lines
 }
 
-// ledger is what the tasks of all clients take.
+// ledger is the memory that the tasks of all clients take.
 type ledger struct {
-	accounts map[uint64]*account // by the client
-	bytes    int64               // of all of them
+	accounts map[uint64]*account // by client
+	bytes    int64               // total of all accounts
 }
 
-// account returns that of a client.
+// account returns the account of a client, which it creates if necessary.
 func (l *ledger) account(client uint64) *account {
 	a := l.accounts[client]
 	if a == nil {
@@ -38,7 +39,8 @@ func (l *ledger) account(client uint64) *account {
 	return a
 }
 
-// close notes that a task of a client is forgotten: with the last one its account is.
+// close records that a task of a client is forgotten. It deletes the client's account with its last
+// task.
 func (l *ledger) close(client uint64) {
 	if a := l.account(client); a.tasks > 1 {
 		a.tasks--
@@ -47,8 +49,8 @@ func (l *ledger) close(client uint64) {
 	}
 }
 
-// charge adds what a task takes to the account of its client, or removes it, as it is now: what it
-// takes does not change in between.
+// charge adds the memory that a task takes now to the account of its client, or subtracts it if
+// sign is -1. That memory must not change between the two calls.
 func (l *ledger) charge(t *task, sign int64) {
 	a := l.account(t.ID.Client)
 	bytes := int64(t.Cost)
@@ -56,11 +58,11 @@ func (l *ledger) charge(t *task, sign int64) {
 		a.open += sign * bytes
 	} else {
 		kept := int64(len(t.result.Value))
-		if t.result.Failure != Dependency { // those are shared
+		if t.result.Failure != Dependency { // tasks share the text otherwise
 			kept += int64(len(t.result.Text))
 		}
 		if t.result.Size == 0 {
-			bytes = TaskCost // and its arguments are forgotten
+			bytes = TaskCost // its arguments are no longer stored
 		}
 		bytes += kept
 		if sign > 0 {
@@ -73,12 +75,13 @@ func (l *ledger) charge(t *task, sign int64) {
 	l.bytes += sign * bytes
 }
 
-// paused returns whether the client has, or will have, so much to read that its tasks wait.
+// paused reports whether the client has, or is about to have, so many unread results that its tasks
+// must wait.
 func (q *Queue) paused(a *account) bool {
 	return q.cfg.Unread > 0 && a.unread > 0 && a.unread+int64(a.sent)*a.mean > q.cfg.Unread
 }
 
-// goOn finds workers for the tasks of a client, which were paused, and are not any more.
+// goOn finds workers for the tasks of a client that was paused until now.
 func (q *Queue) goOn(now time.Time, client uint64) {
 	for _, g := range q.order {
 		if g.shares[client] != nil {
@@ -87,20 +90,20 @@ func (q *Queue) goOn(now time.Time, client uint64) {
 	}
 }
 
-// Usage is what the tasks of a client take, in bytes.
+// Usage is the memory that the tasks of a client take, in bytes.
 type Usage struct {
 	Tasks int
-	// Open is the bytes of unfinished tasks, Over those of finished ones, Unread the part of Over
-	// that is results which the client has not taken.
+	// Open is the size of unfinished tasks, and Over that of finished ones. Unread is the part of
+	// Over that is results which the client has not taken.
 	Open, Over, Unread int64
-	// Paused: it has so much to take that its tasks wait.
+	// Paused means that the client has so many unread results that its tasks wait.
 	Paused bool
 }
 
-// Bytes returns what all tasks take.
+// Bytes returns the memory that all tasks take, in bytes.
 func (l *ledger) Bytes() int64 { return l.bytes }
 
-// Usage returns what the tasks of a client take.
+// Usage returns the memory that the tasks of a client take.
 func (q *Queue) Usage(client uint64) Usage {
 	a := q.accounts[client]
 	if a == nil {

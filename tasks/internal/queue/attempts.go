@@ -1,17 +1,17 @@
 package queue
 
-// ending is how an attempt of a task has ended.
+// ending is the way in which an attempt of a task has ended.
 type ending uint8
 
 const (
-	completed      ending = iota // with what becomes of the task, whatever that is
-	takenBack                    // it did not begin, or was ended to run elsewhere
+	completed      ending = iota // its result is the result of the task
+	takenBack                    // it did not begin, or was stopped to run elsewhere
 	workerLost                   // its worker was lost while it ran
 	functionFailed               // its function has returned an error
-	inputGone                    // its worker has found a stored argument nowhere
+	inputGone                    // its worker could not find a stored argument anywhere
 )
 
-// endingOf returns how an attempt has ended whose worker says that this came of it.
+// endingOf returns the way in which an attempt has ended for which its worker reports r.
 func endingOf(r Result) ending {
 	if r.State != Failed {
 		return completed
@@ -27,24 +27,25 @@ func endingOf(r Result) ending {
 	return completed
 }
 
-// attempts is what has come of the attempts of a task, as far as it counts. It decides whether one
-// more follows. The zero value is that of a task that has not run.
+// attempts counts the attempts of a task, as far as they matter for the decision whether another
+// one follows. The zero value is for a task that has not run.
 type attempts struct {
-	tries  uint8 // beyond the first that count against the retries
-	deaths uint8 // workers that were lost while they ran it
-	lacked uint8 // that found a stored argument nowhere
+	tries  uint8 // attempts beyond the first that count against the retries
+	deaths uint8 // workers that were lost while they ran the task
+	lacked uint8 // attempts that could not find a stored argument
 }
 
 // limits bound the attempts of a task.
 type limits struct {
-	retries int  // of attempts whose worker was lost, and, with again, of failed ones
-	again   bool // the task runs again where its function has failed
-	deaths  int  // so many lost workers are the task's fault
-	lacked  int  // so many attempts may find an argument nowhere
+	retries int  // further attempts after a lost worker and, if again is set, after a failure
+	again   bool // the task runs again if its function has failed
+	deaths  int  // number of lost workers after which the task is blamed
+	lacked  int  // number of attempts that may lack an argument
 }
 
-// ended counts an attempt and returns whether another follows, or why the task fails; None: what
-// came of the attempt becomes of the task.
+// ended counts an attempt that has ended and reports whether another one follows. If none follows,
+// why is the reason why the task fails; None means that the result of the attempt is the result of
+// the task.
 func (a *attempts) ended(how ending, of limits) (another bool, why Failure) {
 	switch how {
 	case takenBack:
@@ -66,7 +67,8 @@ func (a *attempts) ended(how ending, of limits) (another bool, why Failure) {
 	return false, None
 }
 
-// try counts another attempt against the retries, where they permit one.
+// try counts another attempt against the retries and returns true, or returns false if no retry is
+// left.
 func (a *attempts) try(of limits) bool {
 	if int(a.tries) >= of.retries {
 		return false

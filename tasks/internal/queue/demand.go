@@ -6,19 +6,20 @@ import (
 	"strings"
 )
 
-// Unit is one whole of a resource: amounts are in thousandths.
+// Unit is one whole unit of a resource, because amounts are in thousandths.
 const Unit = 1000
 
-// Amount is so much of a resource.
+// Amount is an amount of a resource.
 type Amount struct {
 	Name  string
 	Milli int64
 }
 
-// Demand is what a task takes of its worker while it runs, by name. It is not changed.
+// Demand lists the amounts that a task uses of its worker's resources while it runs, by name. A
+// Demand is immutable.
 type Demand []Amount
 
-// MakeDemand returns a demand in the order of its names, without zeros.
+// MakeDemand returns a demand with the given amounts, sorted by name, without zeros.
 func MakeDemand(of map[string]int64) Demand {
 	var d Demand
 	for name, n := range of {
@@ -32,11 +33,11 @@ func MakeDemand(of map[string]int64) Demand {
 
 func (d Demand) key() string { return d.String() }
 
-// CPU is the resource of processors, which each task needs unless it says otherwise, and which a
-// function lends while it waits for other tasks.
+// CPU is the resource of processors. Each task needs it unless its options say otherwise, and a
+// function lends it while it waits for other tasks.
 const CPU = "cpu"
 
-// String returns the demand as people write it: cpu=1,gpu=0.5.
+// String returns the demand in the syntax for users: cpu=1,gpu=0.5.
 func (d Demand) String() string {
 	var all []string
 	for _, a := range d {
@@ -45,7 +46,7 @@ func (d Demand) String() string {
 	return strings.Join(all, ",")
 }
 
-// fits returns whether the amounts hold the demand so many times.
+// fits reports whether the free amounts suffice for the demand the given number of times.
 func (d Demand) fits(free map[string]int64, times int64) bool {
 	for _, a := range d {
 		if free[a.Name] < a.Milli*times {
@@ -55,14 +56,15 @@ func (d Demand) fits(free map[string]int64, times int64) bool {
 	return true
 }
 
-// take removes the demand from the amounts; a negative number of times gives it back.
+// take subtracts the demand from the amounts the given number of times. A negative number of times
+// adds it.
 func (d Demand) take(from map[string]int64, times int64) {
 	for _, a := range d {
 		from[a.Name] -= a.Milli * times
 	}
 }
 
-// room returns how many tasks with the demand the amounts hold at once.
+// room returns how many tasks with the demand the offered amounts can run at once.
 func (d Demand) room(offers map[string]int64) int {
 	room := int64(1 << 20)
 	for _, a := range d {

@@ -10,10 +10,10 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
-// mostExplained bounds the tasks of an answer.
+// mostExplained is the largest number of tasks in an answer.
 const mostExplained = 20
 
-// ExplainTask explains the tasks with a number, of which each client may have one.
+// ExplainTask explains the tasks with number n, of which each client may have one.
 func (q *Queue) ExplainTask(now time.Time, n uint64) (all []report.Explanation) {
 	for id, t := range q.tasks {
 		if id.N == n {
@@ -29,8 +29,8 @@ func (q *Queue) ExplainTask(now time.Time, n uint64) (all []report.Explanation) 
 	return all[:min(len(all), mostExplained)]
 }
 
-// ExplainFunction explains the tasks of a function that are not over, those that wait longest, and
-// attempts that were told to stop and have not ended.
+// ExplainFunction explains the unfinished tasks of a function, those that have waited longest
+// first, and its attempts that were told to stop and have not ended.
 func (q *Queue) ExplainFunction(now time.Time, name string) (all []report.Explanation) {
 	found := slices.DeleteFunc(q.allStopped(), func(t *task) bool { return t.Group.Name() != name })
 	for _, t := range q.tasks {
@@ -137,7 +137,7 @@ func (q *Queue) whyReady(now time.Time, t *task) string {
 	return why + q.explain(now, t.Group)
 }
 
-// FunctionOf returns the name of a task's function; "": the task is not known.
+// FunctionOf returns the name of a task's function, or "" if the task is unknown.
 func (q *Queue) FunctionOf(id ID) string {
 	if t := q.tasks[id]; t != nil {
 		return t.Group.Name()

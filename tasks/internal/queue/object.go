@@ -9,14 +9,14 @@ import (
 type object struct {
 	id    Object
 	size  int64
-	hosts map[string]bool // that have it; "": the store beside the queue
+	hosts map[string]bool // hosts that have it; "": the store beside the queue
 	makes []*task         // tasks whose result it is
-	users int             // tasks not over, and clients, that need it
-	wants []*task         // that wait for it
+	users int             // number of unfinished tasks, and of clients, that need it
+	wants []*task         // tasks that wait for it
 	again bool            // a task runs again to make it
 }
 
-// takeWants returns the tasks that wait for it, which do so no more.
+// takeWants returns the tasks that wait for the object, and removes them from it.
 func (o *object) takeWants() []*task {
 	wants := o.wants
 	o.wants = nil
@@ -32,8 +32,8 @@ func (q *Queue) object(id Object) *object {
 	return o
 }
 
-// Put says that a host has a stored value; "" is the store beside the queue. The client that has
-// put it uses it until Unput.
+// Put records that a host has a stored value that a client has put; "" is the store beside the
+// queue. The client uses the value until Unput.
 func (q *Queue) Put(now time.Time, id Object, size int64, host string) {
 	o := q.object(id)
 	o.size = size
@@ -41,16 +41,17 @@ func (q *Queue) Put(now time.Time, id Object, size int64, host string) {
 	q.has(now, o, host)
 }
 
-// Unput says that a client needs a stored value no more.
+// Unput records that a client no longer needs a stored value.
 func (q *Queue) Unput(id Object) { q.use(id, -1) }
 
-// Use says that a client needs a stored value, until Unput, and that it has so many bytes.
+// Use records that a client needs a stored value, until Unput, and the value's size in bytes.
 func (q *Queue) Use(id Object, size int64) {
 	q.use(id, 1)
 	q.objects[id].size = size
 }
 
-// Stored says that a host has a copy of a stored value. It returns whether anybody needs that.
+// Stored records that a host has a copy of a stored value. It reports whether anyone needs the
+// value.
 func (q *Queue) Stored(now time.Time, id Object, host string) bool {
 	o := q.objects[id]
 	if o == nil {
@@ -60,7 +61,7 @@ func (q *Queue) Stored(now time.Time, id Object, host string) bool {
 	return true
 }
 
-// has records a holder, and goes on with the tasks that wait for the value.
+// has records that a host has the value, and continues the tasks that wait for it.
 func (q *Queue) has(now time.Time, o *object, host string) {
 	o.hosts[host] = true
 	for _, t := range o.takeWants() {
@@ -73,7 +74,7 @@ func (q *Queue) has(now time.Time, o *object, host string) {
 	}
 }
 
-// Holders returns the hosts that have a stored value, in order, and its size.
+// Holders returns the hosts that have a stored value, sorted, and its size in bytes.
 func (q *Queue) Holders(id Object) (hosts []string, size int64) {
 	o := q.objects[id]
 	if o == nil {
@@ -86,7 +87,7 @@ func (q *Queue) Holders(id Object) (hosts []string, size int64) {
 	return hosts, o.size
 }
 
-// use counts who needs a stored value; one that nobody needs is dropped.
+// use adds n to the number of users of a stored value, and drops the value if nobody needs it.
 func (q *Queue) use(id Object, n int) {
 	o := q.objects[id]
 	if o == nil {
@@ -116,7 +117,7 @@ func (q *Queue) made(t *task, r Result) {
 	o.makes = append(o.makes, t)
 }
 
-// unmade is the opposite: the task is forgotten.
+// unmade undoes made, because the task is forgotten.
 func (q *Queue) unmade(t *task) {
 	if o := q.objects[t.result.Object]; o != nil {
 		o.makes = slices.DeleteFunc(o.makes, func(m *task) bool { return m == t })
@@ -124,7 +125,8 @@ func (q *Queue) unmade(t *task) {
 	}
 }
 
-// inputIDs are the stored values that a task needs, of which the tasks before it have told.
+// inputIDs returns the stored values that a task needs, including the stored results of tasks on
+// which it depends.
 func (q *Queue) inputIDs(t *task) []Object {
 	all := t.Objects
 	for _, id := range t.Needs {
@@ -144,8 +146,8 @@ func (q *Queue) inputs(t *task) (all []*object) {
 	return all
 }
 
-// needObject makes a task wait for a stored value that is nowhere, and asks for it to be computed
-// again.
+// needObject makes a task wait for a stored value that no host has, and causes the value to be
+// computed again. It does nothing if a host has it.
 func (q *Queue) needObject(now time.Time, t *task, id Object) {
 	o := q.object(id)
 	if len(o.hosts) > 0 {
@@ -156,7 +158,8 @@ func (q *Queue) needObject(now time.Time, t *task, id Object) {
 	q.rebuild(now, o, int(t.depth)+1)
 }
 
-// rebuild runs again a task whose stored result was lost, for those that wait for it.
+// rebuild runs the task again whose stored result was lost, for the tasks that wait for it. If that
+// is impossible, these fail.
 func (q *Queue) rebuild(now time.Time, o *object, depth int) {
 	if o.again {
 		return
@@ -188,8 +191,8 @@ func (q *Queue) rebuild(now time.Time, o *object, depth int) {
 	q.await(now, m)
 }
 
-// lostHost forgets the copies of a host on which no worker is left, and has made again what is
-// needed of them.
+// lostHost forgets the copies on a host on which no worker is left. Ready tasks whose arguments
+// were lost wait until these have been computed again.
 func (q *Queue) lostHost(now time.Time, host string) {
 	for _, w := range q.list {
 		if w.Host == host {
@@ -217,16 +220,17 @@ func (q *Queue) lostHost(now time.Time, host string) {
 	}
 }
 
-// Missing says that a host does not have a stored value any more, or that it cannot be reached.
+// Missing records that a host no longer has a stored value, or is unreachable.
 func (q *Queue) Missing(now time.Time, id Object, host string) {
 	if o := q.objects[id]; o != nil {
 		delete(o.hosts, host)
 	}
 }
 
-// Want has a stored value made again that a client wants to read and nobody has. It returns whether
-// it is there, is being made, or may come: a client was told of it by the queue before this one,
-// which did not live to write down that its task was over. The task is restored, and runs again.
+// Want causes a stored value that a client wants to read to be computed again, if no host has it.
+// It reports whether the value exists, is being computed, or may still appear. The latter is the
+// case after a restart: the previous queue may have reported the value to the client, and died
+// before it recorded that its task was over. The task is restored then, and runs again.
 func (q *Queue) Want(now time.Time, id Object) bool {
 	o := q.objects[id]
 	if o == nil {

@@ -1,12 +1,14 @@
-// Package queue decides which worker runs which task. It is pure: no goroutine, lock, clock or
-// socket. Methods take the time and what has happened; what is to be done collects in Out.
+// Package queue decides which worker runs which task. It is pure: it has no goroutine, lock, clock
+// or socket. Callers pass the time and report what has happened by the methods of a Queue; the
+// Actions to perform accumulate in Out.
 //
-// A task goes through the states of State. It waits for the tasks whose results are its arguments,
-// and then in a line of its group, which are the tasks of one function with the same demand. A
-// worker is asked for a lease of a group before tasks of it are sent; the lease lasts while the
-// worker is busy with the group and leaseIdle longer, so that a lease is asked for once and not for
-// each task. Tasks are sent ahead of what a worker can run at once, as many as it runs in a short
-// time, and those that have not begun are taken back when another worker is idle.
+// A task passes through the states of State. It first waits for the tasks whose results are its
+// arguments, and then in a line of its group; a group consists of the tasks of one function with
+// the same demand. Before the queue sends tasks of a group to a worker, it asks the worker for a
+// lease of the group. The lease lasts while the worker is busy with the group and leaseIdle longer,
+// so that a worker is not asked for each task. In addition to the tasks that a worker can run at
+// once, it is sent as many as it runs in a short time. Those that have not begun are taken back
+// when another worker is idle.
 package queue
 
 import (
@@ -18,119 +20,120 @@ import (
 	"unicode/utf8"
 )
 
-// ID names a task: its client, and a number that the client gives.
+// ID identifies a task by its client and a number that the client assigns.
 type ID struct{ Client, N uint64 }
 
-// Object names a stored value by the SHA-256 hash of its bytes.
+// Object identifies a stored value by the SHA-256 hash of its bytes.
 type Object [32]byte
 
-// State is where a task is in its life.
+// State is the state of a task.
 type State uint8
 
 // The states of a task.
 const (
-	Waiting   State = iota // for results that are its arguments
-	Ready                  // for a worker
-	Sent                   // to a worker, which runs it or will
-	Succeeded              // its result is known
+	Waiting   State = iota // waits for results that are its arguments
+	Ready                  // waits for a worker
+	Sent                   // sent to a worker, which runs it or will run it
+	Succeeded              // has succeeded: its result is known
 	Failed
 	Cancelled
 )
 
-// String returns the state as people see it.
+// String returns the name of the state for users.
 func (s State) String() string {
 	return [...]string{"waiting", "ready", "running", "succeeded", "failed", "cancelled"}[s]
 }
 
-// Over returns whether the state is the last of a task.
+// Over reports whether the state is final.
 func (s State) Over() bool { return s >= Succeeded }
 
-// Failure says why a task has failed.
+// Failure is the reason why a task has failed.
 type Failure uint8
 
-// Why tasks fail.
+// The reasons.
 const (
 	None       Failure = iota
-	ByUser             // the function has returned an error, or has panicked
-	Lost               // its workers were lost, each time
-	Poison             // it has ended as many workers as a task may
+	ByUser             // the function has returned an error or has panicked
+	Lost               // its worker was lost in each attempt
+	Poison             // it has caused the loss of as many workers as a task may
 	Dependency         // a task whose result is its argument has failed
-	TimedOut           // it has run for longer than it may
-	Gone               // its stored argument is lost, and cannot be computed again
-	NoMember           // its worker is gone
+	TimedOut           // it has run longer than its time limit
+	Gone               // a stored argument is lost and cannot be computed again
+	NoMember           // the only worker that may run it is gone
 	Full               // there was no memory for its result
 )
 
-// Result is what became of a task.
+// Result is the outcome of a task.
 type Result struct {
 	State   State
 	Failure Failure
-	// Text is the error's; Value the encoded result, unless it is in the store as Object, or the
-	// stack of a function that has panicked.
+	// Text is the text of the error. Value is the encoded result, unless that is stored as Object,
+	// or the stack of a function that has panicked.
 	Text   string
 	Value  []byte
 	Object Object
-	Size   int64 // of the stored result; 0: it is not stored
+	Size   int64 // size of the stored result; 0: it is not stored
 }
 
-// Task is what a client asks for. It is not changed.
+// Task is a task as its client requests it. It is immutable.
 type Task struct {
 	ID       ID
-	Group    *Group // by Queue.Group
-	Priority int32  // greater runs first
-	Cost     int32  // how many bytes it takes while it is not over
-	// Options are what most tasks do without; nil: the defaults.
+	Group    *Group // from Queue.Group
+	Priority int32  // tasks with a greater priority run first
+	Cost     int32  // number of bytes that it takes while it is unfinished
+	// Options are options that most tasks do not set; nil: the defaults.
 	*Options
-	// Spec is what the caller of this package needs to send the task.
+	// Spec is what the caller of this package needs to send the task to a worker.
 	Spec []byte
 }
 
-// Options of a task. They are not changed, and may be shared.
+// Options are the options of a task. They are immutable and may be shared.
 type Options struct {
-	Prefer string // host; "": where most of its arguments are stored
-	// Pin is the worker that alone may run it; 0: any.
+	Prefer string // preferred host; "": the one that stores most of its arguments
+	// Pin is the only worker that may run the task; 0: any worker.
 	Pin     uint64
-	Needs   []ID     // tasks whose results are arguments
-	Objects []Object // stored values that are arguments
-	// Retries is how often it may run again after a worker was lost.
+	Needs   []ID     // tasks whose results are its arguments
+	Objects []Object // stored values that are its arguments
+	// Retries is how often the task may run again after its worker was lost.
 	Retries int
-	// Again: it may run again as often when its function has failed.
+	// Again means that the task may also run again, equally often, after its function has failed.
 	Again bool
-	// TimeLimit is how long it may run. 0: as long as it takes.
+	// TimeLimit is how long the task may run. 0: no limit.
 	TimeLimit time.Duration
 }
 
-// defaults are the options of a task without any.
+// defaults are the options of a task that sets none.
 var defaults = Options{Retries: DefaultRetries}
 
 // DefaultRetries is how often a task runs again after its worker was lost.
 const DefaultRetries = 3
 
-// Config bounds the queue. The zero value means the defaults.
+// Config bounds the queue. The zero value stands for the defaults.
 type Config struct {
-	// Term is the number of this queue among those of the same journal.
+	// Term is the number of this queue among the queues of the same journal.
 	Term uint32
-	// Poison is how many workers may be lost while they run a task. 0: 3.
+	// Poison is the number of workers that may be lost while they run a task. 0: 3.
 	Poison int
-	// Depth bounds the tasks that a worker has ahead. 0: 1,000.
+	// Depth is the largest number of tasks that a worker has been sent ahead. 0: 1,000.
 	Depth int
-	// Rebuilds bounds how deep lost results are made again. 0: 16.
+	// Rebuilds bounds the depth to which lost results are computed again. 0: 16.
 	Rebuilds int
-	// Grace is how long an attempt may go on that was told to stop, until its worker is to be
-	// ended. 0: for ever.
+	// Grace is how long an attempt may continue after it was told to stop, before its worker is
+	// ended. 0: forever.
 	Grace time.Duration
-	// Unread is how many bytes of results a client may have to take; then its tasks wait. 0: any.
+	// Unread is the number of bytes of unread results of a client beyond which its tasks wait. 0:
+	// any number.
 	Unread int64
 }
 
 const (
-	leaseIdle  = 500 * time.Millisecond // a lease lasts so long without a task
-	leaseReply = 2 * time.Second        // a worker has so long to answer
-	leaseAgain = time.Second            // a worker that has refused is asked again after it
-	ahead      = 2 * time.Millisecond   // work that a worker has ahead
+	leaseIdle  = 500 * time.Millisecond // how long a lease lasts without a task
+	leaseReply = 2 * time.Second        // how long a worker may take to answer
+	leaseAgain = time.Second            // when a worker that has refused is asked again
+	ahead      = 2 * time.Millisecond   // how much work a worker is sent ahead
 )
 
-// Action is something to be done.
+// Action is something for the caller to do.
 type Action struct {
 	What    What
 	Worker  uint64
@@ -139,10 +142,10 @@ type Action struct {
 	Group   *Group
 	Object  Object
 	Host    string
-	Confirm bool // of Push: the worker is to say when it begins the task
+	Confirm bool // for Push: the worker must report when it begins the task
 }
 
-// What is a kind of Action.
+// What is the kind of an Action.
 type What uint8
 
 // The actions.
@@ -150,22 +153,22 @@ const (
 	Push     What = iota // send the task to the worker
 	Ask                  // ask the worker for a lease of the group
 	TakeBack             // ask the worker for the task, if it has not begun
-	Stop                 // tell the worker to cancel the attempt
-	Tell                 // tell the client what became of the task
+	Stop                 // tell the worker to stop the attempt
+	Tell                 // tell the client the outcome of the task
 	Drop                 // remove the object from the host
-	End                  // end the worker's process: the attempt does not end
+	End                  // end the worker's process, because the attempt does not end
 )
 
 // Group is the tasks of one function with the same demand.
 type Group struct {
 	Function string
 	Demand   Demand
-	Index    int               // among all groups, from 0
-	shares   map[uint64]*share // by the client
-	waiting  int               // tasks that are ready
-	known    int               // tasks, those that are over too
-	at       time.Time         // when one was submitted or has ended last
-	pace     time.Duration     // moving average of the time that a task runs; 0: unknown
+	Index    int               // index among all groups, from 0
+	shares   map[uint64]*share // by client
+	waiting  int               // number of ready tasks
+	known    int               // number of known tasks, including finished ones
+	at       time.Time         // when the last task was submitted or ended
+	pace     time.Duration     // moving average of the run time of a task; 0: unknown
 }
 
 // line is a heap of ready tasks.
@@ -203,37 +206,38 @@ func (l *line) Pop() any {
 	return t
 }
 
-// task is a task and where it stands. There may be a million, so what few of them have is in more.
+// task is a task with its state. There may be a million, so fields that few tasks need are in more.
 type task struct {
 	Task
-	in      *line  // where it is ready
-	attempt        // while it is sent
-	order   uint64 // by which it came
-	place   int32  // in its line
-	missing int32  // results and stored values that it waits for
-	users   int32  // tasks not over that need its result
+	in      *line  // the line in which it is ready
+	attempt        // set while it is sent
+	order   uint64 // of arrival
+	place   int32  // index in its line
+	missing int32  // number of results and stored values that it waits for
+	users   int32  // number of unfinished tasks that need its result
 	state   State
 	attempts
-	depth    uint8 // of making lost results again
-	released bool  // the client needs the result no more
-	again    bool  // it runs for the sake of its stored result alone
-	// suspended: it was restored, and has not been resumed. restored: and it has not been over
-	// since.
+	depth    uint8 // of recomputing lost results
+	released bool  // the client no longer needs the result
+	again    bool  // it runs only to make its stored result again
+	// suspended means that the task was restored and has not been resumed. restored means that it
+	// was restored and has not been over since.
 	suspended, restored bool
 	*more
 }
 
-// attempt is a task's last attempt, from when it is sent to a worker until that is done with it.
+// attempt is a task's last attempt, from the moment when it is sent to a worker until the worker is
+// done with it.
 type attempt struct {
-	worker  *worker // to which it is sent
-	number  uint64  // of all attempts of the queue
-	waits   int32   // more than 0: its function waits for other tasks, and has lent its processors
-	taking  bool    // it has been asked for, to run elsewhere
-	unsure  bool    // its worker is to say when it begins it, and has not
-	stopped bool    // it was told to stop: what it is part of is no task any more
+	worker  *worker // the worker to which it was sent
+	number  uint64  // unique among the attempts of the queue
+	waits   int32   // above 0: its function waits for other tasks, and has lent its processors
+	taking  bool    // its worker was asked to give it back, to run elsewhere
+	unsure  bool    // its worker must report when it begins, and has not yet
+	stopped bool    // it was told to stop, and no longer belongs to a task
 }
 
-// of returns the task of which an attempt is the last and is not over; nil: no task.
+// of returns the unfinished task whose last attempt is h on the given worker, or nil.
 func (q *Queue) of(worker uint64, h Held) *task {
 	t := q.tasks[h.ID]
 	if t == nil || t.state != Sent || t.number != h.Attempt || t.worker.ID != worker {
@@ -242,17 +246,17 @@ func (q *Queue) of(worker uint64, h Held) *task {
 	return t
 }
 
-// more is what few tasks have for long.
+// more holds fields that few tasks need for long.
 type more struct {
-	waiters []*task // for its result
+	waiters []*task // tasks that wait for its result
 	result  Result
-	early   *Result  // it has run, but those that it needs are not over
-	old     *object  // its stored result that was lost, while it runs again
-	killers []string // workers that were lost while they ran it
+	early   *Result  // its result, if it has run but tasks that it needs are not over
+	old     *object  // the lost stored result, while it runs again to make it
+	killers []string // names of workers that were lost while they ran it
 	began   time.Time
 }
 
-// rest returns where to put what few tasks have.
+// rest returns t.more, which it creates if necessary.
 func (t *task) rest() *more {
 	if t.more == nil {
 		t.more = &more{}
@@ -260,34 +264,34 @@ func (t *task) rest() *more {
 	return t.more
 }
 
-// Queue is all tasks, workers and stored values. It is not safe for concurrent use.
+// Queue holds all tasks, workers and stored values. It is not safe for concurrent use.
 type Queue struct {
-	// Out is what is to be done. The caller empties it.
+	// Out are the actions to perform, in order. The caller empties it.
 	Out []Action
-	// Next is when Tick is to be called; zero: not before the next change.
+	// Next is when Tick must be called; zero: not before the next change.
 	Next time.Time
-	// Over and Losses are tasks that have ended, and tasks that have lost a worker and will run
-	// again. The caller empties them.
+	// Over are tasks that have ended. Losses are tasks that have lost a worker and will run again.
+	// The caller empties both.
 	Over, Losses []ID
 
 	cfg      Config
 	tasks    map[ID]*task
 	objects  map[Object]*object
 	last     uint64             // order of the last task
-	tries    uint64             // attempts so far
-	counts   [Cancelled + 1]int // tasks by state
+	tries    uint64             // number of attempts so far
+	counts   [Cancelled + 1]int // number of tasks by state
 	retried  int
-	finished []finished // tasks that have ended; those that need them are still to be told
+	finished []finished // tasks that have ended but have not been followed yet
 	groups
 	crew
 	ledger
 	earlier
 }
 
-// groups are the groups of tasks; they stay.
+// groups are the groups of tasks. They are never deleted.
 type groups struct {
 	byKey map[groupKey]*Group
-	order []*Group // by which they came
+	order []*Group // in the order of creation
 }
 
 type groupKey struct{ function, demand string }
@@ -309,7 +313,7 @@ func New(cfg Config) *Queue {
 	}
 }
 
-// due has Tick called at a time, or before.
+// due makes the caller call Tick at the given time, or earlier.
 func (q *Queue) due(at time.Time) {
 	if q.Next.IsZero() || at.Before(q.Next) {
 		q.Next = at
@@ -318,7 +322,8 @@ func (q *Queue) due(at time.Time) {
 
 func (q *Queue) do(a Action) { q.Out = append(q.Out, a) }
 
-// Group returns the group of a function's tasks with a demand.
+// Group returns the group of a function's tasks with the given demand, which it creates if
+// necessary.
 func (all *groups) Group(function string, d Demand) *Group {
 	key := groupKey{function, d.key()}
 	g := all.byKey[key]
@@ -330,7 +335,7 @@ func (all *groups) Group(function string, d Demand) *Group {
 	return g
 }
 
-// GroupAt returns the group with an index, or nil.
+// GroupAt returns the group with the given index, or nil.
 func (all *groups) GroupAt(index int) *Group {
 	if index < 0 || index >= len(all.order) {
 		return nil
@@ -338,7 +343,8 @@ func (all *groups) GroupAt(index int) *Group {
 	return all.order[index]
 }
 
-// Submit adds a task. A task that is known already is told again when it is over.
+// Submit adds a task. If the task is known already, its client is told its outcome again once it is
+// over.
 func (q *Queue) Submit(now time.Time, s Task) {
 	if t := q.add(s); t != nil {
 		t.Group.at = now
@@ -346,7 +352,8 @@ func (q *Queue) Submit(now time.Time, s Task) {
 	}
 }
 
-// SubmitEnded is Submit and Ended: what the task needs may be unknown.
+// SubmitEnded is like Submit followed by Ended. Tasks and values that the task needs may be
+// unknown.
 func (q *Queue) SubmitEnded(now time.Time, s Task, r Result) {
 	if t := q.add(s); t != nil && r.State.Over() && r.Size == 0 {
 		q.finish(now, t, r)
@@ -357,7 +364,7 @@ func (q *Queue) SubmitEnded(now time.Time, s Task, r Result) {
 	}
 }
 
-// add adds a task; it returns nil where the task is known.
+// add adds a task and returns it, or nil if the task is known already.
 func (q *Queue) add(s Task) *task {
 	if t := q.tasks[s.ID]; t != nil {
 		if t.state.Over() {
@@ -374,7 +381,7 @@ func (q *Queue) add(s Task) *task {
 	return t
 }
 
-// insert adds a task, which waits.
+// insert adds a task in the state Waiting.
 func (q *Queue) insert(t *task) {
 	q.tasks[t.ID] = t
 	t.Group.known++
@@ -384,7 +391,7 @@ func (q *Queue) insert(t *task) {
 	q.need(t)
 }
 
-// need counts the task as one that needs its arguments.
+// need counts the task as a user of its arguments.
 func (q *Queue) need(t *task) {
 	for _, id := range t.Needs {
 		if n := q.tasks[id]; n != nil {
@@ -396,7 +403,7 @@ func (q *Queue) need(t *task) {
 	}
 }
 
-// await makes a task wait for what it needs.
+// await makes a task wait for what it needs, or ready if nothing is missing.
 func (q *Queue) await(now time.Time, t *task) {
 	t.missing = 0
 	for _, id := range t.Needs {
@@ -430,8 +437,9 @@ func (q *Queue) await(now time.Time, t *task) {
 	}
 }
 
-// depends is the result of a task that needs one which has failed. All tasks behind the one that
-// has failed first have the same text, in the same memory, however many there are.
+// depends returns the result of a task that depends on n, which has failed or was cancelled. All
+// tasks that depend, directly or indirectly, on the same failed task share one text in memory,
+// however many there are.
 func depends(n *task) Result {
 	text := n.result.Text
 	if n.state == Cancelled || n.result.Failure != Dependency {
@@ -440,12 +448,12 @@ func depends(n *task) Result {
 	return Result{State: Failed, Failure: Dependency, Text: text}
 }
 
-// maxRoot bounds, in bytes, the text of a task in those of the tasks that depend on it: a hundred
-// thousand may.
+// maxRoot bounds, in bytes, the text of a failed task within the texts of tasks that depend on it,
+// of which there may be a hundred thousand.
 const maxRoot = 400
 
-// DependsOn is the text of a task that depends on one which has failed or was cancelled, whether
-// directly or through others.
+// DependsOn returns the error text of a task that depends, directly or through others, on a task
+// that has failed or was cancelled.
 func DependsOn(function string, n uint64, state State, text string) string {
 	of := fmt.Sprintf("task %d of %s, on which it depends, ", n, function)
 	if state == Cancelled {
@@ -454,10 +462,10 @@ func DependsOn(function string, n uint64, state State, text string) string {
 	return of + "has failed: " + Cut(text, maxRoot)
 }
 
-// Cut returns a text of at most so many bytes, and at least 50, which says how many more there
-// were. It is UTF-8, as texts of messages must be.
+// Cut returns text shortened to at most most bytes, with a note of how many bytes are missing. most
+// must be at least 50. The result is valid UTF-8, as messages require.
 func Cut(text string, most int) string {
-	const saying = 40 // bytes of what says so
+	const saying = 40 // length of the note
 	if len(text) <= most {
 		return strings.ToValidUTF8(text, "?")
 	}
@@ -468,8 +476,8 @@ func Cut(text string, most int) string {
 	return fmt.Sprintf("%s… (%d bytes more)", strings.ToValidUTF8(text[:kept], "?"), len(text)-kept)
 }
 
-// shareText has a task that fails for another share the other's text, which came from a journal or
-// a client.
+// shareText makes a task that fails because of another share the other's text, if r contains a copy
+// of it from a journal or a client.
 func (q *Queue) shareText(t *task, r *Result) {
 	for _, id := range t.Needs {
 		if n := q.tasks[id]; r.Failure == Dependency && n != nil && n.more != nil && n.result.Text == r.Text {
@@ -478,7 +486,7 @@ func (q *Queue) shareText(t *task, r *Result) {
 	}
 }
 
-// ready puts a task into its line, and finds a worker for it.
+// ready puts a task into its line and finds a worker for it.
 func (q *Queue) ready(now time.Time, t *task) {
 	if t.Pin != 0 {
 		if why := q.workers[t.Pin].refuses(t.Group); why != "" {
@@ -503,7 +511,8 @@ func (q *Queue) ready(now time.Time, t *task) {
 	q.offer(now, t)
 }
 
-// lineOf returns the line of a task: of the worker or the host that it prefers.
+// lineOf returns the key of the task's line: for the worker to which it is pinned, or for the host
+// that it prefers.
 func (q *Queue) lineOf(t *task) string {
 	if t.Pin != 0 {
 		return pinned(t.Pin)
@@ -540,7 +549,7 @@ func (q *Queue) leave(t *task) {
 	t.Group.waiting--
 }
 
-// move counts a change of a task's state.
+// move changes a task's state and updates the counts.
 func (q *Queue) move(t *task, to State) {
 	q.counts[t.state]--
 	if t.state == Sent {
@@ -553,7 +562,7 @@ func (q *Queue) move(t *task, to State) {
 	q.counts[to]++
 }
 
-// finish ends a task, and goes on with those that need it.
+// finish ends a task and continues the tasks that need it.
 func (q *Queue) finish(now time.Time, t *task, r Result) {
 	if t.state == Ready {
 		q.leave(t)
@@ -568,11 +577,11 @@ func (q *Queue) finish(now time.Time, t *task, r Result) {
 	q.move(t, r.State)
 	t.result, t.worker, t.again, t.old, t.early = r, nil, false, nil, nil
 	if r.Size == 0 {
-		t.Spec = nil // it does not run again
+		t.Spec = nil // it will not run again
 	}
 	q.charge(t, 1)
 	if r.Size > 0 {
-		q.made(t, r) // and what it needs is kept, so that it can be made again
+		q.made(t, r) // what it needs is kept, so that it can be made again
 	} else {
 		q.unneed(t)
 	}
@@ -582,7 +591,7 @@ func (q *Queue) finish(now time.Time, t *task, r Result) {
 	q.finished = append(q.finished, finished{t, t.waiters, old})
 	t.waiters = nil
 	if len(q.finished) > 1 {
-		return // a caller above goes on with it: chains are long
+		return // a caller further up continues with it, because chains can be long
 	}
 	for i := 0; i < len(q.finished); i++ {
 		f := q.finished[i]
@@ -594,15 +603,15 @@ func (q *Queue) finish(now time.Time, t *task, r Result) {
 	}
 }
 
-// finished is a task that has ended, those that waited for it, and the stored result for whose sake
-// it ran.
+// finished is a task that has ended, with the tasks that waited for it and the lost stored result
+// that it was run to make.
 type finished struct {
 	*task
 	waiters []*task
 	old     *object
 }
 
-// follow goes on with the tasks that need one which has ended.
+// follow continues the tasks that need a task that has ended.
 func (q *Queue) follow(now time.Time, f finished) {
 	t, old := f.task, f.old
 	for _, w := range f.waiters {
@@ -618,12 +627,12 @@ func (q *Queue) follow(now time.Time, f finished) {
 	q.forget(t)
 }
 
-// supplied goes on with a task for which a result was missing.
+// supplied continues the task w, for which the result of by was missing.
 func (q *Queue) supplied(now time.Time, w, by *task) {
 	if w.state != Waiting {
 		return
 	}
-	if !by.state.Over() { // its stored result was lost meanwhile, and it runs again
+	if !by.state.Over() { // its stored result was lost meanwhile, so it runs again
 		by.waiters = append(by.waiters, w)
 		return
 	}
@@ -641,7 +650,7 @@ func (q *Queue) supplied(now time.Time, w, by *task) {
 	q.ready(now, w)
 }
 
-// unneed gives back what a task needed that is over.
+// unneed undoes need for a task that is over.
 func (q *Queue) unneed(t *task) {
 	for _, id := range t.Needs {
 		if n := q.tasks[id]; n != nil && n.users > 0 {
@@ -654,7 +663,7 @@ func (q *Queue) unneed(t *task) {
 	}
 }
 
-// forget removes a task that nobody needs any more.
+// forget deletes a task if it is over and nobody needs it any more.
 func (q *Queue) forget(t *task) {
 	if !t.state.Over() || !t.released || t.users > 0 || q.tasks[t.ID] != t {
 		return
@@ -670,8 +679,8 @@ func (q *Queue) forget(t *task) {
 	}
 }
 
-// Release says that the client needs the result of a task no more. One that is not over is
-// cancelled.
+// Release records that the client no longer needs the result of a task. An unfinished task that no
+// other task needs is cancelled.
 func (q *Queue) Release(now time.Time, id ID) {
 	t := q.tasks[id]
 	if t == nil || t.released {
@@ -692,8 +701,8 @@ func (q *Queue) Release(now time.Time, id ID) {
 	q.forget(t)
 }
 
-// Cancel ends a task. One that runs is over at once for its client; its worker is told to end the
-// attempt.
+// Cancel cancels a task. For its client a running task is over at once; its worker is told to stop
+// the attempt.
 func (q *Queue) Cancel(now time.Time, id ID) {
 	t := q.tasks[id]
 	if t == nil || t.state.Over() {
@@ -702,16 +711,16 @@ func (q *Queue) Cancel(now time.Time, id ID) {
 	q.end(now, t, Result{State: Cancelled, Text: "it was cancelled"})
 }
 
-// Ended says what a client knows to have become of a task: a queue before this one has told it, and
-// did not live to write it down. It does not run again, and nothing else becomes of it. A stored
-// result is made again instead.
+// Ended records the outcome of a task that the client knows because a previous queue told it, and
+// died before it recorded that. The task does not run again, and has no other outcome. Only a
+// stored result is made again.
 func (q *Queue) Ended(now time.Time, id ID, r Result) {
 	if t := q.tasks[id]; t != nil && !t.state.Over() && !t.again && r.State.Over() && r.Size == 0 {
 		q.end(now, t, r)
 	}
 }
 
-// end ends a task wherever it is.
+// end ends a task in any state.
 func (q *Queue) end(now time.Time, t *task, r Result) {
 	if t.state == Sent {
 		w := t.worker
@@ -726,8 +735,8 @@ func (q *Queue) end(now time.Time, t *task, r Result) {
 	q.finish(now, t, r)
 }
 
-// Result returns what became of a task that is over, or that was and runs again for the sake of its
-// stored result.
+// Result returns the result of a task that is over, or that was over and runs again only to make
+// its stored result.
 func (q *Queue) Result(id ID) (Result, bool) {
 	t := q.tasks[id]
 	if t != nil && !t.state.Over() && t.more != nil && t.old != nil {
@@ -739,10 +748,10 @@ func (q *Queue) Result(id ID) (Result, bool) {
 	return t.result, true
 }
 
-// Known returns whether there is a task.
+// Known reports whether the queue has a task.
 func (q *Queue) Known(id ID) bool { return q.tasks[id] != nil }
 
-// Spec returns the Spec of a task, or nil.
+// Spec returns the Spec of a task, or nil if the task is unknown.
 func (q *Queue) Spec(id ID) []byte {
 	if t := q.tasks[id]; t != nil {
 		return t.Spec
@@ -750,7 +759,7 @@ func (q *Queue) Spec(id ID) []byte {
 	return nil
 }
 
-// Tasks returns the IDs of a client's tasks, in the order of their numbers.
+// Tasks returns the IDs of a client's tasks, sorted by number.
 func (q *Queue) Tasks(client uint64) []ID {
 	var ids []ID
 	for id := range q.tasks {

@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// earlier counts the tasks of an earlier queue.
+// earlier counts the tasks that were restored from an earlier queue.
 type earlier struct {
-	suspended int // that wait for Resume
-	restored  int // that have not been over since: a client may have the result of each
+	suspended int // tasks that wait for Resume
+	restored  int // tasks not over since, whose clients may have the results already
 }
 
-// restore notes that a task is one of an earlier queue.
+// restore marks a task as one of an earlier queue.
 func (e *earlier) restore(t *task) {
 	t.suspended, t.restored = true, true
 	e.suspended++
 	e.restored++
 }
 
-// unsuspend notes that a task does not wait for Resume.
+// unsuspend records that a task does not, or no longer, wait for Resume.
 func (e *earlier) unsuspend(t *task) {
 	if t.suspended {
 		t.suspended = false
@@ -27,7 +27,7 @@ func (e *earlier) unsuspend(t *task) {
 	}
 }
 
-// settle notes that a task is over.
+// settle records that a task is over.
 func (e *earlier) settle(t *task) {
 	if t.restored {
 		t.restored = false
@@ -35,18 +35,18 @@ func (e *earlier) settle(t *task) {
 	}
 }
 
-// Suspended returns how many tasks wait for Resume.
+// Suspended returns the number of tasks that wait for Resume.
 func (e *earlier) Suspended() int { return e.suspended }
 
-// Saved is what must be known of a task to go on with it in another queue, besides Released.
+// Saved is what another queue must know to continue a task, apart from its Release.
 type Saved struct {
 	Task
-	Result  Result // its State is the task's
+	Result  Result // its State is the state of the task
 	Tries   int
 	Killers []string
 }
 
-// Saved returns what must be known of a task.
+// Saved returns what another queue must know to continue a task; false: the task is unknown.
 func (q *Queue) Saved(id ID) (Saved, bool) {
 	t := q.tasks[id]
 	if t == nil {
@@ -57,19 +57,19 @@ func (q *Queue) Saved(id ID) (Saved, bool) {
 		s.Killers = t.killers
 		if t.state.Over() {
 			s.Result = t.result
-		} else if t.old != nil { // it runs again for the sake of its result
+		} else if t.old != nil { // it runs again only to make its result
 			s.Result = Result{State: Succeeded, Object: t.old.id, Size: t.old.size}
 		}
 	}
 	return s, true
 }
 
-// AreDefaults returns whether options are those of a task without any.
+// AreDefaults reports whether the options equal those of a task that sets none.
 func AreDefaults(o *Options) bool {
 	return o == &defaults || o.Prefer == "" && o.Pin == 0 && len(o.Needs) == 0 && len(o.Objects) == 0 && o.Retries == DefaultRetries && !o.Again && o.TimeLimit == 0
 }
 
-// All returns all tasks, in the order in which they came.
+// All returns all tasks in the order in which they arrived.
 func (q *Queue) All() []ID {
 	type placed struct {
 		ID
@@ -87,7 +87,7 @@ func (q *Queue) All() []ID {
 	return ids
 }
 
-// Released returns those of the tasks whose results their clients need no more.
+// Released returns the given tasks whose clients no longer need the results.
 func (q *Queue) Released(ids []ID) (all []ID) {
 	for _, id := range ids {
 		if t := q.tasks[id]; t != nil && t.released {
@@ -97,7 +97,7 @@ func (q *Queue) Released(ids []ID) (all []ID) {
 	return all
 }
 
-// Objects returns all stored values that are needed, in no order.
+// Objects returns all stored values that are needed, unsorted.
 func (q *Queue) Objects() []Object {
 	all := make([]Object, 0, len(q.objects))
 	for id := range q.objects {
@@ -107,7 +107,7 @@ func (q *Queue) Objects() []Object {
 }
 
 // Restore adds a task of an earlier queue. It is suspended until Resume, or until a worker joins
-// that has an attempt of it. Tasks are restored in the order in which they came.
+// that has an attempt of it. Tasks must be restored in the order in which they arrived.
 func (q *Queue) Restore(s Task) {
 	if q.tasks[s.ID] != nil {
 		return
@@ -121,7 +121,7 @@ func (q *Queue) Restore(s Task) {
 	q.insert(t)
 }
 
-// RestoreOver says what had become of a restored task.
+// RestoreOver records the result of a restored task that was over.
 func (q *Queue) RestoreOver(now time.Time, id ID, r Result) {
 	t := q.tasks[id]
 	switch {
@@ -130,13 +130,14 @@ func (q *Queue) RestoreOver(now time.Time, id ID, r Result) {
 		q.unsuspend(t)
 		q.finish(now, t, r)
 	case t.state == Succeeded && r.State == Succeeded && t.result.Size > 0 && r.Size > 0 && t.result.Object != r.Object:
-		q.unmade(t) // it has run again
+		q.unmade(t) // it had run again
 		t.result = r
 		q.made(t, r)
 	}
 }
 
-// RestoreLosses says how often a restored task has run again, and which workers were lost with it.
+// RestoreLosses records how often a restored task has run again, and which workers were lost while
+// they ran it.
 func (q *Queue) RestoreLosses(id ID, tries int, killers []string) {
 	if t := q.tasks[id]; t != nil {
 		t.tries, t.deaths = uint8(min(tries, 255)), uint8(min(len(killers), 255))
@@ -144,7 +145,7 @@ func (q *Queue) RestoreLosses(id ID, tries int, killers []string) {
 	}
 }
 
-// Resume goes on with the tasks that were restored.
+// Resume continues the restored tasks.
 func (q *Queue) Resume(now time.Time) {
 	if q.suspended == 0 {
 		return
@@ -157,9 +158,9 @@ func (q *Queue) Resume(now time.Time) {
 	}
 }
 
-// finishRestored ends a restored task that a worker had, once those are over which it needs. They
-// had succeeded in the earlier queue, but run again where that was not written down, and may be
-// cancelled then: the task is not right where one of them is not.
+// finishRestored ends a restored task whose result a worker has brought, once the tasks that it
+// needs are over. These had succeeded in the earlier queue, but if that was not recorded they run
+// again, and may be cancelled or fail then. In that case the task fails too.
 func (q *Queue) finishRestored(now time.Time, t *task, r Result) {
 	missing := int32(0)
 	for _, id := range t.Needs {
@@ -182,7 +183,7 @@ func (q *Queue) finishRestored(now time.Time, t *task, r Result) {
 	t.missing, t.rest().early = missing, &r
 }
 
-// TellAgain has a client told of its tasks that are over.
+// TellAgain tells a client again the outcome of its tasks that are over.
 func (q *Queue) TellAgain(client uint64) {
 	for _, id := range q.Tasks(client) {
 		if t := q.tasks[id]; t.state.Over() && !t.released {

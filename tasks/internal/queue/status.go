@@ -10,15 +10,16 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
-// mostListed bounds the functions of a status, maxWhy the text of why tasks of one do not run, in
-// bytes. listedFor is how long a function is listed of which no tasks are known any more.
+// mostListed is the largest number of functions in a status. maxWhy bounds, in bytes, the reason
+// why tasks of a function do not run. listedFor is how long a function without known tasks is
+// listed.
 const (
 	mostListed = 2000
 	listedFor  = 15 * time.Minute
 	maxWhy     = 4 << 10
 )
 
-// Status returns what people want to see.
+// Status returns the status for users.
 func (q *Queue) Status(now time.Time) report.Status {
 	s := report.Status{Waiting: q.counts[Waiting], Ready: q.counts[Ready], Running: q.counts[Sent], Retried: q.retried, Suspended: q.suspended}
 	for _, g := range q.order {
@@ -49,7 +50,7 @@ func (q *Queue) Status(now time.Time) report.Status {
 	return s
 }
 
-// offered returns the functions that workers have, in the order of their names.
+// offered returns the functions that workers offer, sorted by name.
 func (q *Queue) offered() []report.Offered {
 	of := map[string]*report.Offered{}
 	for _, w := range q.list {
@@ -79,7 +80,7 @@ func (g *Group) Name() string {
 	return name
 }
 
-// explain says why tasks of a group are ready and do not run.
+// explain returns the reason why ready tasks of a group do not run.
 func (q *Queue) explain(now time.Time, g *Group) string {
 	if len(q.list) == 0 {
 		return "there is no worker"
@@ -100,8 +101,9 @@ func (q *Queue) explain(now time.Time, g *Group) string {
 	return Cut(strings.Join(all, "; "), maxWhy)
 }
 
-// Unserved says why no worker that is there can run tasks of a group which are ready: none has what
-// they need, or all that those run waits for tasks. "": one can, or none is ready.
+// Unserved returns the reason why no present worker can run the ready tasks of a group: none has
+// what they need, or everything that those workers run waits for tasks. "": one can, or no task is
+// ready.
 func (q *Queue) Unserved(now time.Time, g *Group) string {
 	if g.waiting == 0 || slices.ContainsFunc(q.list, func(w *worker) bool { return w.serves(g) && !w.jammed(q, g) }) {
 		return ""
@@ -139,7 +141,7 @@ func (q *Queue) whyNot(now time.Time, w *worker, g *Group) string {
 	return "has room, and the tasks are for others"
 }
 
-// plural returns what many workers do, of what one does.
+// plural converts text about one worker to text about many.
 func plural(does string) string {
 	verb, rest, _ := strings.Cut(does, " ")
 	if many := map[string]string{"has": "have", "is": "are"}[verb]; many != "" {

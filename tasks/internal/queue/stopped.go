@@ -7,16 +7,16 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
-// stoppedSoon is how long an attempt that was told to stop may take to end before what its worker
-// has behind it is given to others.
+// stoppedSoon is how long an attempt that was told to stop may take to end before the tasks waiting
+// behind it on its worker are given to others.
 const stoppedSoon = 50 * time.Millisecond
 
-// endAgain is how long after it was asked for that the end of a worker is asked for again.
+// endAgain is the pause before the end of a worker is requested again.
 const endAgain = 10 * time.Second
 
-// stop tells the worker of a task to end its attempt, and takes the task from it. The attempt keeps
-// its place and what it takes of the worker until the worker says that it has ended: its function
-// may ignore its context. why is for people.
+// stop tells the worker of a task to stop the attempt, and takes the task away from the worker. The
+// attempt keeps its place and its resources of the worker until the worker reports that it has
+// ended, because its function may ignore its context. why is shown to users.
 func (q *Queue) stop(now time.Time, t *task, why string) {
 	w := t.worker
 	q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.number})
@@ -37,7 +37,7 @@ func (q *Queue) stop(now time.Time, t *task, why string) {
 	q.due(now.Add(stoppedSoon))
 }
 
-// stoppedAttempt returns what stands for an attempt that was told to stop, or nil.
+// stoppedAttempt returns the placeholder of an attempt that was told to stop, or nil.
 func (w *worker) stoppedAttempt(h Held) *task {
 	if w.stopped == 0 {
 		return nil
@@ -49,7 +49,7 @@ func (w *worker) stoppedAttempt(h Held) *task {
 	return w.sent[i]
 }
 
-// stoppedEnded gives back what an attempt took that was told to stop.
+// stoppedEnded frees the place and resources of an attempt that was told to stop and has ended.
 func (q *Queue) stoppedEnded(now time.Time, worker uint64, h Held) {
 	w := q.workers[worker]
 	if w == nil {
@@ -62,7 +62,8 @@ func (q *Queue) stoppedEnded(now time.Time, worker uint64, h Held) {
 	}
 }
 
-// tickStopped asks for what a worker has behind attempts that do not end.
+// tickStopped takes back the tasks that wait on a worker behind attempts that do not end, and
+// requests the end of the worker after the grace.
 func (q *Queue) tickStopped(now time.Time, w *worker) {
 	late := false
 	var oldest *task
@@ -80,7 +81,7 @@ func (q *Queue) tickStopped(now time.Time, w *worker) {
 			w.endAt = at
 		}
 		if q.passed(now, w.endAt) {
-			w.endAt = now.Add(endAgain) // where that was not heard, or the worker trains
+			w.endAt = now.Add(endAgain) // in case the request is lost, or the worker trains now
 			q.due(w.endAt)
 			q.do(Action{What: End, Worker: w.ID, Task: oldest.ID, Group: oldest.Group})
 		}
@@ -104,12 +105,12 @@ func (w *worker) stoppedStatus(now time.Time) (all []report.StoppedStatus) {
 	return all
 }
 
-// stoppedStatus reports what stands for an attempt that was told to stop.
+// stoppedStatus describes the placeholder of an attempt that was told to stop.
 func (t *task) stoppedStatus(now time.Time) report.StoppedStatus {
 	return report.StoppedStatus{Function: t.Group.Name(), N: t.ID.N, Why: t.result.Text, ForMS: now.Sub(t.began).Milliseconds()}
 }
 
-// Stopped reports the attempt of a task that was told to stop and has not ended; false: there is
+// Stopped describes the attempt of a task that was told to stop and has not ended; false: there is
 // none.
 func (q *Queue) Stopped(now time.Time, worker uint64, id ID) (report.StoppedStatus, bool) {
 	w := q.workers[worker]
@@ -123,7 +124,7 @@ func (q *Queue) Stopped(now time.Time, worker uint64, id ID) (report.StoppedStat
 	return w.sent[i].stoppedStatus(now), true
 }
 
-// allStopped returns what stands for attempts that were told to stop.
+// allStopped returns the placeholders of all attempts that were told to stop.
 func (q *Queue) allStopped() (all []*task) {
 	for _, w := range q.list {
 		for _, t := range w.sent {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Waits says that the function of an attempt has begun to wait for other tasks, or, with -1 for n,
-// that it goes on. What is said at the same time may come in any order.
+// Waits records that the function of an attempt has begun to wait for other tasks or, if n is -1,
+// that it continues. Reports of the same time may arrive in any order.
 func (q *Queue) Waits(now time.Time, worker uint64, h Held, n int32) {
 	w := q.workers[worker]
 	if w == nil {
@@ -19,7 +19,7 @@ func (q *Queue) Waits(now time.Time, worker uint64, h Held, n int32) {
 			return
 		}
 	}
-	if i := slices.Index(w.sent, t); i >= w.running { // it has begun, which was not known
+	if i := slices.Index(w.sent, t); i >= w.running { // it has begun, which was not known yet
 		w.sent = slices.Insert(slices.Delete(w.sent, i, i+1), w.running, t)
 		t.Group.Demand.take(w.free, 1)
 		w.running++
@@ -29,7 +29,8 @@ func (q *Queue) Waits(now time.Time, worker uint64, h Held, n int32) {
 	q.fill(now, w)
 }
 
-// setWaits has a task that runs lend its processors or take them again, which others may have.
+// setWaits makes a running task lend its processors, or take them again even if others use them
+// now.
 func (q *Queue) setWaits(t *task, waits int32) {
 	was, is := t.waits > 0, waits > 0
 	if t.waits = waits; was == is {
@@ -47,7 +48,7 @@ func (q *Queue) setWaits(t *task, waits int32) {
 	}
 }
 
-// waiting returns how many of the worker's tasks wait for others.
+// waiting returns the number of the worker's tasks that wait for others.
 func (w *worker) waiting() (n int) {
 	for _, t := range w.sent[:w.running] {
 		if t.waits > 0 {
@@ -57,13 +58,13 @@ func (w *worker) waiting() (n int) {
 	return n
 }
 
-// jammed returns whether the worker cannot have a task of the group, and all that it runs waits for
-// tasks.
+// jammed reports whether the worker cannot take a task of the group because everything that it runs
+// waits for tasks.
 func (w *worker) jammed(q *Queue, g *Group) bool {
 	return w.running > 0 && w.waiting() == w.running && !(g.Demand.fits(w.free, 1) && w.mayHave(q, g))
 }
 
-// whyJammed says what the tasks of a worker hold that wait.
+// whyJammed describes the resources that the worker's waiting tasks hold.
 func (w *worker) whyJammed() string {
 	held := map[string]int64{}
 	for _, t := range w.sent[:w.running] {

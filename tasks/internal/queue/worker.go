@@ -12,57 +12,57 @@ import (
 // Worker is a process that runs tasks.
 type Worker struct {
 	ID   uint64
-	Name string // for people
-	Rank int    // of the process when it was started
+	Name string // for users
+	Rank int    // rank of the process when it was started
 	Host string
-	// Functions are those that it has.
+	// Functions are the functions that the worker has.
 	Functions map[string]bool
-	// Offers are its resources.
+	// Offers are the amounts of its resources.
 	Offers map[string]int64
-	// Confirms: it says when it begins a task, where the Action asks for it.
+	// Confirms means that the worker reports when it begins a task, if the Action asks for that.
 	Confirms bool
-	// SaysEnded: it says of an attempt that it was told to stop when that has ended.
+	// SaysEnded means that the worker reports the end of an attempt that was told to stop.
 	SaysEnded bool
 }
 
-// worker is a worker and where it stands.
+// worker is a worker with its state.
 type worker struct {
 	Worker
 	free    map[string]int64
 	sent    []*task // in the order in which they were sent
-	running int     // the first so many of them have begun, as far as is known
-	leases  []lease // by the group's index
+	running int     // number of tasks at the front of sent that have begun, as far as is known
+	leases  []lease // by index of the group
 	leaving bool
-	trains  bool      // it has a place in a world, and runs no tasks meanwhile
-	asked   int       // tasks asked back that have not been answered
-	askedAt time.Time // the last of them
-	in      *pool     // the idle or the roomy
-	place   int       // there
+	trains  bool      // it is a member of a world, and runs no tasks meanwhile
+	asked   int       // number of tasks that it was asked to give back and has not answered for
+	askedAt time.Time // time of the last such request
+	in      *pool     // the pool that it is in
+	place   int       // its index in that pool
 	done    int
-	stopped int       // of sent, attempts that were told to stop and have not ended
-	endAt   time.Time // when it is to be ended because of them, for the first time or again
+	stopped int       // number of attempts in sent that were told to stop and have not ended
+	endAt   time.Time // when to request, or request again, its end because of them
 }
 
 // lease is a worker's permission to send it tasks of a group.
 type lease struct {
 	state leaseState
-	at    time.Time // when it was asked for, or refused, or was last used
-	why   string    // it was refused
-	sent  int       // tasks of the group that are with the worker
+	at    time.Time // when the lease was requested, refused or last used
+	why   string    // why the lease was refused
+	sent  int       // number of tasks of the group that are with the worker
 }
 
-// crew is the workers that are there.
+// crew holds the workers.
 type crew struct {
 	workers map[uint64]*worker
-	list    []*worker // by which they came
-	idle    pool      // those that have nothing to do
-	roomy   pool      // others that may have more
+	list    []*worker // in the order of arrival
+	idle    pool      // workers that have nothing to do
+	roomy   pool      // other workers that may be sent more
 }
 
-// pool is workers of which any may be taken.
+// pool is a set of workers from which any may be taken.
 type pool struct {
 	list []*worker
-	next int // where the next search begins
+	next int // index at which the next search begins
 }
 
 // add adds a worker.
@@ -71,7 +71,7 @@ func (c *crew) add(w *worker) {
 	c.list = append(c.list, w)
 }
 
-// remove removes a worker, and returns it; nil: no such worker.
+// remove removes a worker and returns it, or nil if there is no such worker.
 func (c *crew) remove(id uint64) *worker {
 	w := c.workers[id]
 	if w == nil {
@@ -107,8 +107,9 @@ type Held struct {
 	Attempt uint64
 }
 
-// Join adds a worker, with what it has of tasks from before the connection broke, or from before
-// this queue. What it shall not have any more it is told to stop.
+// Join adds a worker, or reconnects it. held are the attempts that it has from before the
+// connection broke, or from before this queue. It is told to stop those that it should no longer
+// have.
 func (q *Queue) Join(now time.Time, wk Worker, held []Held) {
 	w := q.workers[wk.ID]
 	if w == nil {
@@ -140,7 +141,7 @@ func (q *Queue) Join(now time.Time, wk Worker, held []Held) {
 	q.fill(now, w)
 }
 
-// unheard takes back, of a worker whose connection broke, what it has never received.
+// unheard takes back the tasks that a worker has never received because its connection broke.
 func (q *Queue) unheard(now time.Time, w *worker, held []Held) {
 	w.asked = 0
 	for i := range w.leases {
@@ -151,7 +152,7 @@ func (q *Queue) unheard(now time.Time, w *worker, held []Held) {
 		has[h] = true
 	}
 	for _, t := range slices.Clone(w.sent) {
-		q.setWaits(t, 0) // it is said again
+		q.setWaits(t, 0) // the worker reports it again
 		if t.taking = false; !has[Held{t.ID, t.number}] {
 			if q.unsend(t); !t.stopped {
 				q.attemptEnded(now, t, takenBack, Result{}, w.Name)
@@ -161,13 +162,13 @@ func (q *Queue) unheard(now time.Time, w *worker, held []Held) {
 	q.begin(now, w)
 }
 
-// Lose removes a worker that is gone. A task that it had begun counts as an attempt: if no worker
-// was lost with the task before, when it may have begun, otherwise when it has confirmed that. The
-// workers of a host that dies are lost one after another, and those that are not lost yet are sent
-// tasks.
+// Lose removes a worker that is gone. A task that the worker had begun counts as an attempt. If no
+// worker was lost with the task before, it counts if it may have begun; otherwise only if the
+// worker had confirmed that. This matters because the workers of a host that dies are lost one
+// after another, and tasks are sent to those that are not lost yet.
 func (q *Queue) Lose(now time.Time, id uint64) { q.gone(now, id, true) }
 
-// Left removes a worker that has gone away as it was asked to. What it had counts for nothing.
+// Left removes a worker that has left as requested. Its attempts do not count.
 func (q *Queue) Left(now time.Time, id uint64) { q.gone(now, id, false) }
 
 func (q *Queue) gone(now time.Time, id uint64, lost bool) {
@@ -192,14 +193,14 @@ func (q *Queue) gone(now time.Time, id uint64, lost bool) {
 	q.failPinned(now, id, workerGone)
 }
 
-// Why tasks fail that are for one worker alone.
+// Reasons why tasks that are pinned to a worker fail.
 const (
 	workerGone   = "its worker is gone"
 	workerTrains = "its worker trains"
 )
 
-// refuses returns why a worker, which is nil where it is gone, never runs tasks of a group that are
-// for it alone; "": it may.
+// refuses returns the reason why a worker will never run tasks of a group that are pinned to it;
+// "": it may. w is nil if the worker is gone.
 func (w *worker) refuses(g *Group) string {
 	switch {
 	case w == nil:
@@ -212,7 +213,7 @@ func (w *worker) refuses(g *Group) string {
 	return ""
 }
 
-// failPinned ends the tasks that are ready for a worker alone, which does not run them.
+// failPinned ends the ready tasks that are pinned to a worker that does not run them.
 func (q *Queue) failPinned(now time.Time, id uint64, why string) {
 	for _, g := range q.order {
 		for _, s := range g.shares {
@@ -225,8 +226,8 @@ func (q *Queue) failPinned(now time.Time, id uint64, why string) {
 	}
 }
 
-// Runs returns the functions of the tasks that a worker runs, as far as is known: at most so many
-// names, each once, in the order of the first tasks.
+// Runs returns the functions of the tasks that a worker is running, as far as is known: at most
+// most names, each once, in the order of their first tasks.
 func (q *Queue) Runs(id uint64, most int) (all []string) {
 	w := q.workers[id]
 	if w == nil {
@@ -240,11 +241,11 @@ func (q *Queue) Runs(id uint64, most int) (all []string) {
 	return all
 }
 
-// Busy returns whether a worker has tasks.
+// Busy reports whether a worker has tasks.
 func (q *Queue) Busy(id uint64) bool { w := q.workers[id]; return w != nil && len(w.sent) > 0 }
 
-// attemptEnded goes on with a task that was taken from its worker: another attempt follows, or r is
-// what becomes of it. by is the name of the worker.
+// attemptEnded continues a task whose attempt has ended: either another attempt follows, or r
+// becomes the result of the task. by is the name of the worker.
 func (q *Queue) attemptEnded(now time.Time, t *task, how ending, r Result, by string) {
 	tries := t.tries
 	another, why := t.ended(how, limits{t.Retries, t.Again, q.cfg.Poison, q.cfg.Rebuilds})
@@ -280,7 +281,8 @@ func (q *Queue) retry(now time.Time, t *task) {
 	q.await(now, t)
 }
 
-// Leave says that a worker is going away: it gets nothing more, and gives back what has not begun.
+// Leave records that a worker is leaving: it is sent nothing more, and is asked to give back the
+// tasks that have not begun.
 func (q *Queue) Leave(now time.Time, id uint64) {
 	w := q.workers[id]
 	if w == nil || w.leaving {
@@ -293,11 +295,11 @@ func (q *Queue) Leave(now time.Time, id uint64) {
 	}
 }
 
-// closed returns whether the worker gets no tasks.
+// closed reports whether the worker is sent no tasks.
 func (w *worker) closed() bool { return w.leaving || w.trains }
 
-// Train says whether a worker trains: then it gets no tasks, and what it has runs elsewhere, which
-// counts for nothing.
+// Train records whether a worker trains. A worker that trains is sent no tasks. Its current tasks
+// run elsewhere, and these attempts do not count.
 func (q *Queue) Train(now time.Time, id uint64, trains bool) {
 	w := q.workers[id]
 	if w == nil || w.trains == trains {
@@ -314,7 +316,8 @@ func (q *Queue) Train(now time.Time, id uint64, trains bool) {
 	q.failPinned(now, id, workerTrains)
 }
 
-// takeAway lets a task of a worker run elsewhere. Whatever the worker says of it is refused.
+// takeAway makes a task of a worker run elsewhere. Later reports of the worker about it are
+// refused.
 func (q *Queue) takeAway(now time.Time, w *worker, t *task) {
 	if t.worker != w || t.state != Sent || t.stopped {
 		return
@@ -327,7 +330,7 @@ func (q *Queue) takeAway(now time.Time, w *worker, t *task) {
 	q.attemptEnded(now, t, takenBack, Result{}, w.Name)
 }
 
-// Granted and Refused are a worker's answers to Ask.
+// Granted records that the worker has granted a lease of the group, in answer to Ask.
 func (q *Queue) Granted(now time.Time, id uint64, g *Group) {
 	w := q.workers[id]
 	if w == nil {
@@ -340,7 +343,7 @@ func (q *Queue) Granted(now time.Time, id uint64, g *Group) {
 	}
 }
 
-// Refused says that the worker runs no tasks of the group for now.
+// Refused records that the worker has refused a lease of the group for now.
 func (q *Queue) Refused(now time.Time, id uint64, g *Group, why string) {
 	w := q.workers[id]
 	if w == nil {
@@ -358,7 +361,7 @@ func (q *Queue) Refused(now time.Time, id uint64, g *Group, why string) {
 	q.seek(now, g)
 }
 
-// Willing says that a worker has changed its mind about what it has refused.
+// Willing records that a worker may now grant leases that it has refused.
 func (q *Queue) Willing(now time.Time, id uint64) {
 	w := q.workers[id]
 	if w == nil {
@@ -374,7 +377,7 @@ func (q *Queue) Willing(now time.Time, id uint64) {
 
 func (w *worker) serves(g *Group) bool { return w.knows(g) && g.Demand.fits(w.Offers, 1) }
 
-// knows returns whether the worker has the function.
+// knows reports whether the worker has the function of the group.
 func (w *worker) knows(g *Group) bool { return w.Functions[g.Function] }
 
 func (q *Queue) ask(now time.Time, w *worker, g *Group) {
@@ -384,7 +387,7 @@ func (q *Queue) ask(now time.Time, w *worker, g *Group) {
 	q.do(Action{What: Ask, Worker: w.ID, Group: g})
 }
 
-// seek finds workers for the group's ready tasks, where none is.
+// seek finds workers for the group's ready tasks, if there are any.
 func (q *Queue) seek(now time.Time, g *Group) {
 	for _, w := range slices.Concat(q.idle.list, q.roomy.list) {
 		if g.waiting == 0 {
@@ -396,7 +399,8 @@ func (q *Queue) seek(now time.Time, g *Group) {
 	}
 }
 
-// maySend returns whether the worker may have a task of the group now, or may be asked.
+// maySend reports whether a task of the group may be sent to the worker now, or the worker may be
+// asked for a lease.
 func (q *Queue) maySend(w *worker, g *Group) bool {
 	if w.closed() || !w.serves(g) || !w.mayHave(q, g) {
 		return false
@@ -405,8 +409,8 @@ func (q *Queue) maySend(w *worker, g *Group) bool {
 	return state == noLease || state == leaseGranted
 }
 
-// offer finds a worker for a task that has become ready: one of its host first, then one that is
-// idle, then one that may have a task ahead.
+// offer finds a worker for a task that has become ready: first one on its preferred host, then an
+// idle one, then one that may be sent a task ahead.
 func (q *Queue) offer(now time.Time, t *task) {
 	if t.Pin != 0 {
 		q.fill(now, q.workers[t.Pin])
@@ -420,7 +424,7 @@ func (q *Queue) offer(now time.Time, t *task) {
 	q.offerTo(now, t, &q.roomy, host)
 }
 
-// offerTo offers it to the workers of a pool and a host; "": of any.
+// offerTo offers the task to the workers of a pool on the given host; "": on any host.
 func (q *Queue) offerTo(now time.Time, t *task, p *pool, host string) {
 	for n := len(p.list); n > 0 && t.state == Ready && len(p.list) > 0; n-- {
 		if p.next--; p.next < 0 || p.next >= len(p.list) {
@@ -433,8 +437,8 @@ func (q *Queue) offerTo(now time.Time, t *task, p *pool, host string) {
 	}
 }
 
-// depth returns how many tasks of the group a worker may have: those that it runs at once, and so
-// many that it has work for a short time.
+// depth returns how many tasks of the group a worker may have: those that it can run at once, and
+// enough for a short time ahead.
 func (q *Queue) depth(w *worker, g *Group) int {
 	room := g.Demand.room(w.Offers)
 	more := 1
@@ -444,10 +448,10 @@ func (q *Queue) depth(w *worker, g *Group) int {
 	return min(room+room*more, room+q.cfg.Depth)
 }
 
-// fill sends a worker as much as it may have.
+// fill sends a worker as many tasks as it may have.
 func (q *Queue) fill(now time.Time, w *worker) { q.fillUpTo(now, w, q.cfg.Depth) }
 
-// fillUpTo sends a worker at most so many tasks.
+// fillUpTo sends a worker at most the given number of tasks.
 func (q *Queue) fillUpTo(now time.Time, w *worker, most int) {
 	if w.closed() || q.workers[w.ID] != w {
 		return
@@ -474,7 +478,7 @@ func (q *Queue) fillUpTo(now time.Time, w *worker, most int) {
 	}
 }
 
-// spare returns whether anything of what the worker offers is free.
+// spare reports whether any of the worker's resources is free.
 func (w *worker) spare() bool {
 	for _, n := range w.free {
 		if n > 0 {
@@ -484,7 +488,7 @@ func (w *worker) spare() bool {
 	return len(w.free) == 0
 }
 
-// hasRoom returns whether the worker may have more of some group.
+// hasRoom reports whether the worker may be sent more tasks of some group.
 func (w *worker) hasRoom(q *Queue) bool {
 	for _, g := range q.order {
 		if w.serves(g) && w.mayHave(q, g) {
@@ -496,13 +500,14 @@ func (w *worker) hasRoom(q *Queue) bool {
 
 func (w *worker) mayHave(q *Queue, g *Group) bool {
 	if w.stopped > 0 && !g.Demand.fits(w.free, 1) {
-		return false // it would wait for what may never end
+		return false // a task would wait for tasks that may never end
 	}
 	return len(w.sent) < q.cfg.Depth && w.lease(g).sent < q.depth(w, g)
 }
 
-// next returns the ready task that a worker should have; nil: none, or a lease is asked for first.
-// A task that prefers another host is taken where the worker would have nothing to do.
+// next returns the ready task that should be sent to the worker. It returns nil if no task is
+// suitable, or if a lease must be requested first. A task that prefers another host is taken only
+// if the worker would otherwise have nothing to do.
 func (q *Queue) next(now time.Time, w *worker) (best *task) {
 	for _, g := range q.order {
 		if g.waiting == 0 || !w.serves(g) || !w.mayHave(q, g) {
@@ -529,8 +534,8 @@ func before(a, b *task) bool {
 	return a.order < b.order
 }
 
-// first returns the group's first task for a worker: one for it, for its host or for any worker,
-// and, if it is idle, any task. It passes over clients that have much to read.
+// first returns the group's first task for a worker: one pinned to the worker, one for its host or
+// for any host or, if the worker is idle, any task. It skips paused clients.
 func (q *Queue) first(g *Group, w *worker, idle bool) (best *task) {
 	for _, s := range g.shares {
 		if q.paused(s.client) {
@@ -574,14 +579,14 @@ func (s *share) first(w *worker, any bool) (best *task) {
 	return best
 }
 
-// Begun says that a worker begins an attempt, which is one that it was asked to confirm.
+// Begun records that a worker begins an attempt that it was asked to confirm.
 func (q *Queue) Begun(worker uint64, h Held) {
 	if t := q.of(worker, h); t != nil {
 		t.unsure = false
 	}
 }
 
-// send records that a worker has a task.
+// send records that a task was sent to a worker.
 func (q *Queue) send(now time.Time, w *worker, t *task, number uint64) {
 	q.move(t, Sent)
 	t.attempt = attempt{worker: w, number: number}
@@ -590,7 +595,8 @@ func (q *Queue) send(now time.Time, w *worker, t *task, number uint64) {
 	q.begin(now, w)
 }
 
-// begin counts as running what the worker can run: it begins tasks in the order in which they came.
+// begin counts as running the tasks that the worker can run, because a worker begins tasks in the
+// order in which they arrive.
 func (q *Queue) begin(now time.Time, w *worker) {
 	for w.running < len(w.sent) && w.sent[w.running].Group.Demand.fits(w.free, 1) {
 		t := w.sent[w.running]
@@ -625,7 +631,8 @@ func (q *Queue) unsend(t *task) {
 	}
 }
 
-// Done says how an attempt has ended, and how long it ran. Only the last attempt of a task counts.
+// Done records the result of an attempt, and how long it ran. Only the last attempt of a task
+// counts.
 func (q *Queue) Done(now time.Time, worker uint64, h Held, r Result, ran time.Duration) {
 	t := q.of(worker, h)
 	if t == nil {
@@ -655,7 +662,7 @@ func (q *Queue) Done(now time.Time, worker uint64, h Held, r Result, ran time.Du
 	q.fill(now, w)
 }
 
-// Returned says that a worker has given tasks back that had not begun.
+// Returned records that a worker has given back tasks that had not begun.
 func (q *Queue) Returned(now time.Time, worker uint64, all []Held) {
 	w := q.workers[worker]
 	if w == nil {
@@ -674,7 +681,7 @@ func (q *Queue) Returned(now time.Time, worker uint64, all []Held) {
 	q.fill(now, w)
 }
 
-// Kept says that a worker has begun a task that it was asked to give back.
+// Kept records that a worker has already begun a task that it was asked to give back.
 func (q *Queue) Kept(worker uint64, h Held) {
 	if t := q.of(worker, h); t != nil && t.taking {
 		t.taking = false
@@ -693,8 +700,8 @@ func (q *Queue) takeBack(now time.Time, w *worker, t *task) {
 	q.do(Action{What: TakeBack, Worker: w.ID, Task: t.ID, Attempt: t.number})
 }
 
-// balance asks the worker that has most tasks waiting for half of them, for one that has nothing to
-// do. The newest are given up.
+// balance asks the worker with the most waiting tasks for half of them, on behalf of an idle
+// worker. The newest tasks are given up.
 func (q *Queue) balance(now time.Time, idle *worker) {
 	var most *worker
 	for _, w := range q.list {
@@ -716,7 +723,7 @@ func (q *Queue) balance(now time.Time, idle *worker) {
 		}
 		switch idle.lease(t.Group).state {
 		case noLease:
-			q.ask(now, idle, t.Group) // and when it is granted, the worker comes here again
+			q.ask(now, idle, t.Group) // once it is granted, balance is called again
 			return
 		case leaseGranted:
 			q.takeBack(now, most, t)
@@ -725,7 +732,7 @@ func (q *Queue) balance(now time.Time, idle *worker) {
 	}
 }
 
-// enter puts the worker into a pool, and takes it out of the other.
+// enter moves the worker into a pool.
 func (w *worker) enter(p *pool) {
 	if w.in == p {
 		return
@@ -745,7 +752,7 @@ func (w *worker) leave() {
 	w.in = nil
 }
 
-// Tick acts on all times that have passed, and sets Next.
+// Tick acts on all deadlines that have passed, and sets Next.
 func (q *Queue) Tick(now time.Time) {
 	q.Next = time.Time{}
 	for _, w := range slices.Clone(q.list) {
@@ -769,7 +776,8 @@ func (q *Queue) Tick(now time.Time) {
 	}
 }
 
-// silent gives the tasks to others that a worker was asked to give back and has not answered for.
+// silent gives tasks to other workers that a worker was asked to give back but has not answered
+// for.
 func (q *Queue) silent(now time.Time, w *worker) {
 	for i, g := range q.order[:len(w.leases)] {
 		if l := &w.leases[i]; l.state != leaseRefused {
@@ -784,7 +792,7 @@ func (q *Queue) silent(now time.Time, w *worker) {
 	q.begin(now, w)
 }
 
-// passed returns whether a time has passed, and has Tick called then if it has not.
+// passed reports whether the time at has passed. If not, it makes the caller call Tick then.
 func (q *Queue) passed(now, at time.Time) bool {
 	if now.Before(at) {
 		q.due(at)

@@ -1,8 +1,8 @@
-// Package transfer brings stored values from one process to another: in chunks, from several that
-// have a value at a time, and checked by its hash.
+// Package transfer copies stored values from one process to another, in chunks and with a check of
+// the hash. Serve provides values, and Fetch fetches a value from several peers at a time.
 //
-// A connection carries taskspb.ValueRequest one way and taskspb.ValueReply the other, in the same
-// order.
+// A connection carries taskspb.ValueRequest in one direction and, in the same order,
+// taskspb.ValueReply in the other.
 package transfer
 
 import (
@@ -25,30 +25,30 @@ import (
 )
 
 const (
-	// Chunk is how many bytes are asked for at a time.
+	// Chunk is the number of bytes that a request asks for.
 	Chunk = 4 << 20
-	// depth is how many chunks are asked for of one peer at a time.
+	// depth is the number of chunks requested from a peer at a time.
 	depth = 2
-	// silence is how long a peer may take for a chunk.
+	// silence is how long a peer may take to send a chunk.
 	silence = 20 * time.Second
-	// MaxSize bounds a value.
+	// MaxSize is the largest size of a value in bytes.
 	MaxSize = 1 << 40
 )
 
-// BesideScheduler is the name of the store that a scheduler has, as that of a host.
+// BesideScheduler is the name of the scheduler's store, in place of the name of a host.
 const BesideScheduler = "\x00scheduler"
 
-// ErrLater is returned for a value that is being made.
+// ErrLater is returned for a value that is still being computed.
 var ErrLater = errors.New("transfer: the value is being made")
 
-// UnreachableError is returned for a value where none that has it can be reached.
+// UnreachableError is returned if nobody who has a value can be reached.
 type UnreachableError struct{ Why string }
 
-// Error says why.
+// Error includes the reason.
 func (e *UnreachableError) Error() string { return "transfer: the value is out of reach: " + e.Why }
 
-// Reader reads a part of a value. It returns blob.ErrMissing where it has no such value, and
-// ErrLater or an *UnreachableError where it may be asked again.
+// Reader reads a part of a value. It returns blob.ErrMissing if it does not have the value. It
+// returns ErrLater or an *UnreachableError if the caller may ask again later.
 type Reader func(ctx context.Context, id blob.ID, at int64, b []byte) error
 
 // FromStore returns a Reader of the values of a store.
@@ -67,17 +67,19 @@ func FromStore(s *blob.Store) Reader {
 	}
 }
 
-// ServeConfig says what a connection may ask for.
+// ServeConfig describes what Serve offers to a peer.
 type ServeConfig struct {
 	Read Reader
-	// Store takes values that are brought. Nil: none are.
+	// Store stores values that the peer sends. Nil: none are accepted.
 	Store *blob.Store
-	// Brought, if not nil, is called with each, before the peer is answered. It returns false if
-	// the value is gone already: the peer gets ErrLater, and may bring it again.
+	// Brought, if not nil, is called with each value that the peer has sent, before the peer gets
+	// its answer. It returns false if the value has already been removed again; the peer then gets
+	// ErrLater, and may send the value again.
 	Brought func(id blob.ID, size int64) bool
 }
 
-// Serve answers what a peer asks for until the connection ends. r has read what came before.
+// Serve answers the requests of a peer until the connection ends. r is the reader that has read the
+// previous messages of the connection.
 func Serve(ctx context.Context, conn net.Conn, r *link.Reader, cfg ServeConfig) error {
 	var q taskspb.ValueRequest
 	for {
@@ -122,7 +124,7 @@ func (cfg *ServeConfig) answer(ctx context.Context, q *taskspb.ValueRequest) *ta
 	return &taskspb.ValueReply{Data: data}
 }
 
-// take stores a value that the peer brings.
+// take stores a value that the peer sends.
 func (cfg *ServeConfig) take(conn net.Conn, r *link.Reader, size uint64) (*taskspb.ValueReply, error) {
 	if cfg.Store == nil || size > MaxSize {
 		return &taskspb.ValueReply{Failed: "no values are taken here"}, nil
@@ -145,7 +147,7 @@ func (cfg *ServeConfig) take(conn net.Conn, r *link.Reader, size uint64) (*tasks
 			return nil, fmt.Errorf("transfer: %d bytes, where %d are left", n, left)
 		}
 		if failed != nil {
-			continue // bytes that nobody has read would take the answer with them
+			continue // closing with unread bytes would discard the answer
 		}
 		if _, failed = w.Write(q.GetData()); failed != nil {
 			w.Abort()
@@ -172,20 +174,20 @@ func write(conn net.Conn, m proto.Message) error {
 	return err
 }
 
-// Client asks over a connection, which it owns. It is for one goroutine.
+// Client sends requests over a connection, which it owns. It is not safe for concurrent use.
 type Client struct {
 	conn net.Conn
 	r    *link.Reader
 	buf  []byte
 }
 
-// NewClient returns a Client.
+// NewClient returns a Client for the connection.
 func NewClient(conn net.Conn) *Client { return &Client{conn: conn, r: link.NewReader(conn)} }
 
 // Close closes the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Ask asks for n bytes of a value from at on.
+// Ask requests n bytes of a value, starting at offset at. Answer returns the answer.
 func (c *Client) Ask(id blob.ID, at int64, n int) error {
 	return c.send(&taskspb.ValueRequest{Value: id[:], Offset: uint64(at), Length: uint32(n)})
 }
@@ -199,8 +201,8 @@ func (c *Client) send(q *taskspb.ValueRequest) (err error) {
 	return err
 }
 
-// Answer returns the answer to what was asked first, of n bytes. The error is blob.ErrMissing where
-// the peer does not have the value.
+// Answer returns the answer, of n bytes, to the oldest request without an answer. The error is
+// blob.ErrMissing if the peer does not have the value.
 func (c *Client) Answer(n int) ([]byte, error) {
 	reply, err := c.reply()
 	if err == nil && len(reply.GetData()) != n {
@@ -227,13 +229,13 @@ func (c *Client) reply() (*taskspb.ValueReply, error) {
 	return &reply, nil
 }
 
-// RefusedError is what the peer says of a request that it does not serve.
+// RefusedError is a peer's reason for refusing a request.
 type RefusedError struct{ Text string }
 
 // Error is the peer's text.
 func (e *RefusedError) Error() string { return e.Text }
 
-// Put brings a value, whose bytes are those of the parts, and returns its ID. If ctx ends, the
+// Put sends a value, which is the concatenation of the parts, and returns its ID. If ctx ends, the
 // connection is closed.
 func (c *Client) Put(ctx context.Context, parts ...[]byte) (id blob.ID, err error) {
 	stop := context.AfterFunc(ctx, func() { c.conn.Close() })
@@ -258,7 +260,7 @@ func (c *Client) Put(ctx context.Context, parts ...[]byte) (id blob.ID, err erro
 			n := min(len(p), Chunk)
 			_, _ = sum.Write(p[:n])
 			if err := c.send(&taskspb.ValueRequest{Data: p[:n]}); err != nil {
-				if _, rerr := c.reply(); rerr != nil { // it says why, if it can
+				if _, rerr := c.reply(); rerr != nil { // the reason, if the peer could send it
 					err = rerr
 				}
 				return id, err
@@ -276,7 +278,7 @@ func (c *Client) Put(ctx context.Context, parts ...[]byte) (id blob.ID, err erro
 	return id, nil
 }
 
-// ReadAll reads a value of a size into memory.
+// ReadAll reads a value of the given size into memory.
 func (c *Client) ReadAll(ctx context.Context, id blob.ID, size int64) (b []byte, err error) {
 	b = make([]byte, size)
 	sum := sha256.New()
@@ -299,14 +301,14 @@ var errOther = errors.New("transfer: the value came with other bytes")
 
 // Source is a peer that may have a value.
 type Source struct {
-	// Name is the peer's, for errors.
+	// Name is the name of the peer, for errors.
 	Name string
 	Dial func(ctx context.Context) (net.Conn, error)
 }
 
-// SourceError is what has come of a source.
+// SourceError is an error of a source.
 type SourceError struct {
-	Source int // index
+	Source int // index of the source
 	Name   string
 	Err    error
 }
@@ -317,15 +319,16 @@ func (e *SourceError) Error() string { return e.Name + ": " + e.Err.Error() }
 // Unwrap returns the cause.
 func (e *SourceError) Unwrap() error { return e.Err }
 
-// Fetch brings a value into a store from all of the sources at a time, as fast as each gives it.
-// What one does not give, others are asked for. It returns what is wrong with sources, and an error
-// only if the value is not there: where all fail, or the store has no room.
+// Fetch copies a value into a store from all of the sources at a time, from each as fast as it
+// sends. Chunks that a source fails to send are requested from others. It returns the errors of
+// sources, and an error if the value could not be fetched because all sources have failed or the
+// store has no room.
 func Fetch(ctx context.Context, s *blob.Store, id blob.ID, size int64, sources []Source) ([]*SourceError, error) {
 	bad, err := fetchOnce(ctx, s, id, size, sources)
 	if !errors.Is(err, errOther) || len(sources) < 2 {
 		return bad, err
 	}
-	// One of them gives other bytes: each is asked alone.
+	// At least one source has sent wrong bytes. Try each source alone.
 	for i, one := range sources {
 		of, err := fetchOnce(ctx, s, id, size, []Source{one})
 		if err == nil {
@@ -405,16 +408,16 @@ func joined(bad []*SourceError) (all []error) {
 	return all
 }
 
-// fetch is a value on its way.
+// fetch is a value that is being fetched.
 type fetch struct {
 	id   blob.ID
 	size int64
 	took func(b []byte, at int64) error
 
 	mu   sync.Mutex
-	next int64   // bytes from there on have not been asked for
-	back []int64 // chunks that were, and were not sent
-	left int64   // bytes that are missing
+	next int64   // offset from which on nothing has been requested
+	back []int64 // offsets of chunks that were requested but not received
+	left int64   // number of missing bytes
 }
 
 func (f *fetch) begin() { f.left = f.size }
@@ -428,7 +431,7 @@ func (f *fetch) fromSource(ctx context.Context, src Source) error {
 	return f.from(ctx, NewClient(conn))
 }
 
-// chunk returns the next one to ask for.
+// chunk returns the next chunk to request; false: no chunk is left.
 func (f *fetch) chunk() (at int64, n int, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -451,7 +454,7 @@ func (f *fetch) whole() bool {
 	return f.left == 0
 }
 
-// from asks a peer for chunks until there are no more. If ctx ends, it closes the connection.
+// from requests chunks from a peer until no chunk is left. If ctx ends, it closes the connection.
 func (f *fetch) from(ctx context.Context, c *Client) error {
 	stop := context.AfterFunc(ctx, func() { c.conn.Close() })
 	defer stop()

@@ -1,5 +1,5 @@
 // Package etcd stores the values of package store in etcd, which survives the loss of fewer than
-// half of its members.
+// half of its members. New returns a Store.
 package etcd
 
 import (
@@ -20,32 +20,33 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
-// retryPause is the pause between two attempts while etcd is not reached.
+// retryPause is the pause between two attempts while etcd is unreachable.
 const retryPause = 200 * time.Millisecond
 
 // Config configures a Store.
 type Config struct {
-	// Client is used and not closed.
+	// Client is the client to use. The Store does not close it.
 	Client *clientv3.Client
-	// Prefix is before all keys.
+	// Prefix precedes all keys.
 	Prefix string
-	// Patience is how long etcd may be away before a call fails; a call that is asked to end
-	// sooner does. Zero: 60 s.
+	// Patience is how long etcd may be unreachable before a call fails. A call whose context ends
+	// earlier fails then. Zero: 60 s.
 	Patience time.Duration
 	// Timeout bounds an attempt. Zero: 2 s.
 	Timeout time.Duration
-	// Log is told while etcd does not answer the first call. Nil: logrus's standard logger.
+	// Log receives warnings while etcd does not answer the first call. Nil: logrus's standard
+	// logger.
 	Log logrus.FieldLogger
 }
 
-// Store is a store in etcd. Versions are etcd's revisions, and there is no clock: Entry.Now is
-// zero. Values are bounded by what etcd takes, 1.5 MiB unless it is told otherwise.
+// Store is a store in etcd. Versions are etcd's revisions. There is no clock: Entry.Now is zero.
+// The size of values is limited by etcd's configuration, by default to 1.5 MiB.
 type Store struct {
 	cfg Config
 
 	mu       sync.Mutex
 	failures retry.Row // of all calls, until etcd has answered one
-	met      bool      // it has: from then on heartbeats tell where it is away
+	met      bool      // etcd has answered a call; heartbeats then report its absence
 }
 
 var _ store.Store = (*Store)(nil)
@@ -64,12 +65,12 @@ func New(cfg Config) *Store {
 	return &Store{cfg: cfg, failures: retry.Row{Least: 10 * time.Second}}
 }
 
-// call repeats an attempt while etcd is not reached.
+// call repeats an attempt while etcd is unreachable.
 func (s *Store) call(ctx context.Context, key string, value []byte, try func(context.Context) error) error {
 	if err := store.Check(key, value); err != nil {
 		return err
 	}
-	var last error // of an attempt that was not answered
+	var last error // error of an attempt that was not answered
 	ended := func() error {
 		if last == nil {
 			return context.Cause(ctx)
@@ -106,7 +107,7 @@ func (s *Store) call(ctx context.Context, key string, value []byte, try func(con
 	}
 }
 
-// note notes what came of an attempt, and warns where etcd has answered none.
+// note records the result of an attempt, and warns if etcd has not answered any yet.
 func (s *Store) note(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,7 +118,7 @@ func (s *Store) note(err error) {
 	}
 }
 
-// away reports whether an error means that etcd was not reached, or has no leader at the moment.
+// away reports whether an error means that etcd was not reached, or currently has no leader.
 func away(err error) bool {
 	var e rpctypes.EtcdError
 	if errors.As(err, &e) {
@@ -133,7 +134,7 @@ func (s *Store) Get(ctx context.Context, key string) (store.Entry, error) {
 	return e, err
 }
 
-// get also returns the revision of etcd at which the key had this value.
+// get also returns etcd's revision at which the key had this value.
 func (s *Store) get(ctx context.Context, key string) (e store.Entry, at int64, err error) {
 	err = s.call(ctx, key, nil, func(ctx context.Context) error {
 		r, err := s.cfg.Client.Get(ctx, s.cfg.Prefix+key)
@@ -152,8 +153,8 @@ func entryOf(r *clientv3.GetResponse) store.Entry {
 	return store.Entry{Value: r.Kvs[0].Value, Version: uint64(r.Kvs[0].ModRevision)}
 }
 
-// CompareAndSet implements store.Store. Where etcd has not answered, the value may have been set
-// all the same: then it is this caller's.
+// CompareAndSet implements store.Store. If an attempt was not answered, its value may have been set
+// nevertheless; CompareAndSet then recognises the value as this caller's.
 func (s *Store) CompareAndSet(ctx context.Context, key string, version uint64, value []byte) (e store.Entry, set bool, err error) {
 	name, unclear := s.cfg.Prefix+key, false
 	err = s.call(ctx, key, value, func(ctx context.Context) error {
@@ -184,7 +185,7 @@ func (s *Store) Wait(ctx context.Context, key string, version uint64) (store.Ent
 		watching, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 		for r := range s.cfg.Client.Watch(watching, s.cfg.Prefix+key, clientv3.WithRev(at+1)) {
 			if r.Err() != nil || len(r.Events) > 0 {
-				break // what there is now is read
+				break // read the current value
 			}
 		}
 		cancel()

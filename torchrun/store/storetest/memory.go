@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
-// Memory is a store in the memory of this process. The zero value is empty and ready.
+// Memory is a store in the memory of this process. The zero value is empty and ready to use.
 type Memory struct {
 	mu      sync.Mutex
 	values  map[string]store.Entry
@@ -29,7 +29,7 @@ func (m *Memory) Get(ctx context.Context, key string) (store.Entry, error) {
 	return m.entry(key), nil
 }
 
-// begin returns why an operation is not even tried.
+// begin returns an error if an operation must not be tried.
 func begin(ctx context.Context, key string, value []byte) error {
 	if err := store.Check(key, value); err != nil {
 		return err

@@ -13,8 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
-// Run checks a store. open returns one more user of one and the same store, which is empty at
-// first.
+// Run tests a store. open returns another user of the same store, which is empty at first.
 func Run(t *testing.T, open func(t *testing.T) store.Store) {
 	a, b := open(t), open(t)
 	t.Run("Values", func(t *testing.T) { values(t, a, b) })
@@ -33,7 +32,8 @@ func set(t *testing.T, s store.Store, key string, version uint64, value string) 
 	return e
 }
 
-// values: what one user sets the other gets, and only the version that is there can be replaced.
+// values tests that one user gets what the other sets, and that only the current version can be
+// replaced.
 func values(t *testing.T, a, b store.Store) {
 	if e, err := a.Get(t.Context(), "k"); err != nil || e.Version != 0 || len(e.Value) > 0 {
 		t.Fatalf("a value that nobody has set: %+v, %v", e, err)
@@ -45,7 +45,7 @@ func values(t *testing.T, a, b store.Store) {
 	if e, is, err := b.CompareAndSet(t.Context(), "k", 0, []byte("x")); is || err != nil || string(e.Value) != "first" || e.Version != first.Version {
 		t.Errorf("a loser is told %q of version %d, %v, %v", e.Value, e.Version, is, err)
 	}
-	second := set(t, b, "k", first.Version, "first") // the same bytes are another version
+	second := set(t, b, "k", first.Version, "first") // the same bytes get a new version
 	set(t, a, "k", second.Version, "")
 	if e, err := b.Get(t.Context(), "k"); err != nil || len(e.Value) > 0 || e.Version == 0 {
 		t.Errorf("an empty value: %+v, %v", e, err)
@@ -98,13 +98,13 @@ func wait(t *testing.T, a, b store.Store) {
 	if e := <-got; e.Version != second.Version {
 		t.Errorf("version %d after %d", e.Version, first.Version)
 	}
-	go next(0) // a version that is no more
+	go next(0) // a version that no longer exists
 	if e := <-got; e.Version != second.Version {
 		t.Errorf("version %d", e.Version)
 	}
 }
 
-// race: no addition is lost if several users add to a number at the same time.
+// race tests that no addition is lost if several users add to a number at the same time.
 func race(t *testing.T, open func(t *testing.T) store.Store) {
 	const users, times = 4, 25
 	var adding sync.WaitGroup

@@ -155,7 +155,7 @@ func (h *Table) recordAt(k holdKey) *penalty {
 	return h.slots[plan.SlotID{Host: k.host, Index: k.slot}]
 }
 
-// dropHolds deletes the holds with WhileListed whose hosts are not listed.
+// dropHolds deletes the holds that have WhileListed set and whose hosts are not listed.
 func (h *Table) dropHolds(listed map[string]plan.Host) {
 	for k, hold := range h.holds {
 		if _, stays := listed[k.host]; hold.WhileListed && !stays {

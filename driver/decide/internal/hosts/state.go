@@ -20,14 +20,15 @@ type State struct {
 type Record struct {
 	Host string `json:"host"`
 	Slot *int   `json:"slot,omitempty"`
-	// Out: it is excluded, and Expire has not reported the end. Until is when its last exclusion
-	// ends.
+	// Out: the slot or host is excluded, and Expire has not reported that this has ended. Until is
+	// when its last exclusion ends.
 	Out   bool      `json:"out,omitempty"`
 	Until time.Time `json:"until,omitzero"`
 	// Doublings is the number of doublings of CooldownMin for the next exclusion, before decay.
 	Doublings int `json:"doublings,omitempty"`
-	// Enders are functions whose tasks ran when workers ended there, Apart of how many different
-	// ones that was, and EndedAt when last.
+	// Enders are functions whose tasks were running when workers ended there. Apart is the number
+	// of ends by functions that had not ended a worker there before, and EndedAt the time of the
+	// last end.
 	Enders  []string  `json:"enders,omitempty"`
 	Apart   int       `json:"apart,omitempty"`
 	EndedAt time.Time `json:"ended_at,omitzero"`
@@ -60,7 +61,7 @@ func Restore(cfg Cooldowns, s State) (*Table, error) {
 		return nil, fmt.Errorf("hosts: the listed hosts: %w", err)
 	}
 	h.listed = s.Listed
-	h.changes = 1 // not 0, so that nothing cached by Changes is valid
+	h.changes = 1 // not 0, so that results cached by Changes are invalid
 	for _, r := range s.Records {
 		to := &penalty{out: r.Out, until: r.Until, doublings: r.Doublings, enders: enders{r.Enders, r.Apart, r.EndedAt}}
 		switch {

@@ -1,6 +1,6 @@
-// Package hosts keeps what a list of hosts does not contain: which hosts are older, and which hosts
-// and slots take no workers because they failed or because an operator holds them. It is pure:
-// callers pass the time.
+// Package hosts keeps, beside the list of hosts that discovery returns, what that list does not
+// contain: which hosts are older, and which hosts and slots take no workers because they failed or
+// because an operator holds them. It is pure: callers pass the time.
 package hosts
 
 import (
@@ -64,11 +64,11 @@ type penalty struct {
 	enders
 }
 
-// enders are the functions whose tasks ran in a slot when workers ended there.
+// enders are the functions whose tasks were running in a slot when workers ended there.
 type enders struct {
 	names []string
-	apart int       // so many of the ends had none in common with those before
-	at    time.Time // the last
+	apart int       // number of ends that have no function in common with earlier ones
+	at    time.Time // time of the last end
 }
 
 // MostEnders is the number of different functions whose tasks end workers in a slot before the slot
@@ -142,7 +142,7 @@ func (h *Table) Update(now time.Time, listed []plan.Host) plan.Change {
 	return change
 }
 
-// usable returns how many of the host's slots take workers, apart from exclusions.
+// usable returns how many of the host's slots can take workers, exclusions aside.
 func usable(host plan.Host) int {
 	if host.Draining {
 		return 0
@@ -210,9 +210,9 @@ func (h *Table) RestSlot(now time.Time, id plan.SlotID) Exclusion {
 	return h.ExcludeSlot(now, id)
 }
 
-// EndedBy notes that a worker that ran tasks of some functions has ended in a slot, and returns
-// whether that is a failure of the slot: several different functions have. What lies further back
-// than CooldownMax is forgotten.
+// EndedBy records that a worker that was running tasks of the functions has ended in the slot. It
+// reports whether that counts as a failure of the slot, because several different functions have
+// ended workers there. It forgets ends that are older than CooldownMax.
 func (h *Table) EndedBy(now time.Time, id plan.SlotID, functions []string) bool {
 	h.changes++
 	r := penaltyOf(h.slots, id)
@@ -228,8 +228,8 @@ func (h *Table) EndedBy(now time.Time, id plan.SlotID, functions []string) bool 
 	return r.apart >= MostEnders
 }
 
-// PauseSlot excludes a slot that has not failed for a time. It has no effect on the Exclusion after
-// its next failure.
+// PauseSlot excludes a slot that has not failed for the duration long. It has no effect on the
+// Exclusion after its next failure.
 func (h *Table) PauseSlot(now time.Time, id plan.SlotID, long time.Duration) Exclusion {
 	return h.excludeSlot(now, id, func(r *penalty) {
 		r.doublings = h.doublings(r, now)
@@ -280,7 +280,7 @@ func (h *Table) Expire(now time.Time) []Exclusion {
 	return ended
 }
 
-// NextReturn returns when the next exclusion or hold ends; false: never.
+// NextReturn returns when the next exclusion or hold ends; false: none will end.
 func (h *Table) NextReturn() (time.Time, bool) {
 	n := &h.next
 	if n.known && n.changes == h.changes {
@@ -386,8 +386,8 @@ func (h *Table) exclusion(host string, slot *int, r *penalty) Exclusion {
 	return e
 }
 
-// forget deletes penalties without effect, so that they do not accumulate when hosts come and go
-// under new names.
+// forget deletes penalties that no longer have an effect, so that they do not accumulate when hosts
+// come and go under new names.
 func (h *Table) forget(now time.Time) {
 	for name, r := range h.hosts {
 		if !r.out && h.doublings(r, now) == 0 {

@@ -1,5 +1,5 @@
-// Package ledger counts what a job's time is spent on: its goodput. It is pure: callers pass the
-// time.
+// Package ledger counts how a job's time is spent, which is its goodput. It is pure: callers pass
+// the time.
 package ledger
 
 import (
@@ -12,19 +12,20 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Ledger keeps what the job's time was spent on. At each moment the time goes to one part, which
-// the machine's state determines, so the parts add up to the whole.
+// Ledger counts how the job's time was spent. At each moment the time goes to one part, which the
+// machine's state determines, so the parts add up to the whole.
 //
 // Some time turns out to be lost only after it was counted as training: a worker is reported as
 // holding up others when they have waited for a while, and a death undoes what was trained since
-// the last commit. The ledger does not take that back. It owes the time to its part, and the
-// training that follows pays: no part ever becomes smaller, as counters must not.
+// the last commit. The ledger does not take that back. It owes the time to its part, and takes it
+// from the training that follows: no part ever becomes smaller, because the parts are exported as
+// counters.
 //
 // The zero value has not begun. A Ledger is not safe for concurrent use.
 type Ledger struct {
 	begun time.Time // zero: nothing is counted yet
-	at    time.Time // up to which everything is counted
-	part  job.Part  // from at on
+	at    time.Time // time up to which everything is counted
+	part  job.Part  // part to which the time after at belongs
 	by    plan.SlotID
 	spent map[job.Part]time.Duration
 	owed  []debt
@@ -32,38 +33,39 @@ type Ledger struct {
 	ended bool
 }
 
-// debt is time that was counted as training and belongs to another part.
+// debt is time that was counted as training but belongs to another part.
 type debt struct {
 	part job.Part
-	by   plan.SlotID // of stalled time
+	by   plan.SlotID // slot to which the debt is charged if it is stalled time
 	long time.Duration
 }
 
-// held is the stalled time of a slot. The slot without a host stands for all workers that waited
+// held is the stalled time of one slot. The zero SlotID stands for time in which all workers waited
 // for each other, and for the slots beyond mostHeld.
 type held struct {
 	slot plan.SlotID
 	long time.Duration
 }
 
-// mostHeld is the number of slots whose stalled time is kept apart: a job may have thousands.
+// mostHeld is the number of slots whose stalled time is counted separately: a job may have
+// thousands.
 const mostHeld = 64
 
-// shownHeld is how many of them a status shows.
+// shownHeld is the number of these slots that a status shows.
 const shownHeld = 8
 
-// Begin starts counting, unless it has begun.
+// Begin starts counting at now. If counting has started already, it does nothing.
 func (l *Ledger) Begin(now time.Time) {
 	if l.begun.IsZero() {
 		l.begun, l.at, l.part, l.spent = now, now, job.PartWaiting, map[job.Part]time.Duration{}
 	}
 }
 
-// Begun returns when the counting began; zero if it has not.
+// Begun returns when counting started; zero if it has not.
 func (l *Ledger) Begun() time.Time { return l.begun }
 
-// Enter counts the time until now, and assigns the time from now on to a part; by is the slot that
-// holds up the others, for PartStalled. After End it has no effect.
+// Enter counts the time until now, and assigns the time from now on to part. by is the slot that
+// holds up the others, for PartStalled. Enter has no effect after End.
 func (l *Ledger) Enter(now time.Time, part job.Part, by plan.SlotID) {
 	if l.ended {
 		return
@@ -86,7 +88,8 @@ func (l *Ledger) Count(now time.Time) {
 	l.add(l.part, l.by, long)
 }
 
-// pay pays debts with so much training, oldest first, and returns how much of it that took.
+// pay pays debts, oldest first, from a training time of long, and returns how much of that time it
+// used.
 func (l *Ledger) pay(long time.Duration) (paid time.Duration) {
 	for len(l.owed) > 0 && paid < long {
 		d := &l.owed[0]
@@ -113,7 +116,7 @@ func (l *Ledger) add(part job.Part, by plan.SlotID, long time.Duration) {
 	}
 }
 
-// blame adds stalled time to that of a slot.
+// blame adds stalled time to the total of a slot.
 func (l *Ledger) blame(slot plan.SlotID, long time.Duration) {
 	at := slices.IndexFunc(l.held, func(h held) bool { return h.slot == slot })
 	if at < 0 && len(l.held) >= mostHeld {
@@ -128,8 +131,8 @@ func (l *Ledger) blame(slot plan.SlotID, long time.Duration) {
 	slices.SortStableFunc(l.held, func(x, y held) int { return cmp.Compare(y.long, x.long) })
 }
 
-// Owe notes that so much of the training until now belongs to another part. After End it has no
-// effect.
+// Owe records that a time of long, counted as training until now, belongs to another part. It has
+// no effect after End.
 func (l *Ledger) Owe(now time.Time, part job.Part, by plan.SlotID, long time.Duration) {
 	if long <= 0 || l.ended {
 		return
@@ -139,7 +142,7 @@ func (l *Ledger) Owe(now time.Time, part job.Part, by plan.SlotID, long time.Dur
 		l.owed[n-1].long += long
 		return
 	}
-	if len(l.owed) == mostHeld { // of as many stalls in a row, with no training between them
+	if len(l.owed) == mostHeld { // that many stalls in a row, with no training between them
 		l.owed[mostHeld-1].long += long
 		return
 	}
@@ -151,8 +154,8 @@ func (l *Ledger) Trained() time.Duration {
 	return l.spent[job.PartTraining] + l.spent[job.PartRecomputing]
 }
 
-// End counts the rest and ends the ledger. No training follows, so what was trained before pays
-// what is owed.
+// End counts the time until now and closes the ledger. No training follows, so the training counted
+// before pays the remaining debts.
 func (l *Ledger) End(now time.Time) {
 	l.Begin(now)
 	l.Count(now)
@@ -160,7 +163,7 @@ func (l *Ledger) End(now time.Time) {
 	l.owed, l.ended = nil, true
 }
 
-// Until returns what the time until now was spent on. It does not change the ledger.
+// Until returns how the time until now was spent. It does not change the ledger.
 func (l *Ledger) Until(now time.Time) job.Goodput {
 	g := job.Goodput{Parts: make([]job.Spent, 0, len(job.Parts()))}
 	upTo := *l

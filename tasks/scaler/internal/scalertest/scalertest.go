@@ -1,5 +1,6 @@
-// Package scalertest runs programs of the real Scaler for tests, and compares the frames that go to
-// and from them with golden files. It also accepts workers where a test plays the scheduler.
+// Package scalertest runs programs of the real Scaler for tests, and compares the frames that they
+// send and receive with golden files. A Listener accepts workers for tests in which the test acts
+// as the scheduler.
 package scalertest
 
 import (
@@ -24,9 +25,9 @@ import (
 var update = flag.Bool("update", false, "rewrite the golden frames")
 
 // Sources returns the folder of the real Scaler, which is not part of this repository, or skips the
-// test. HVDRUN_SCALER names a folder with the sources of
-// version 1.7.14, and Debian's packages python3-zmq, python3-bidict, python3-psutil, python3-tblib
-// and python3-cloudpickle run them.
+// test if it is not available. HVDRUN_SCALER names a folder with the sources of version 1.7.14.
+// They need Debian's packages python3-zmq, python3-bidict, python3-psutil, python3-tblib and
+// python3-cloudpickle.
 func Sources(t *testing.T) string {
 	t.Helper()
 	folder := os.Getenv("HVDRUN_SCALER")
@@ -36,16 +37,17 @@ func Sources(t *testing.T) string {
 	return folder
 }
 
-// Process is one that a test has started.
+// Process is a process that a test has started.
 type Process struct {
 	*exec.Cmd
-	// Out is its standard output, In its standard input.
+	// Out is its standard output, and In its standard input.
 	Out  *bufio.Reader
 	In   io.Writer
 	seen bytes.Buffer
 }
 
-// Start runs a command, whose standard output and errors are read together unless split is set.
+// Start runs a command. Unless split is set, Out has both its standard output and its standard
+// error.
 func Start(t *testing.T, split bool, env []string, name string, args ...string) *Process {
 	t.Helper()
 	p := &Process{Cmd: exec.Command(name, args...)}
@@ -70,7 +72,7 @@ func Start(t *testing.T, split bool, env []string, name string, args ...string) 
 	w.Close()
 	p.Out = bufio.NewReader(r)
 	t.Cleanup(func() {
-		_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL) // what it has started too
+		_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL) // including its child processes
 		_ = p.Wait()
 		r.Close()
 		if t.Failed() {
@@ -80,7 +82,7 @@ func Start(t *testing.T, split bool, env []string, name string, args ...string) 
 	return p
 }
 
-// Until reads lines until one contains the text.
+// Until reads lines until one contains text, and returns that line.
 func (p *Process) Until(t *testing.T, text string) string {
 	t.Helper()
 	for {
@@ -95,13 +97,13 @@ func (p *Process) Until(t *testing.T, text string) string {
 	}
 }
 
-// Listener is where a test plays Scaler's scheduler.
+// Listener accepts workers for a test that acts as Scaler's scheduler.
 type Listener struct {
 	t  *testing.T
 	ln net.Listener
 }
 
-// Listen listens on loopback until the test has ended.
+// Listen listens on loopback until the test ends.
 func Listen(t *testing.T) *Listener {
 	t.Helper()
 	l := &Listener{t: t}
@@ -119,14 +121,14 @@ func (l *Listener) listen(addr string) {
 	l.ln = ln
 }
 
-// Restart closes the listener and listens at its address again.
+// Restart closes the listener and listens again on the same address.
 func (l *Listener) Restart() {
 	l.t.Helper()
 	l.ln.Close()
 	l.listen(l.ln.Addr().String())
 }
 
-// Address is what a worker of Scaler is told.
+// Address returns the address to pass to a worker of Scaler.
 func (l *Listener) Address() string { return "tcp://" + l.ln.Addr().String() }
 
 // Accept returns the connection of the next worker, after its handshake.
@@ -144,15 +146,15 @@ func (l *Listener) Accept() *zmtp.Conn {
 	return c
 }
 
-// Frames are messages that were written down: of each type and way the first three. The zero value
-// has none.
+// Frames are recorded messages: of each type and direction the first three. The zero value is
+// empty.
 type Frames struct {
 	mu    sync.Mutex
 	lines []string
-	most  map[string]int // messages of a type
+	most  map[string]int // number of messages of a type
 }
 
-// Note writes down a message, which went that way: < or >.
+// Note records a message. way is its direction: < or >.
 func (r *Frames) Note(way string, frames [][]byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -170,8 +172,10 @@ func (r *Frames) Note(way string, frames [][]byte) {
 	r.lines = append(r.lines, line)
 }
 
-// Check writes the golden file, or compares the types that are in both: identities and times
-// differ from run to run. A worker that is shut down may find the scheduler gone before it leaves.
+// Check compares the types of the recorded messages with those in the golden file, or writes that
+// file with the flag -update. It compares only types, because identities and times differ from run
+// to run. It ignores the request to disconnect: a worker that is shut down may find that the
+// scheduler has ended before it leaves.
 func (r *Frames) Check(t *testing.T, name string) {
 	t.Helper()
 	lines := r.lines
@@ -200,7 +204,7 @@ func (r *Frames) Check(t *testing.T, name string) {
 	}
 }
 
-// Join makes one string of frames for a fuzzer, of at most 255 bytes each.
+// Join encodes frames of at most 255 bytes each as one string, for a fuzzer.
 func Join(frames [][]byte) []byte {
 	var out []byte
 	for _, frame := range frames {
@@ -209,7 +213,7 @@ func Join(frames [][]byte) []byte {
 	return out
 }
 
-// Split is the opposite; any string is frames.
+// Split decodes what Join has encoded. Any string is valid.
 func Split(text []byte) (frames [][]byte) {
 	for len(text) > 0 {
 		n := min(int(text[0]), len(text)-1)

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Split reads an address of ZeroMQ, as tcp://host:port or ipc:///path/of/a/socket, and returns it
-// as package net has it. The host of a listener may be "*".
+// Split parses an address of ZeroMQ, such as tcp://host:port or ipc:///path/of/a/socket, and
+// returns network and address for package net. The host of a listener may be "*".
 func Split(address string) (network, addr string, err error) {
 	kind, rest, ok := strings.Cut(address, "://")
 	switch {
@@ -27,7 +27,7 @@ func Split(address string) (network, addr string, err error) {
 	return "", "", fmt.Errorf("zmtp: address %q: want tcp://host:port or ipc://path", address)
 }
 
-// Dial connects to an address and shakes hands, within ctx.
+// Dial connects to an address and performs the handshake. It returns an error if ctx ends first.
 func Dial(ctx context.Context, address string, cfg Config) (*Conn, error) {
 	network, addr, err := Split(address)
 	if err != nil {
@@ -41,7 +41,7 @@ func Dial(ctx context.Context, address string, cfg Config) (*Conn, error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	c, err := Handshake(conn, cfg)
 	if !stop() {
-		err = context.Cause(ctx) // the connection is closed
+		err = context.Cause(ctx) // the end of ctx has closed the connection
 	}
 	if err != nil {
 		conn.Close()

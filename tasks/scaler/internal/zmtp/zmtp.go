@@ -1,6 +1,7 @@
 // Package zmtp speaks ZeroMQ's message transport protocol, ZMTP 3.0 with the mechanism NULL, on
-// connections between a DEALER and a ROUTER. What a peer says about sizes is checked before memory
-// is taken, which the package go-zeromq/zmq4 does not do.
+// connections between a DEALER and a ROUTER: Dial or Handshake returns a Conn, which reads and
+// writes messages. Unlike the package go-zeromq/zmq4, it checks sizes that a peer announces before
+// it allocates memory.
 package zmtp
 
 import (
@@ -15,10 +16,10 @@ import (
 	"sync"
 )
 
-// Role is the type of a socket, as its peer is told.
+// Role is the type of a socket, as the handshake announces it to the peer.
 type Role string
 
-// The two roles. Each connects to the other only.
+// The two roles. Each connects only to the other.
 const (
 	Dealer Role = "DEALER"
 	Router Role = "ROUTER"
@@ -31,43 +32,44 @@ func (r Role) peer() Role {
 	return Dealer
 }
 
-// Config is one end of a connection.
+// Config describes one end of a connection.
 type Config struct {
 	Role Role
-	// Identity names a dealer towards its router: at most 255 bytes, of which the first is not 0.
+	// Identity identifies a dealer to its router. It has at most 255 bytes, of which the first is
+	// not 0.
 	Identity []byte
 	Limits   Limits
 }
 
-// Limits bounds what is read of a peer.
+// Limits bounds what is read from a peer.
 type Limits struct {
-	// Message bounds the bytes of a message; 0: 256 MiB.
+	// Message is the largest number of bytes of a message; 0: 256 MiB.
 	Message int64
-	// Frames bounds the frames of a message; 0: 65,536.
+	// Frames is the largest number of frames of a message; 0: 65,536.
 	Frames int
 }
 
 const (
 	defaultMessage = 256 << 20
 	defaultFrames  = 1 << 16
-	// maxCommand bounds a command, of which the longest is READY with an identity.
+	// maxCommand is the largest size of a command. The longest one is READY with an identity.
 	maxCommand = 4 << 10
-	// maxIdentity is the longest identity that ZeroMQ permits.
+	// maxIdentity is the largest length of an identity that ZeroMQ permits.
 	maxIdentity = 255
-	// firstRead is how much memory a frame takes before more of it has come.
+	// firstRead is how much memory is allocated for a frame before more of it has arrived.
 	firstRead = 64 << 10
 )
 
-// ErrProtocol is returned for a peer that does not speak ZMTP 3 with the mechanism NULL, or has the
-// wrong role.
+// ErrProtocol is returned if a peer does not speak ZMTP 3 with the mechanism NULL, or has the wrong
+// role.
 var ErrProtocol = errors.New("zmtp: not a ZeroMQ peer of the right kind")
 
-// TooLargeError is returned for a message over the limits. The message has been read and dropped:
-// the next one can be read.
+// TooLargeError is returned for a message that exceeds the limits. The message has been read and
+// dropped, so the next one can be read.
 type TooLargeError struct {
-	// First is the message's first frame, where that alone is within the limits.
+	// First is the message's first frame, if that by itself is within the limits.
 	First []byte
-	// Size is how many bytes the message has, and Frames how many frames.
+	// Size is the number of bytes of the message, and Frames the number of its frames.
 	Size   uint64
 	Frames int
 }
@@ -76,27 +78,28 @@ func (e *TooLargeError) Error() string {
 	return fmt.Sprintf("zmtp: a message of %d bytes in %d frames is over the limit", e.Size, e.Frames)
 }
 
-// Conn is a connection after the handshake. Read and Write may be called at the same time, each by
-// one goroutine; Close by any.
+// Conn is a connection after the handshake. Read and Write may be called concurrently, each by one
+// goroutine at a time. Close may be called by any goroutine.
 type Conn struct {
 	conn   net.Conn
 	in     *bufio.Reader
 	limits Limits
 	peer   []byte
 
-	mu  sync.Mutex // of writes: Read answers pings
+	mu  sync.Mutex // serialises writes: Read answers pings
 	out *bufio.Writer
 }
 
-// flags of a frame
+// The flags of a frame.
 const (
 	more    = 1
 	long    = 2
 	command = 4
 )
 
-// Handshake makes a Conn of a fresh connection. It blocks until the peer has said who it is; the
-// caller sets deadlines. The connection stays the caller's if there is an error.
+// Handshake performs the handshake on a new connection and returns a Conn, which then owns the
+// connection. It blocks until the peer has completed the handshake; the caller sets deadlines. If
+// it returns an error, the caller still owns the connection.
 func Handshake(conn net.Conn, cfg Config) (*Conn, error) {
 	if len(cfg.Identity) > maxIdentity || len(cfg.Identity) > 0 && cfg.Identity[0] == 0 {
 		return nil, fmt.Errorf("zmtp: identity %q: at most %d bytes, the first not 0", cfg.Identity, maxIdentity)
@@ -123,8 +126,8 @@ func Handshake(conn net.Conn, cfg Config) (*Conn, error) {
 	return c, c.meet(cfg)
 }
 
-// greeting is a signature, version 3.0, the mechanism and whether this end is the mechanism's
-// server, which NULL has none of.
+// greeting returns the greeting: a signature, version 3.0, the mechanism, and whether this end is
+// the mechanism's server, which NULL does not have.
 func greeting() []byte {
 	g := make([]byte, 64)
 	g[0], g[8], g[9], g[10] = 0xff, 1, 0x7f, 3
@@ -134,7 +137,7 @@ func greeting() []byte {
 
 func (c *Conn) greeted() error {
 	g := make([]byte, 64)
-	// A peer of an older version sends less than 64 bytes, and then waits.
+	// A peer with an older version sends fewer than 64 bytes, and then waits.
 	if _, err := io.ReadFull(c.in, g[:11]); err != nil {
 		return err
 	}
@@ -150,7 +153,7 @@ func (c *Conn) greeted() error {
 	return nil
 }
 
-// ready is the command by which an end says its role and identity.
+// ready returns the command that announces this end's role and identity.
 func ready(cfg Config) []byte {
 	b := append([]byte{5}, "READY"...)
 	property := func(name string, value []byte) {
@@ -164,7 +167,7 @@ func ready(cfg Config) []byte {
 	return b
 }
 
-// meet reads the peer's READY.
+// meet reads and checks the peer's READY.
 func (c *Conn) meet(cfg Config) error {
 	flags, size, err := c.header()
 	if err != nil {
@@ -206,7 +209,8 @@ func commandOf(body []byte) (name string, rest []byte, err error) {
 	return string(body[1 : 1+n]), body[1+n:], nil
 }
 
-// propertiesOf reads properties. Their names are in lower case: ZeroMQ compares them so.
+// propertiesOf decodes properties. It converts their names to lower case, because ZeroMQ ignores
+// the case.
 func propertiesOf(b []byte) (map[string]string, error) {
 	properties := map[string]string{}
 	for len(b) > 0 {
@@ -225,10 +229,10 @@ func propertiesOf(b []byte) (map[string]string, error) {
 	return properties, nil
 }
 
-// Peer returns the identity that the peer has given itself, or nothing.
+// Peer returns the identity that the peer has announced, or nil.
 func (c *Conn) Peer() []byte { return slices.Clone(c.peer) }
 
-// Write sends a message of at least one frame. It blocks until the kernel has taken all of it.
+// Write sends a message of at least one frame. It blocks until the kernel has accepted all of it.
 func (c *Conn) Write(frames [][]byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -259,11 +263,12 @@ func (c *Conn) frame(flags byte, body []byte) error {
 	return err
 }
 
-// Read returns the next message, whose frames are the caller's. It blocks until there is one, and
-// answers pings. After a *TooLargeError it may be called again, after another error not.
+// Read returns the next message. The caller owns its frames. Read blocks until a message arrives,
+// and answers pings meanwhile. It may be called again after a *TooLargeError, but not after any
+// other error.
 func (c *Conn) Read() ([][]byte, error) {
 	var frames [][]byte
-	var total uint64 // of the frames' sizes, as far as it fits
+	var total uint64 // sum of the frames' sizes, saturating
 	count, over := 0, false
 	for {
 		flags, size, err := c.header()
@@ -324,7 +329,7 @@ func (c *Conn) header() (flags byte, size uint64, err error) {
 	return flags, binary.BigEndian.Uint64(b[:]), err
 }
 
-// body reads a frame. Memory grows as its bytes come.
+// body reads a frame. It allocates memory as bytes arrive.
 func (c *Conn) body(size uint64) ([]byte, error) {
 	b := make([]byte, 0, min(size, firstRead))
 	for uint64(len(b)) < size {
@@ -351,7 +356,8 @@ func (c *Conn) discard(size uint64) error {
 	return nil
 }
 
-// command answers a ping. Others change nothing between a dealer and a router.
+// command answers a ping, and ignores other commands, which have no effect between a dealer and a
+// router.
 func (c *Conn) command(size uint64) error {
 	if size > maxCommand {
 		return fmt.Errorf("%w: a command of %d bytes", ErrProtocol, size)

@@ -2,26 +2,27 @@ package rules
 
 import "slices"
 
-// Evidence is what a node has seen of another member's process.
+// Evidence is what a node has observed of another member's process.
 type Evidence struct {
-	// Refused: nobody listens at the member's address, or a firewall says so.
+	// Refused means that a connection to the member's address was refused: nobody listens there, or
+	// a firewall refuses.
 	Refused bool
-	// Ended: the member's side has closed the connection that each process keeps open as long as
-	// it lives.
+	// Ended means that the member's end has closed the connection that each process keeps open as
+	// long as it lives.
 	Ended bool
-	// Replaced: another process answers at the member's address.
+	// Replaced means that another process answers at the member's address.
 	Replaced bool
 }
 
-// Dead returns whether the evidence proves that the process is gone for good. A refusal alone does
-// not: a firewall may refuse what the process would take. Nor does the end of a connection alone:
-// what is between may have ended it.
+// Dead reports whether the evidence proves that the process is gone for good. A refused connection
+// alone does not, because a firewall may have refused it. The end of a connection alone does not
+// either, because something in between may have ended it.
 func (e Evidence) Dead() bool { return e.Replaced || e.Refused && e.Ended }
 
-// quorum returns whether those that have something are a quorum of a list of members: more than
-// half of the members that are not dead; and of two the first alone, which may go on when the other
-// is silent, while the other may not. Two quorums of up to four members have a member in common, or
-// all of one are dead.
+// quorum reports whether the members for which has returns true are a quorum of a list of members:
+// more than half of the members that are not dead. In a list of two members, the first alone is a
+// quorum, so that it can continue when the other is silent, while the other cannot. Two quorums of
+// a list of up to four members have a member in common, or all members of one of them are dead.
 func quorum(list []string, has, dead func(member string) bool) bool {
 	have, living := count(list, has, dead)
 	return 2*have > living || living == 0 || len(list) == 2 && has(list[0]) && !dead(list[0])
@@ -39,7 +40,7 @@ func count(list []string, has, dead func(member string) bool) (have, living int)
 	return have, living
 }
 
-// members returns all members of lists, each once.
+// members returns the members of all lists, each once.
 func members(lists ...[]string) (all []string) {
 	for _, list := range lists {
 		for _, member := range list {
@@ -51,22 +52,22 @@ func members(lists ...[]string) (all []string) {
 	return all
 }
 
-// sameMembers returns whether two lists have the same members, in whatever order.
+// sameMembers reports whether two lists have the same members, in any order.
 func sameMembers(a, b []string) bool {
 	a, b = slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b))
 	return slices.Equal(a, b)
 }
 
-// Voter is what a node has promised and has been told. The zero value is that of a process that has
-// just been started.
+// Voter is what a node has promised and has received. The zero value is that of a process that has
+// just started.
 type Voter struct {
-	Name     string // the node's among the members; empty: it answers to all names
+	Name     string // name of the node among the members; empty: it answers to all names
 	Promised uint64
 	Copy     Copy
 }
 
-// Answer does what a leader asks for. A node that has promised nothing to the leader refuses a Lead
-// of a term that is not later than its own promise.
+// Answer carries out a leader's request. It refuses a term earlier than its promise. It also
+// refuses a Lead of the promised term itself, because it has promised that term already.
 func (v *Voter) Answer(q Question) Reply {
 	if q.To != v.Name && q.To != "" && v.Name != "" {
 		return Reply{Other: true}
@@ -80,7 +81,7 @@ func (v *Voter) Answer(q Question) Reply {
 		c := v.Copy.Clone()
 		return Reply{Promised: v.Promised, Copy: &c}
 	case q.Whole != nil:
-		// One that was sent before what the node has may arrive after it, on another connection.
+		// A copy that was sent earlier, over another connection, may arrive after a later one.
 		if q.Whole.newer(v.Copy) {
 			v.Copy = q.Whole.Clone()
 		}
@@ -97,37 +98,37 @@ func (v *Voter) Answer(q Question) Reply {
 // Ballot is a node's attempt to lead.
 type Ballot struct {
 	term  uint64
-	round []string // the members of the node's round
-	asked []string // by the node, itself first
+	round []string // members of the node's round
+	asked []string // members that were asked, the node itself first
 	heard map[string]bool
-	Dead  map[string]bool // are known to be dead
-	Best  Copy            // the newest of those who have promised
-	Later uint64          // more than the promise of one that has refused; 0: none has
+	Dead  map[string]bool // members that are known to be dead
+	Best  Copy            // newest copy of the members that have promised
+	Later uint64          // a term later than the promise of a member that has refused; 0: none has
 }
 
-// NewBallot returns the ballot of a node, which nobody has answered. The term must be later than
-// all that the node has promised. The node answers its Question itself, before it asks others.
+// NewBallot returns a ballot without answers. term must be later than every term that the node has
+// promised. The node must answer its own Question first, before it asks others.
 func NewBallot(term uint64, own string, round []string) *Ballot {
 	return &Ballot{term: term, round: round, asked: []string{own}, heard: make(map[string]bool), Dead: make(map[string]bool)}
 }
 
-// Question is what all members are asked.
+// Question returns the question for a member.
 func (b *Ballot) Question(member string) Question {
 	return Question{To: member, Term: b.term, Lead: true}
 }
 
-// members returns those of the round, and those whom the newest copy names.
+// members returns the members of the round, and the members named by the newest copy.
 func (b *Ballot) members() []string { return members(append(slices.Clone(b.Best.Members), b.round)...) }
 
-// Ask returns the members to ask that Ask has not returned before: a member refuses a second
-// question of the same ballot. After each answer there may be more.
+// Ask returns the members to ask that it has not returned before, because a member refuses a second
+// question of the same ballot. After each answer there may be further ones.
 func (b *Ballot) Ask() []string {
 	more := slices.DeleteFunc(b.members(), func(member string) bool { return slices.Contains(b.asked, member) })
 	b.asked = append(b.asked, more...)
 	return more
 }
 
-// Answered takes what a member says.
+// Answered records the answer of a member.
 func (b *Ballot) Answered(member string, r Reply) {
 	switch {
 	case r.Other:
@@ -142,8 +143,8 @@ func (b *Ballot) Answered(member string, r Reply) {
 	}
 }
 
-// Won returns whether the node leads. It needs a quorum of each list by which the newest copy was
-// written, so that it knows all that was kept, and more than half of its round.
+// Won reports whether the node leads. It needs a quorum of each list of members in the newest copy,
+// so that it knows everything that was kept, and more than half of its round.
 func (b *Ballot) Won() bool {
 	has, dead := func(m string) bool { return b.heard[m] }, func(m string) bool { return b.Dead[m] }
 	for _, list := range b.Best.Members {
@@ -156,31 +157,31 @@ func (b *Ballot) Won() bool {
 	return b.Later == 0 && (2*have > living || last >= 0 && sameMembers(b.Best.Members[last], b.round))
 }
 
-// Missing returns the members that are neither heard nor dead.
+// Missing returns the members that have neither answered nor are dead.
 func (b *Ballot) Missing() []string {
 	return slices.DeleteFunc(b.members(), func(m string) bool { return b.heard[m] || b.Dead[m] })
 }
 
-// Tenure is what a leader knows.
+// Tenure is the state of a leader.
 type Tenure struct {
 	own     string
 	term    uint64
 	Copy    Copy
-	changes []Change // the last ones, after the first base of the term
+	changes []Change // changes of the term, without the first base ones
 	base    uint64
-	joint   uint64 // how many changes must be kept before the last list of members is the only one
+	joint   uint64 // the change that must be kept before Settle
 	Others  map[string]*Standing
 }
 
-// Standing is how far another member has come.
+// Standing is the progress of another member.
 type Standing struct {
-	acked uint64 // the member has so many changes of the term
+	acked uint64 // number of changes of the term that the member has
 	whole bool   // the member needs the whole copy first
 	dead  bool
 }
 
-// Begin returns the tenure of a node that has won. It goes on from the newest copy, which the
-// node's own voter must be given.
+// Begin returns the tenure of a node that has won. It continues from the newest copy, which must
+// also be given to the node's own voter.
 func (b *Ballot) Begin(own string) *Tenure {
 	t := &Tenure{own: own, term: b.term, Copy: b.Best.Clone(), Others: make(map[string]*Standing)}
 	t.Copy.Term, t.Copy.Count = b.term, 0
@@ -200,12 +201,12 @@ func ownFirst(own string, list []string) []string {
 	return append([]string{own}, others(list, own)...)
 }
 
-// others returns the members but this one.
+// others returns the members of list except own.
 func others(list []string, own string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(member string) bool { return member == own })
 }
 
-// admit keeps the standings in step with the lists of members.
+// admit adapts the standings to the lists of members.
 func (t *Tenure) admit() {
 	now := others(members(t.Copy.Members...), t.own)
 	for member := range t.Others {
@@ -220,13 +221,13 @@ func (t *Tenure) admit() {
 	}
 }
 
-// Do makes a change, and returns what this node's voter must be asked. Where that has promised to
-// follow another leader, nothing is kept any more.
+// Do makes a change, and returns the question for this node's own voter. If the voter has promised
+// to follow another leader, nothing is kept any longer.
 func (t *Tenure) Do(ch Change) Question {
 	q := Question{To: t.own, Term: t.term, From: t.Copy.Count, Changes: []Change{ch}}
 	t.Copy.apply(ch)
 	switch {
-	case ch.Replace: // those that lack what was before get the whole copy, which is not longer
+	case ch.Replace: // members that lack earlier changes get the whole copy, which is not longer
 		t.changes, t.base = nil, t.Copy.Count
 	default:
 		t.changes = append(t.changes, ch)
@@ -239,10 +240,10 @@ func (t *Tenure) Do(ch Change) Question {
 	return q
 }
 
-// manyChanges is how many changes that nobody lacks are kept at most.
+// manyChanges is the number of changes beyond which those that no member lacks are dropped.
 const manyChanges = 1024
 
-// forget drops the changes that no member lacks, apart from those that need the whole copy.
+// forget drops the changes that no member lacks. Members that need the whole copy do not count.
 func (t *Tenure) forget() {
 	if len(t.changes) < manyChanges {
 		return
@@ -258,9 +259,9 @@ func (t *Tenure) forget() {
 	}
 }
 
-// Reform returns the change by which the members become those of a round, this node first. Until
-// it is kept, a quorum of the last list that is by itself is needed too. ok is false where they are
-// that already.
+// Reform returns the change that makes the members of a round, with this node first, the members of
+// the copy. Until Settle, a quorum of the previous list is needed too. ok is false if they already
+// are the members.
 func (t *Tenure) Reform(round []string) (ch Change, ok bool) {
 	list := ownFirst(t.own, round)
 	if slices.Equal(list, t.Copy.Members[len(t.Copy.Members)-1]) {
@@ -269,8 +270,8 @@ func (t *Tenure) Reform(round []string) (ch Change, ok bool) {
 	return Change{Members: [][]string{t.Copy.Members[0], list}}, true
 }
 
-// Settle returns the change by which the last list is the only one; ok is false where it is, or is
-// not kept yet.
+// Settle returns the change that makes the last list of members the only one. ok is false if it
+// already is, or if Reform's change is not kept yet.
 func (t *Tenure) Settle() (ch Change, ok bool) {
 	if len(t.Copy.Members) < 2 || !t.Kept(t.joint) {
 		return Change{}, false
@@ -278,7 +279,8 @@ func (t *Tenure) Settle() (ch Change, ok bool) {
 	return Change{Members: t.Copy.Members[1:]}, true
 }
 
-// Next returns what a member lacks, and how many changes it has after that; nil: nothing.
+// Next returns the question that brings a member up to date, and the number of changes that the
+// member has afterwards. q is nil if it lacks nothing.
 func (t *Tenure) Next(member string) (q *Question, upTo uint64) {
 	s := t.Others[member]
 	switch {
@@ -291,14 +293,14 @@ func (t *Tenure) Next(member string) (q *Question, upTo uint64) {
 	return q, t.Copy.Count
 }
 
-// Answered takes what a member says to what next has returned. It returns false where another node
-// leads.
+// Answered records a member's answer to the question that Next has returned. It returns false if
+// another node leads.
 func (t *Tenure) Answered(member string, upTo uint64, r Reply) bool {
 	s := t.Others[member]
 	switch {
 	case r.Promised > t.term:
 		return false
-	case s == nil: // it is no member any more
+	case s == nil: // it is no longer a member
 	case r.Other:
 		s.dead = true
 	default:
@@ -310,8 +312,8 @@ func (t *Tenure) Answered(member string, upTo uint64, r Reply) bool {
 	return true
 }
 
-// Unreached takes that the connection to a member has failed, after which it is not known what the
-// member has.
+// Unreached records that the connection to a member has failed. It is then unknown what the member
+// has.
 func (t *Tenure) Unreached(member string, e Evidence) {
 	if s := t.Others[member]; s != nil {
 		s.whole, s.dead = true, s.dead || e.Dead() // until it answers
@@ -325,14 +327,14 @@ func (t *Tenure) has(upTo uint64) func(member string) bool {
 	}
 }
 
-// Dead returns whether another member is known to be dead.
+// Dead reports whether another member is known to be dead.
 func (t *Tenure) Dead(member string) bool {
 	s := t.Others[member]
 	return s != nil && s.dead
 }
 
-// Kept returns whether so many changes are in the copy of each leader to come: they are with a
-// quorum of each list of members.
+// Kept reports whether the first upTo changes are certain to be in the copy of every later leader,
+// because a quorum of each list of members has them.
 func (t *Tenure) Kept(upTo uint64) bool {
 	for _, list := range t.Copy.Members {
 		if !quorum(list, t.has(upTo), t.Dead) {
@@ -342,13 +344,13 @@ func (t *Tenure) Kept(upTo uint64) bool {
 	return true
 }
 
-// Everywhere returns whether all members that are not dead have so many changes.
+// Everywhere reports whether all members that are not dead have the first upTo changes.
 func (t *Tenure) Everywhere(upTo uint64) bool {
 	have, living := count(members(t.Copy.Members...), t.has(upTo), t.Dead)
 	return have == living
 }
 
-// Alone returns whether all other members are dead.
+// Alone reports whether all other members are dead.
 func (t *Tenure) Alone() bool {
 	for _, s := range t.Others {
 		if !s.dead {
