@@ -34,7 +34,8 @@ type Config struct {
 // connects directly, whatever HTTPS_PROXY says. It retries a lost connection at least once a
 // second, so that all clients of an etcd that was unreachable return at about the same time. A
 // server that is silent for Silence counts as lost: requests in flight fail as unavailable, and a
-// retry uses another connection.
+// retry uses another connection. If the context of a request for keys or leases reaches its
+// deadline, the error quotes the last failed attempt.
 func Open(cfg Config) (*clientv3.Client, error) {
 	return open(cfg, new(net.Dialer).DialContext)
 }
@@ -51,6 +52,7 @@ func open(cfg Config, connect func(ctx context.Context, network, addr string) (n
 			}),
 			grpc.WithContextDialer(w.dial),
 			grpc.WithNoProxy(),
+			grpc.WithChainUnaryInterceptor(w.attempt),
 		},
 	}
 	if cfg.TLS || cfg.CA != "" || cfg.Cert != "" {
@@ -67,5 +69,8 @@ func open(cfg Config, connect func(ctx context.Context, network, addr string) (n
 	w.mu.Lock()
 	w.ask = client.ActiveConnection()
 	w.mu.Unlock()
+	if err := w.quote(client); err != nil {
+		return nil, fmt.Errorf("etcd: %w", err)
+	}
 	return client, nil
 }

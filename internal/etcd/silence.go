@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"sync"
 	"time"
@@ -20,14 +21,17 @@ const (
 	Silence = askAfter + lostAfter
 )
 
+var errSilent = fmt.Errorf("the server has not answered for %v", Silence)
+
 // watcher closes connections to servers that have become silent, so that callers retry on new ones.
 // gRPC's own pings are too slow: their shortest interval is ten seconds.
 type watcher struct {
 	connect func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	mu    sync.Mutex
-	ask   *grpc.ClientConn // nil: not set yet
-	count int              // number of connections
+	ask     *grpc.ClientConn // nil: not set yet
+	count   int              // number of connections
+	failure string           // why the last attempt did not reach etcd; empty if it did
 }
 
 // dial connects to addr. It is a dialer for gRPC.
@@ -69,6 +73,7 @@ type heard struct {
 	due    time.Time   // when the timer expires
 	asked  bool        // the server was asked and has not answered yet
 	closed bool
+	silent bool // closed because its server was silent
 }
 
 // Write implements net.Conn.
@@ -90,10 +95,13 @@ func (h *heard) wait(after time.Duration) {
 // Read implements net.Conn.
 func (h *heard) Read(p []byte) (int, error) {
 	n, err := h.Conn.Read(p)
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	if n > 0 {
-		h.mu.Lock()
 		h.rest()
-		h.mu.Unlock()
+	}
+	if err != nil && h.silent {
+		err = errSilent
 	}
 	return n, err
 }
@@ -131,6 +139,7 @@ func (h *heard) expire() {
 	}
 	late := time.Since(h.due) > askAfter
 	if h.asked && !late {
+		h.silent = true
 		h.mu.Unlock()
 		_ = h.Close()
 		return
