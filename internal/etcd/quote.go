@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// quote makes the errors of the client's keys and leases say why etcd is not reached: the client
-// repeats a request until its context ends, and then returns the context's error alone.
+// quote makes the errors of requests for keys and leases say why etcd is unreachable: the client
+// retries a request until its context ends, and then returns only the error of the context.
 func (w *watcher) quote(client *clientv3.Client) error {
 	client.KV = clientv3.NewKVFromKVClient(keys{clientv3.RetryKVClient(client), w}, client)
 	first := client.Lease
@@ -22,12 +22,12 @@ func (w *watcher) quote(client *clientv3.Client) error {
 	return first.Close()
 }
 
-// attempt keeps the error of an attempt that does not reach etcd. It is called for each attempt.
+// attempt is an interceptor that records why an attempt does not reach etcd.
 func (w *watcher) attempt(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	err := invoke(ctx, method, req, reply, cc, opts...)
 	s := status.Convert(err)
 	failure := s.Message()
-	if s.Code() == codes.DeadlineExceeded { // gRPC has waited for a connection to the end
+	if s.Code() == codes.DeadlineExceeded { // gRPC waited for a connection until the deadline
 		_, failure, _ = strings.Cut(failure, "latest balancer error: ")
 	}
 	if failure != "" || err == nil {
@@ -38,8 +38,7 @@ func (w *watcher) attempt(ctx context.Context, method string, req, reply any, cc
 	return err
 }
 
-// asking makes a request, whose error quotes the last attempt if the context has reached its
-// deadline.
+// asking calls ask. If ctx has reached its deadline, the error quotes the last failed attempt.
 func asking[Q, R any](ctx context.Context, w *watcher, ask func(context.Context, Q, ...grpc.CallOption) (R, error), q Q, opts []grpc.CallOption) (R, error) {
 	r, err := ask(ctx, q, opts...)
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
