@@ -28,7 +28,7 @@ var errSilent = fmt.Errorf("the server has not answered for %v", Silence)
 type watcher struct {
 	connect func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	mu    sync.Mutex
+	mu      sync.Mutex
 	ask     *grpc.ClientConn // nil: not set yet
 	count   int              // number of connections
 	failure string           // why the last attempt did not reach etcd; empty if it did
