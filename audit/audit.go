@@ -15,6 +15,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 // Name is the name of the event, and of the log field, that holds a record.
@@ -200,7 +202,7 @@ const mostWaiting = 16 << 10
 // Adding never blocks.
 type Trail struct {
 	*Recorder
-	wake chan struct{} // of capacity 1
+	wake wake.Flag
 
 	mu      sync.Mutex
 	records []Record
@@ -208,7 +210,7 @@ type Trail struct {
 
 // NewTrail returns an empty trail.
 func NewTrail() *Trail {
-	t := &Trail{wake: make(chan struct{}, 1)}
+	t := &Trail{wake: wake.New()}
 	t.Recorder = NewRecorder(t.keep)
 	return t
 }
@@ -219,10 +221,7 @@ func (t *Trail) keep(r Record) {
 	if len(t.records) < mostWaiting {
 		t.records = append(t.records, r)
 	}
-	select {
-	case t.wake <- struct{}{}:
-	default:
-	}
+	t.wake.Set()
 }
 
 // News returns a channel that receives a value when there may be records to take.

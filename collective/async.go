@@ -281,8 +281,5 @@ func (g *Group) departed() {
 }
 
 func (g *Group) ring() {
-	select {
-	case g.changed <- struct{}{}:
-	default:
-	}
+	g.changed.Set()
 }

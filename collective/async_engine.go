@@ -16,6 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 	"github.com/hvdrun/hvdrun/internal/retry"
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 // The engine performs the asynchronous operations of a group on one rank, in cycles that all ranks
@@ -39,11 +40,11 @@ type engine struct {
 	g      *Group
 	tuning tuning
 	ended  chan struct{}
-	kick   chan struct{} // one token: check again for a reason for a cycle
+	woken  wake.Flag // check again for a reason for a cycle
 	submissions
 
 	turn   sync.Mutex  // held by the goroutine that runs cycles, which owns the fields below
-	wanted atomic.Bool // the engine's goroutine found turn taken, and must be poked
+	wanted atomic.Bool // the engine's goroutine found turn taken, and must be woken
 
 	lane  *Group
 	timer *time.Timer
@@ -105,7 +106,7 @@ func newEngine(g *Group) *engine {
 		t.stall = defaultStall
 	}
 	return &engine{
-		g: g, tuning: t, ended: make(chan struct{}), kick: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
+		g: g, tuning: t, ended: make(chan struct{}), woken: wake.New(), timer: time.NewTimer(time.Hour),
 		submissions: submissions{names: map[string]*Handle{}, watches: watches{g: g}},
 		agreed:      agreement.NewTable[*Handle](g.rank, g.size),
 	}
@@ -165,7 +166,7 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 		e.fresh = append(e.fresh, h)
 	}
 	if e.bytes >= e.agreed.Fusion || e.joining != nil {
-		e.poke()
+		e.woken.Set()
 	}
 	return nil
 }
@@ -175,7 +176,7 @@ func (e *engine) flushNow() {
 	e.mu.Lock()
 	if len(e.fresh) > 0 && !e.urgent {
 		e.urgent = true
-		e.poke()
+		e.woken.Set()
 	}
 	e.mu.Unlock()
 }
@@ -208,7 +209,7 @@ func (e *engine) giveTurn() {
 	reason := !e.met || e.halted != nil || e.look()
 	e.turn.Unlock()
 	if e.wanted.Swap(false) || reason {
-		e.poke()
+		e.woken.Set()
 	}
 }
 
@@ -219,20 +220,13 @@ func (e *engine) halt(err error) {
 	}
 }
 
-func (e *engine) poke() {
-	select {
-	case e.kick <- struct{}{}:
-	default:
-	}
-}
-
 // stop ends the engine and waits for it. If operations are in progress, the group ends.
 func (e *engine) stop() {
 	e.mu.Lock()
 	e.stopping = true
 	idle := len(e.names) == 0
 	e.mu.Unlock()
-	e.poke()
+	e.woken.Set()
 	if idle {
 		bound := time.NewTimer(sockets.LeaveBound)
 		defer bound.Stop()
@@ -318,7 +312,7 @@ func (e *engine) await() error {
 			return ErrClosed
 		}
 		select {
-		case <-e.kick:
+		case <-e.woken:
 		case <-e.lane.changed:
 		case <-e.timer.C:
 			e.rang()

@@ -15,6 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/levels"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 const lingers = 200 // yields
@@ -72,21 +73,21 @@ type background struct {
 	cycle    atomic.Uint64          // in an engine's own group: the highest cycle of which this rank was notified
 	begun    atomic.Uint64          // the last cycle that this rank has begun
 	peerLeft atomic.Bool            // a rank has left
-	changed  chan struct{}          // one token: one of these fields has changed
+	changed  wake.Flag              // one of these fields has changed
 }
 
 // newGroup returns the group of a lane. It is not connected yet.
 func newGroup(f *family, l lane) *Group {
 	g := &Group{
 		membership: membership{rank: l.rank, size: l.size, generation: f.Number, lane: l.id, members: l.members, family: f, oneWay: l.oneWay, tally: f.tally},
-		background: background{changed: make(chan struct{}, 1)},
+		background: background{changed: wake.New()},
 	}
 	if l.carries {
 		g.tally = nil
 	}
 	g.call.Place = exchange.Place{Rank: l.rank, Size: l.size, Generation: f.Number, Strict: l.strict, Forced: &f.forced}
 	g.call.Links = exchange.Links{Group: (*inner)(g), Boxes: frame.Inboxes((*inner)(g), f.Number, l.rank, l.size),
-		Wake: make(chan struct{}, 1), Failed: make(chan struct{})}
+		Wake: wake.New(), Failed: make(chan struct{})}
 	return g
 }
 
@@ -260,7 +261,7 @@ func (g *inner) Fail(n frame.Notice)     { (*Group)(g).fail(n) }
 func (g *inner) FailAll(n frame.Notice)  { (*Group)(g).failAs(n) }
 func (g *inner) Failed() <-chan struct{} { return g.call.Failed }
 func (g *inner) Poke()                   { (*Group)(g).poke() }
-func (g *inner) Wake() chan struct{}     { return g.call.Wake }
+func (g *inner) Wake() wake.Flag         { return g.call.Wake }
 func (g *inner) Finished() uint64        { return g.call.Finished.Load() }
 func (g *inner) Closing() bool           { return g.closing.Load() }
 func (g *inner) Lost() error             { return (*Group)(g).lost() }
@@ -282,10 +283,7 @@ func (g *inner) Left(rank int) {
 
 // poke wakes the operation in progress, which then checks its requests again.
 func (g *Group) poke() {
-	select {
-	case g.call.Wake <- struct{}{}:
-	default:
-	}
+	g.call.Wake.Set()
 	if g.call.TCP != nil {
 		g.call.TCP.Poke()
 	}

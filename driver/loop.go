@@ -25,6 +25,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/rendezvous"
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/notify"
@@ -145,10 +146,10 @@ type process struct {
 	over    atomic.Bool  // its end was posted before its output was written
 	stopped atomic.Bool  // it was told to end
 	stop    context.CancelFunc
-	forget  func()        // stops waiting for its end
-	hurry   func()        // ends its grace period
-	more    chan struct{} // restarts its grace period; capacity 1
-	look    chan struct{} // asks to check whether a signal is terminating it; capacity 1
+	forget  func()    // stops waiting for its end
+	hurry   func()    // ends its grace period
+	more    wake.Flag // restarts its grace period
+	look    wake.Flag // asks to check whether a signal is terminating it
 }
 
 // posted is an event for the loop.
@@ -499,17 +500,11 @@ func (l *loop) perform(a decide.Action) {
 		p.stop()
 	case decide.GiveTime:
 		if p := l.procs[a.ID]; p != nil {
-			select {
-			case p.more <- struct{}{}:
-			default: // already pending
-			}
+			p.more.Set()
 		}
 	case decide.LookAt:
 		if p := l.procs[a.ID]; p != nil {
-			select {
-			case p.look <- struct{}{}:
-			default: // already pending
-			}
+			p.look.Set()
 		}
 	case decide.WatchDone:
 		l.stalls.watchDone(l.clock.now(), a.Generation)

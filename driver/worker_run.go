@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
@@ -29,7 +30,7 @@ func (l *loop) start(a decide.StartWorker) {
 	hurried := make(chan struct{})
 	p := &process{
 		subject: l.subjectOf(a.ID, a.Slot.SlotID),
-		stop:    stop, hurry: sync.OnceFunc(func() { close(hurried) }), more: make(chan struct{}, 1), look: make(chan struct{}, 1),
+		stop:    stop, hurry: sync.OnceFunc(func() { close(hurried) }), more: wake.New(), look: wake.New(),
 	}
 	p.rank.Store(int64(a.Slot.Rank))
 	l.procs[a.ID] = p

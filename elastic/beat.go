@@ -12,6 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 // beater is a meeting whose driver receives reports about the worker's activity.
@@ -48,7 +49,7 @@ type doing struct {
 	last    atomic.Pointer[atomic.Uint64] // bytes of the job's last checkpoint on disk; nil: this rank does not write it
 	made    commitCounts
 	figures figures
-	news    chan struct{} // makes the pulse beat at once; capacity 1; nil without a pulse
+	news    wake.Flag // makes the pulse beat at once; nil without a pulse
 }
 
 // commitCounts counts commits. Run's goroutine writes it, and the pulse reads it.
@@ -63,10 +64,7 @@ func (c *commitCounts) note(begun time.Time, bytes int) {
 
 // hasNews makes the pulse report the phase to the driver at once, instead of at the next beat.
 func (d *doing) hasNews() {
-	select {
-	case d.news <- struct{}{}:
-	default: // there is no pulse, or it is about to report anyway
-	}
+	d.news.Set()
 }
 
 func (d *doing) enter(p line.Phase) {
@@ -120,7 +118,7 @@ func (w *Worker) startPulse() (stop func()) {
 		return func() {}
 	}
 	p := newPulse(w, to)
-	w.doing.news = make(chan struct{}, 1)
+	w.doing.news = wake.New()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { p.run(ctx) })

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/retry"
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 // sameRequest is the time after a SIGTERM in which further ones count as the same request: systemd
@@ -36,7 +37,7 @@ type termHandler struct {
 	first        atomic.Pointer[time.Time] // time of the first request; nil: none
 	latest       atomic.Pointer[time.Time] // time of the latest request
 	acknowledged atomic.Pointer[time.Time] // time when the driver acknowledged it; nil: not yet
-	stay         chan struct{}             // one token: the worker stays
+	stay         wake.Flag                 // the worker stays
 }
 
 // handleTerm starts handling SIGTERM. It returns nil without a driver to report to, and if the
@@ -52,7 +53,7 @@ func (w *Worker) handleTerm() *termHandler {
 }
 
 func newTermHandler(w *Worker) *termHandler {
-	h := &termHandler{worker: w, caught: make(chan os.Signal, 1), done: make(chan struct{}), stay: make(chan struct{}, 1)}
+	h := &termHandler{worker: w, caught: make(chan os.Signal, 1), done: make(chan struct{}), stay: wake.New()}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	return h
 }
@@ -91,10 +92,7 @@ func (h *termHandler) committed() {
 	}
 	h.latest.Store(nil)
 	h.acknowledged.Store(nil)
-	select {
-	case h.stay <- struct{}{}:
-	default:
-	}
+	h.stay.Set()
 }
 
 // passed reports whether the time in since, if there is one, is at least d ago.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 	"github.com/hvdrun/hvdrun/torchrun/store"
 	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
@@ -136,7 +137,7 @@ func TestFirstMemberDies(t *testing.T) {
 type losable struct {
 	storetest.Memory
 	gone  chan struct{}
-	tried chan struct{} // gets a token for each attempt after that
+	tried wake.Flag // set by each attempt after that
 }
 
 func (l *losable) err() error {
@@ -145,10 +146,7 @@ func (l *losable) err() error {
 	default:
 		return nil
 	}
-	select {
-	case l.tried <- struct{}{}:
-	default:
-	}
+	l.tried.Set()
 	return errors.New("connection refused")
 }
 
@@ -186,7 +184,7 @@ func (l *losable) Wait(ctx context.Context, key string, version uint64) (store.E
 func TestStoreIsLost(t *testing.T) {
 	for _, end := range []string{"leaves", "dies"} {
 		t.Run(end, func(t *testing.T) {
-			shared := &losable{gone: make(chan struct{}), tried: make(chan struct{})}
+			shared := &losable{gone: make(chan struct{}), tried: wake.New()}
 			nodes, rounds := meetIn(t, shared)
 			addr := sayStore(t, nodes[0], rounds[0])
 			conn, err := nodes[1].Peers.dial(t.Context(), addr, attendance.of(rounds[0].Number))

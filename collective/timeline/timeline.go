@@ -14,6 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 const (
@@ -58,7 +59,7 @@ type Recorder struct {
 	file    *rankFile  // nil before the first world, and after a failure
 	spare   []collective.Span
 
-	hurry   chan struct{}
+	hurry   wake.Flag
 	done    chan struct{}
 	running sync.WaitGroup
 }
@@ -68,7 +69,7 @@ func New(cfg Config) *Recorder {
 	if cfg.MaxBytes == 0 {
 		cfg.MaxBytes = defaultBytes
 	}
-	return &Recorder{cfg: cfg, begun: time.Now(), hurry: make(chan struct{}, 1), done: make(chan struct{})}
+	return &Recorder{cfg: cfg, begun: time.Now(), hurry: wake.New(), done: make(chan struct{})}
 }
 
 // Span implements collective.Timeline. It queues the span, which costs little more than a lock.
@@ -82,10 +83,7 @@ func (r *Recorder) Span(s collective.Span) {
 	default:
 		r.queued = append(r.queued, s)
 		if len(r.queued) == maxQueued/2 {
-			select {
-			case r.hurry <- struct{}{}:
-			default:
-			}
+			r.hurry.Set()
 		}
 	}
 }

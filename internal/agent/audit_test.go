@@ -19,6 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/test/sandbox"
@@ -28,16 +29,13 @@ import (
 type recorded struct {
 	mu    sync.Mutex
 	buf   bytes.Buffer
-	wrote chan struct{} // of capacity 1
+	wrote wake.Flag
 }
 
 func (r *recorded) Write(b []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	select {
-	case r.wrote <- struct{}{}:
-	default:
-	}
+	r.wrote.Set()
 	return r.buf.Write(b)
 }
 
@@ -69,7 +67,7 @@ func (r *recorded) await(t *testing.T, wanted func(audit.Record) bool) audit.Rec
 // newRecordedHost is newHost with a log that is kept.
 func newRecordedHost(t *testing.T) (*host, *recorded) {
 	t.Helper()
-	r := &recorded{wrote: make(chan struct{}, 1)}
+	r := &recorded{wrote: wake.New()}
 	log := logrus.New()
 	log.SetOutput(r)
 	log.SetFormatter(&logrus.JSONFormatter{})

@@ -19,6 +19,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/launch/launchtest"
@@ -303,7 +304,7 @@ func TestFence(t *testing.T) {
 
 // What an agent logs comes to its driver.
 func TestLogComesToTheDriver(t *testing.T) {
-	lines := &watched{news: make(chan struct{}, 1)}
+	lines := &watched{news: wake.New()}
 	l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) {
 		log := logrus.New()
 		log.SetOutput(lines)

@@ -91,7 +91,7 @@ func (s *session) up(incarnation string, text []byte, latest string) {
 	if latest != "" {
 		if s.link != nil {
 			s.latest[[2]string{incarnation, latest}] = l
-			s.link.poke()
+			s.link.wake.Set()
 		}
 		return
 	}
@@ -166,7 +166,7 @@ func (s *session) stream(incarnation, protocol string, worker net.Conn) {
 	id := s.numbered
 	s.connections[id] = c
 	s.opened = append(s.opened, &agentpb.Opened{Connection: id, Incarnation: incarnation, Protocol: protocol})
-	s.link.poke()
+	s.link.wake.Set()
 	s.srv.mu.Unlock()
 	late := time.NewTimer(connectPatience)
 	defer late.Stop()

@@ -17,6 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/line"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -73,7 +74,7 @@ func newSpeaker(t *testing.T, authority *identity.Authority, i int, text string)
 func (p *speaker) run(t *testing.T, l *client.Agents) *running {
 	t.Helper()
 	spec := *p.Spec
-	r := &running{t: t, cancel: func() {}, pid: make(chan int, 1), ended: make(chan error, 1), stdout: &watched{news: make(chan struct{}, 1)}}
+	r := &running{t: t, cancel: func() {}, pid: make(chan int, 1), ended: make(chan error, 1), stdout: &watched{news: wake.New()}}
 	spec.Stdout, spec.Stderr = r.stdout, r.stdout
 	go func() {
 		r.ended <- l.Run(t.Context(), &spec, func(pid int) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
@@ -18,10 +19,10 @@ const maxLines = 256
 type logLines struct {
 	mu    sync.Mutex
 	lines []*agentpb.FromAgent
-	wake  chan struct{} // of capacity 1
+	wake  wake.Flag
 }
 
-func newLogLines() *logLines { return &logLines{wake: make(chan struct{}, 1)} }
+func newLogLines() *logLines { return &logLines{wake: wake.New()} }
 
 // Levels implements logrus.Hook.
 func (l *logLines) Levels() []logrus.Level { return logrus.AllLevels }
@@ -47,10 +48,7 @@ func (l *logLines) Fire(e *logrus.Entry) error {
 	l.lines = append(l.lines, &agentpb.FromAgent{What: &agentpb.FromAgent_Log{
 		Log: &agentpb.Log{Level: uint32(e.Level), Text: "agent: " + strings.ToValidUTF8(text[:min(len(text), 4<<10)], "?")},
 	}})
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
+	l.wake.Set()
 	return nil
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/launch"
@@ -404,7 +405,7 @@ func (v service) Session(stream grpc.BidiStreamingServer[agentpb.ToAgent, agentp
 		return err
 	}
 	near, _ := wire.PeerAddrs(stream.Context())
-	l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
+	l := &link{wake: wake.New(), gone: make(chan struct{})}
 	g := v.srv.grantTo(from, first.GetAttach())
 	if err := stream.Context().Err(); err != nil {
 		return status.FromContextError(err).Err() // the driver has abandoned the stream

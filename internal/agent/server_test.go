@@ -26,6 +26,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/launch/launchtest"
 	"github.com/hvdrun/hvdrun/plan"
@@ -187,17 +188,14 @@ type running struct {
 type watched struct {
 	mu   sync.Mutex
 	text bytes.Buffer
-	news chan struct{}
+	news wake.Flag
 }
 
 func (w *watched) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.text.Write(b)
-	select {
-	case w.news <- struct{}{}:
-	default:
-	}
+	w.news.Set()
 	return len(b), nil
 }
 
@@ -214,7 +212,7 @@ func start(t *testing.T, l launch.Launcher, s *launch.Spec) *running {
 	ctx, cancel := context.WithCancel(t.Context())
 	r := &running{
 		t: t, cancel: cancel, pid: make(chan int, 1), ended: make(chan error, 1),
-		stdout: &watched{news: make(chan struct{}, 1)},
+		stdout: &watched{news: wake.New()},
 	}
 	spec.Stdout = r.stdout
 	go func() { r.ended <- l.Run(ctx, &spec, func(pid int) { r.pid <- pid }) }()

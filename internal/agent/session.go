@@ -19,6 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
@@ -110,8 +111,8 @@ type worker struct {
 	pid         int           // 0: not started yet
 	doomed      bool          // to be killed as soon as it is started
 	hurry       chan struct{} // closed when doomed is set: the launcher ends the grace period
-	more        chan struct{} // of capacity 1: the launcher begins the grace period anew
-	look        chan struct{} // of capacity 1: the launcher checks whether a signal is ending the process
+	more        wake.Flag     // the launcher begins the grace period anew
+	look        wake.Flag     // the launcher checks whether a signal is ending the process
 	evicted     bool          // the agent itself has asked it to end
 	grace       time.Duration
 	cancel      context.CancelCauseFunc
@@ -137,18 +138,11 @@ type printed struct {
 
 // link is one stream of a session.
 type link struct {
-	wake  chan struct{}   // of capacity 1
+	wake  wake.Flag
 	gone  chan struct{}   // closed when another stream has replaced it
 	next  uint64          // number of the event to send next
 	beats []*agentpb.Beat // to be sent back
 	ends  bool            // it belongs to a command that ends the run, not to a driver
-}
-
-func (l *link) poke() {
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
 }
 
 // live blocks until the session is over, waits for its workers to end, and frees what it holds.
@@ -254,7 +248,7 @@ func (s *session) end(why error) {
 	s.room.Broadcast()
 	close(s.ending)
 	if s.link != nil {
-		s.link.poke()
+		s.link.wake.Set()
 	}
 }
 
@@ -274,7 +268,7 @@ func (s *session) attach(l *link, heard uint64) {
 	s.contact = time.Now()
 	s.acknowledge(heard)
 	l.next = heard + 1
-	l.poke()
+	l.wake.Set()
 	for _, w := range s.workers {
 		s.unspool(w)
 	}
@@ -333,7 +327,7 @@ func (s *session) emit(e *agentpb.FromAgent) {
 	e.Number = s.last
 	s.events = append(s.events, e)
 	if s.link != nil {
-		s.link.poke()
+		s.link.wake.Set()
 	}
 }
 
@@ -358,7 +352,7 @@ func (s *session) pending(l *link) (events []*agentpb.FromAgent, beats []*agentp
 	l.next += uint64(len(events))
 	s.sent = max(s.sent, l.next-1)
 	if to < len(s.events) {
-		l.poke()
+		l.wake.Set()
 	}
 	return append(events, s.unnumbered()...), beats
 }
@@ -388,10 +382,7 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 		}
 	case *agentpb.ToAgent_Look:
 		if w := s.workers[m.Look.GetIncarnation()]; w != nil {
-			select {
-			case w.look <- struct{}{}:
-			default: // one is pending
-			}
+			w.look.Set()
 		}
 	case *agentpb.ToAgent_Tell:
 		s.Tell(m.Tell.GetWorkers(), m.Tell.GetRanks(), m.Tell.GetLine(), m.Tell.GetTail())
@@ -407,7 +398,7 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 		if len(l.beats) < 4 { // more would only queue for a driver that does not read
 			l.beats = append(l.beats, m.Beat)
 		}
-		l.poke()
+		l.wake.Set()
 	case *agentpb.ToAgent_End:
 		how := ""
 		if m.End.GetNow() {
@@ -435,7 +426,7 @@ func (s *session) start(m *agentpb.Start) error {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	w := &worker{
-		s: s, incarnation: inc, cancel: cancel, hurry: make(chan struct{}), more: make(chan struct{}, 1), look: make(chan struct{}, 1),
+		s: s, incarnation: inc, cancel: cancel, hurry: make(chan struct{}), more: wake.New(), look: wake.New(),
 		grace:   time.Duration(m.GetGraceMs()) * time.Millisecond,
 		id:      plan.SlotID{Host: s.srv.host, Index: int(min(m.GetSlot(), plan.MaxSlots))},
 		program: programOf(m.GetCommand()), dir: string(m.GetDirectory()),
@@ -503,10 +494,7 @@ func (s *session) stop(m *agentpb.Stop) {
 	case !m.GetMore():
 		s.record("stop", w, fmt.Sprintf("within %v", w.grace), audit.Done)
 	default: // the grace period begins anew; this may come every second
-		select {
-		case w.more <- struct{}{}:
-		default: // one is pending
-		}
+		w.more.Set()
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/line"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/launch"
@@ -367,13 +368,13 @@ func FuzzDriver(f *testing.F) {
 		srv.launcher = fakeLauncher{}
 		srv.guard = func(string, string) (io.Closer, error) { return io.NopCloser(nil), nil }
 		var s *session
-		l := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
+		l := &link{wake: wake.New(), gone: make(chan struct{})}
 		for len(said) >= 2 {
 			n := min(int(binary.BigEndian.Uint16(said)), len(said)-2)
 			m := new(agentpb.ToAgent)
 			if proto.Unmarshal(said[2:2+n], m) == nil {
 				if s == nil || m.GetAttach() != nil {
-					next := &link{wake: make(chan struct{}, 1), gone: make(chan struct{})}
+					next := &link{wake: wake.New(), gone: make(chan struct{})}
 					if got, _, err := srv.attach(grant{driver: identity.Subject{RunID: "run", Role: identity.Driver}}, audit.Who{}, m.GetAttach(), next, netip.Addr{}); err == nil {
 						s, l = got, next
 					}

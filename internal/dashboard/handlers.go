@@ -241,7 +241,7 @@ func (s *Server) command(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	done, err := s.cfg.Job.Source.Command(r.Context(), c)
-	s.hub.nudge()
+	s.hub.due.Set()
 	if _, refused := errors.AsType[*job.RefusedError](err); refused {
 		fail(w, http.StatusConflict, err.Error())
 		return

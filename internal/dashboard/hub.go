@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 const (
@@ -28,7 +30,7 @@ type hub struct {
 	feed     *Feed
 	interval time.Duration
 	epoch    string
-	nudged   chan struct{} // of capacity 1: a look is due
+	due      wake.Flag     // for a look
 	looked   chan struct{} // closed after the first look
 
 	mu      sync.Mutex
@@ -52,7 +54,7 @@ type message struct {
 
 func newHub(j Job, interval time.Duration) *hub {
 	return &hub{
-		feed: NewFeed(j), interval: interval, epoch: rand.Text(), nudged: make(chan struct{}, 1), looked: make(chan struct{}),
+		feed: NewFeed(j), interval: interval, epoch: rand.Text(), due: wake.New(), looked: make(chan struct{}),
 		viewers: map[chan message]bool{},
 	}
 }
@@ -71,7 +73,7 @@ func (h *hub) run(ctx context.Context) {
 			if !h.watched() && n%idle != 0 {
 				continue
 			}
-		case <-h.nudged:
+		case <-h.due:
 		case <-ctx.Done():
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.interval)
 			h.look(last)
@@ -79,14 +81,6 @@ func (h *hub) run(ctx context.Context) {
 			return
 		}
 		h.look(ctx)
-	}
-}
-
-// nudge makes run look at the job soon.
-func (h *hub) nudge() {
-	select {
-	case h.nudged <- struct{}{}:
-	default:
 	}
 }
 

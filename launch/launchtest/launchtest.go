@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -591,7 +592,7 @@ func more(t *testing.T, l launch.Launcher) {
 	defer out.Close()
 	defer ours.Close()
 	const grace = time.Second
-	again := make(chan struct{}, 1)
+	again := wake.New()
 	s.Grace, s.More, s.Stdout = grace, again, ours
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -606,10 +607,7 @@ func more(t *testing.T, l launch.Launcher) {
 		if _, err := out.Read(buf); err != nil {
 			t.Fatalf("it was killed after %v: %v", time.Since(begin), <-ended)
 		}
-		select {
-		case again <- struct{}{}:
-		default:
-		}
+		again.Set()
 	}
 	go io.Copy(io.Discard, out) // until its end
 	wantExit(t, <-ended, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})

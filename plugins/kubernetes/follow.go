@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -32,7 +33,7 @@ var errClosed = errors.New("kubernetes: the API server ends watches at once")
 // follow lists and watches the pods until that fails, and returns the error.
 func (s *source) follow(ctx context.Context, found func([]plan.Host)) error {
 	ctx, stop := context.WithCancelCause(quiet(ctx))
-	v := &view{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), changed: make(chan struct{}, 1)}
+	v := &view{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), changed: wake.New()}
 	f := &feed{source: s, stop: stop}
 	var wg sync.WaitGroup
 	wg.Go(func() { f.run(ctx, v) })
@@ -56,7 +57,7 @@ func (s *source) follow(ctx context.Context, found func([]plan.Host)) error {
 // changes.
 type view struct {
 	cache.Store
-	changed chan struct{}
+	changed wake.Flag
 	told    bool
 	last    []plan.Host
 }
@@ -69,10 +70,7 @@ func (v *view) Replace(list []any, version string) error {
 
 // UpdateResourceVersion is called after each event.
 func (v *view) UpdateResourceVersion(string) {
-	select {
-	case v.changed <- struct{}{}:
-	default:
-	}
+	v.changed.Set()
 }
 
 // publish calls found with the hosts if they differ from the last ones.

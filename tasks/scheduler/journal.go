@@ -11,6 +11,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
@@ -60,7 +61,7 @@ type recorder struct {
 	telling bool                   // these clients are being told now
 	lost    bool                   // records were dropped: a snapshot is needed
 	why     error                  // why the journal cannot be written
-	news    chan struct{}          // of capacity 1
+	news    wake.Flag
 	stop    chan struct{}
 	done    chan struct{}
 }
@@ -71,7 +72,7 @@ type ack struct{ accepted, heard uint64 }
 // begin starts the writer. If j is nil, the journal is created with the first record.
 func (s *Scheduler) begin(path string, j *journal.Journal) {
 	s.recorder = &recorder{
-		s: s, acks: map[*peer]ack{}, news: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+		s: s, acks: map[*peer]ack{}, news: wake.New(), stop: make(chan struct{}), done: make(chan struct{}),
 		k: &journal.Keeper{Rules: journal.Rules{
 			Path: path, Run: s.cfg.Run, Least: leastCompacted, Keep: mostUnwritten,
 			Log: s.cfg.Log, Level: logrus.ErrorLevel, Name: "tasks: the journal",
@@ -102,7 +103,7 @@ func (s *Scheduler) note(part proto.Message, add func(*taskspb.TasksRecord)) {
 	if b.waiting > mostUnwritten && b.why != nil || int64(b.waiting) > s.cfg.Memory {
 		b.drop()
 	}
-	b.poke()
+	b.news.Set()
 }
 
 // drop drops the records that are to be written. The caller holds the lock.
@@ -117,13 +118,6 @@ func partSize(part proto.Message) int {
 	return 16 + proto.Size(part)
 }
 
-func (b *recorder) poke() {
-	select {
-	case b.news <- struct{}{}:
-	default:
-	}
-}
-
 // ackLater tells a peer, once everything noted so far is written, that it need not repeat that. The
 // caller holds the lock.
 func (s *Scheduler) ackLater(p *peer) {
@@ -135,7 +129,7 @@ func (s *Scheduler) ackLater(p *peer) {
 		return
 	}
 	s.recorder.acks[p] = ack{p.accepted, p.heard}
-	s.recorder.poke()
+	s.recorder.news.Set()
 }
 
 // tellLater tells the client of a task its outcome once everything noted so far, or being noted, is
@@ -147,7 +141,7 @@ func (s *Scheduler) tellLater(id queue.ID) bool {
 		return false
 	}
 	b.tells = append(b.tells, id)
-	b.poke()
+	b.news.Set()
 	return true
 }
 

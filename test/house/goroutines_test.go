@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"slices"
 	"strings"
 	"testing"
@@ -62,5 +63,67 @@ func (t *T) c() { for { func() { go func() {}() }() } }`
 	}
 	if got := fmt.Sprint(starters("p.go", file)); got != "[p.go a p.go c]" {
 		t.Errorf("found %s", got)
+	}
+}
+
+// TestOneFlag: a send that is left out where a value is pending is a wake.Flag.
+func TestOneFlag(t *testing.T) {
+	for _, s := range sources(t) {
+		if under(s.dir(), "internal/wake") {
+			continue
+		}
+		for _, at := range flags(s.file) {
+			t.Errorf("%s: a channel that holds one value at most: use wake.Flag", s.where(at))
+		}
+	}
+}
+
+// flags returns the selects of a file that send struct{}{} if they can, and do nothing else.
+func flags(file *ast.File) (found []ast.Node) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		s, ok := n.(*ast.SelectStmt)
+		if !ok || len(s.Body.List) != 2 {
+			return true
+		}
+		sends, otherwise := false, false
+		for _, c := range s.Body.List {
+			c := c.(*ast.CommClause)
+			if len(c.Body) > 0 {
+				return true
+			}
+			otherwise = otherwise || c.Comm == nil
+			if send, ok := c.Comm.(*ast.SendStmt); ok {
+				value, ok := send.Value.(*ast.CompositeLit)
+				sends = ok && types.ExprString(value.Type) == "struct{}"
+			}
+		}
+		if sends && otherwise {
+			found = append(found, s)
+		}
+		return true
+	})
+	return found
+}
+
+func TestFlagsAreFound(t *testing.T) {
+	const text = `package p
+func a() { select { case c <- struct{}{}: default: } }
+func b() { for { select { default: /* pending */ case x.c[1] <- struct{}{}: } } }
+func c() { select { case c <- struct{}{}: case <-done: } }
+func d() { select { case <-c: default: } }
+func e() bool { select { case room <- struct{}{}: return true; default: return false } }
+func f() { select { case c <- event: default: } }`
+	file, err := parser.ParseFile(token.NewFileSet(), "p.go", text, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := ""
+	for _, d := range file.Decls {
+		if f := d.(*ast.FuncDecl); len(flags(&ast.File{Decls: []ast.Decl{d}, Name: file.Name})) > 0 {
+			found += f.Name.Name
+		}
+	}
+	if found != "ab" {
+		t.Errorf("found in %q", found)
 	}
 }

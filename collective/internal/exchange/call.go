@@ -13,6 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 // Place is a rank's place in a group. It does not change, except for Contributors.
@@ -59,7 +60,7 @@ type Links struct {
 	TCP    *sockets.Path // Path, if operations may drive it themselves; otherwise nil
 	Boxes  []frame.Inbox // by rank; this rank's is unused
 	Group  Group
-	Wake   chan struct{} // one token: something has changed for the operation in progress
+	Wake   wake.Flag     // something has changed for the operation in progress
 	Failed chan struct{} // closed once the group has failed and every rank has been notified
 }
 

@@ -6,6 +6,8 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
+
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 const (
@@ -84,7 +86,7 @@ type Inbox struct {
 	last   uint64 // the last operation in which the peer takes part; all ones while it has not left
 	asked  bool   // the operation waits for the next header
 	shut   bool   // the group has failed: nothing more is delivered
-	ready  chan struct{}
+	ready  wake.Flag
 	free   [][]byte
 }
 
@@ -99,7 +101,7 @@ type pair struct {
 func Inboxes(of Group, generation uint64, rank, size int) []Inbox {
 	boxes := make([]Inbox, size)
 	for i := range boxes {
-		boxes[i] = Inbox{pair: pair{of, generation, rank, i}, last: math.MaxUint64, ready: make(chan struct{}, 1)}
+		boxes[i] = Inbox{pair: pair{of, generation, rank, i}, last: math.MaxUint64, ready: wake.New()}
 	}
 	return boxes
 }
@@ -184,10 +186,7 @@ func (b *Inbox) postLocked(r *Incoming) (Notice, bool) {
 		r.Done.Store(true)
 	default: // the reader is filling it, or waits for the buffer
 		e.want = r
-		select {
-		case b.ready <- struct{}{}:
-		default:
-		}
+		b.ready.Set()
 	}
 	return Notice{}, true
 }

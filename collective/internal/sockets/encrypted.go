@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 // strand is one of the further connections of an encrypted data channel. It carries its share of
@@ -25,7 +26,7 @@ type strand struct {
 func (l *link) serve() {
 	l.strands = make([]*strand, len(l.more))
 	for i := range l.strands {
-		l.strands[i] = &strand{out: sender{kick: make(chan struct{}, 1)}, due: make(chan []byte, 1), got: make(chan error, 1)}
+		l.strands[i] = &strand{out: sender{more: wake.New()}, due: make(chan []byte, 1), got: make(chan error, 1)}
 	}
 	l.served = true
 	l.out.link, l.out.conn = l, l.data
@@ -71,7 +72,7 @@ func (l *link) unfold() {
 	for i := range l.out.queue.Len() {
 		l.share(l.out.queue.At(i))
 	}
-	l.out.poke()
+	l.out.more.Set()
 }
 
 // seal sends a frame over an encrypted channel.
@@ -86,7 +87,7 @@ func (l *link) seal(o *frame.Outgoing) {
 	}
 	l.out.queue.Push(o)
 	if l.unfolded {
-		l.out.poke()
+		l.out.more.Set()
 	}
 }
 
@@ -171,7 +172,7 @@ type sender struct {
 	link   *link
 	conn   *conn
 	number int // 0: the first connection, which carries the headers
-	kick   chan struct{}
+	more   wake.Flag
 
 	mu     sync.Mutex
 	queue  frame.FIFO[*frame.Outgoing]
@@ -180,19 +181,12 @@ type sender struct {
 	record []byte // owned by the goroutine
 }
 
-func (s *sender) poke() {
-	select {
-	case s.kick <- struct{}{}:
-	default:
-	}
-}
-
 func (s *sender) send(o *frame.Outgoing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.broken {
 		s.queue.Push(o)
-		s.poke()
+		s.more.Set()
 	}
 }
 
@@ -209,7 +203,7 @@ func (s *sender) run() {
 			if s.link.path.over() {
 				return
 			}
-			<-s.kick
+			<-s.more
 			continue
 		}
 		size, err := s.write(o)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 // FuzzFrames: whatever a peer sends ends the group at worst. It neither panics nor takes memory for
@@ -76,7 +77,7 @@ func FuzzDriven(f *testing.F) {
 type group struct {
 	fails  []frame.Notice
 	failed chan struct{}
-	wake   chan struct{}
+	wake   wake.Flag
 }
 
 func (g *group) Fail(n frame.Notice)           { g.fails = append(g.fails, n) }
@@ -87,7 +88,7 @@ func (g *group) Knows(frame.Call) bool         { return true }
 func (g *group) Enroll() bool                  { return true }
 func (g *group) Failure() (frame.Notice, bool) { return frame.Notice{}, false }
 func (g *group) Failed() <-chan struct{}       { return g.failed }
-func (g *group) Wake() chan struct{}           { return g.wake }
+func (g *group) Wake() wake.Flag               { return g.wake }
 func (g *group) Finished() uint64              { return 0 }
 func (g *group) Closing() bool                 { return false }
 func (g *group) Left(int)                      {}
@@ -95,7 +96,7 @@ func (g *group) Nudged(uint64)                 {}
 
 // alone is the path of a rank of two, to which nothing is connected.
 func alone(rank int) *Path {
-	g := &group{failed: make(chan struct{}), wake: make(chan struct{}, 1)}
+	g := &group{failed: make(chan struct{}), wake: wake.New()}
 	gen := &Generation{Peers: Peers{Number: 1, Size: 2}, conns: 1}
 	return newPath(gen, Lane{Rank: rank, Size: 2}, g, frame.Inboxes(g, 1, rank, 2), 64<<10)
 }

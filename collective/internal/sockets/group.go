@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 // Group is the group of a path on this rank. Its methods may be called by any goroutine.
@@ -24,9 +25,8 @@ type Group interface {
 	// Failed returns a channel that is closed once the group has failed and every rank has been
 	// notified.
 	Failed() <-chan struct{}
-	// Wake returns a channel with room for one token: something has changed for the operation in
-	// progress.
-	Wake() chan struct{}
+	// Wake is set when something has changed for the operation in progress.
+	Wake() wake.Flag
 	// Finished returns the number of successful operations.
 	Finished() uint64
 	// Closing reports whether this rank leaves the group.

@@ -112,10 +112,7 @@ func (p *Path) connected() []*link {
 
 // wakeOperation makes the operation in progress check its links. The caller holds p.mu.
 func (p *Path) wakeOperation() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
+	p.wake.Set()
 	if p.sleeping.Load() {
 		p.alert()
 	}

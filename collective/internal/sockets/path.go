@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 // A pair of ranks is connected by two channels: every pair if there are few ranks; otherwise the
@@ -70,7 +71,7 @@ type owner struct {
 	gen    *Generation
 	group  Group
 	boxes  []frame.Inbox // by rank
-	wake   chan struct{}
+	wake   wake.Flag
 	failed <-chan struct{}
 }
 
@@ -196,7 +197,7 @@ func newPath(gen *Generation, lane Lane, group Group, boxes []frame.Inbox, share
 			l := &link{path: p, rank: i, connecting: connecting{configured: conns, dataConns: conns},
 				leaving: leaving{acked: make(chan struct{})}, listenEnded: make(chan struct{})}
 			l.more = make([]*conn, l.dataConns-1)
-			l.out.kick = make(chan struct{}, 1)
+			l.out.more = wake.New()
 			l.wire.fd, l.wire.shareFrom = -1, shareFrom
 			l.lacking = 1 + l.dataConns
 			if l.near = gen.near((i-p.Rank+p.Size)%p.Size, p.Size); l.near {
@@ -472,9 +473,9 @@ func (p *Path) Release() {
 		if l == nil {
 			continue
 		}
-		l.out.poke()
+		l.out.more.Set()
 		for _, s := range l.strands {
-			s.out.poke()
+			s.out.more.Set()
 		}
 		l.mu.Lock()
 		if l.verdict != nil {

@@ -7,6 +7,8 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 // Memory is the memory of a follower's state.
@@ -33,7 +35,7 @@ type Follower struct {
 	ready   chan *Step
 	free    chan int
 	loaded  chan struct{}
-	beats   chan struct{}
+	beats   wake.Flag
 	failed  chan struct{}
 	err     error // valid when failed is closed
 	stop    chan struct{}
@@ -48,7 +50,7 @@ type Follower struct {
 func Follow(ctx context.Context, conn net.Conn, m Memory) (*Follower, error) {
 	f := &Follower{
 		link: link{conn: conn}, memory: m, ready: make(chan *Step, len(m.Buffers)), free: make(chan int, len(m.Buffers)),
-		loaded: make(chan struct{}), beats: make(chan struct{}, 1), failed: make(chan struct{}), stop: make(chan struct{}),
+		loaded: make(chan struct{}), beats: wake.New(), failed: make(chan struct{}), stop: make(chan struct{}),
 	}
 	f.release = context.AfterFunc(ctx, f.shut)
 	for i := range m.Buffers {
@@ -185,10 +187,7 @@ func (f *Follower) receive() error {
 		case frameBeat:
 			r := NewReader(b)
 			f.know(r.Word())
-			select {
-			case f.beats <- struct{}{}:
-			default:
-			}
+			f.beats.Set()
 		case frameLost:
 			return ErrLost
 		default:

@@ -20,6 +20,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/retry"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
@@ -87,9 +88,9 @@ type session struct {
 	before *predecessor // the earlier driver; nil: there was none, or the session is new
 	term   uint64       // the driver's number among the drivers of the run
 	carried
-	over error         // why the session is over; nil: it is not
-	end  ending        // what the agent is to do with the session
-	wake chan struct{} // of capacity 1: there may be messages to send
+	over error     // why the session is over; nil: it is not
+	end  ending    // what the agent is to do with the session
+	wake wake.Flag // there may be messages to send
 }
 
 // carried is the state of the streams that carry a session.
@@ -139,7 +140,7 @@ func newSession(a *Agents, p place) *session {
 		log:     a.cfg.Log.WithFields(logrus.Fields{"host": p.host, "agent": p.addr}),
 		workers: make(map[string]*worker),
 		carried: carried{contact: time.Now(), decided: make(chan struct{})},
-		wake:    make(chan struct{}, 1),
+		wake:    wake.New(),
 	}
 }
 
@@ -160,7 +161,7 @@ func (s *session) done(e *event) {
 	}
 	s.open = s.open[i:]
 	if i > 0 && s.settled()-s.told >= ackEvery {
-		poke(s.wake)
+		s.wake.Set()
 	}
 }
 
@@ -168,27 +169,20 @@ func (s *session) done(e *event) {
 // lock is held.
 func (in *inbox) settled() uint64 { return in.heard - uint64(len(in.open)) }
 
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
 func (s *session) killAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range s.workers {
 		w.stop = 2
 	}
-	poke(s.wake)
+	s.wake.Set()
 }
 
 func (s *session) finish() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.end = max(s.end, finished)
-	poke(s.wake)
+	s.wake.Set()
 }
 
 // serve carries the session over one stream after the other until it is finished or lost. The
@@ -342,7 +336,7 @@ func (s *session) lose(why error) {
 			w.ended(&LostError{Host: s.host, Addr: s.addr, Err: why})
 			w.ended = nil
 		}
-		poke(w.wake)
+		w.wake.Set()
 	}
 }
 

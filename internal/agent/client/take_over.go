@@ -62,7 +62,7 @@ func (a *Agents) Noted(at time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, s := range a.sessions {
-		poke(s.wake)
+		s.wake.Set()
 	}
 }
 
@@ -192,12 +192,12 @@ func (s *session) claim(w *worker) {
 			for _, e := range w.queue {
 				w.reportEnd(s, e)
 			}
-			poke(w.wake)
+			w.wake.Set()
 			return
 		}
 	}
 	if w.resumed {
 		w.lost = errors.New("it does not know the worker")
-		poke(w.wake)
+		w.wake.Set()
 	}
 }

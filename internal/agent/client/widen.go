@@ -100,7 +100,7 @@ func (s *session) tell(m *agentpb.Tell) {
 	defer s.mu.Unlock()
 	if s.carries {
 		s.tells = append(s.tells, &agentpb.ToAgent{What: &agentpb.ToAgent_Tell{Tell: m}})
-		poke(s.wake)
+		s.wake.Set()
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/hvdrun/hvdrun/internal/retry"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/internal/wire"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 	"github.com/hvdrun/hvdrun/launch"
@@ -37,8 +38,8 @@ type worker struct {
 	queue   []*event    // bounded by how far the agent may run ahead of taken
 	ended   func(error) // Spec.Ended; nil after the call
 	lost    error
-	wake    chan struct{} // of capacity 1
-	resumed bool          // an earlier driver has started it
+	wake    wake.Flag
+	resumed bool // an earlier driver has started it
 }
 
 // LostError is the end of a worker whose agent can no longer be reached: whether and how the worker
@@ -339,7 +340,7 @@ func newWorker(s *launch.Spec) (*worker, error) {
 		ended = func(error) {}
 	}
 	return &worker{
-		spec: s, ended: ended, start: m, wake: make(chan struct{}, 1), resumed: s.Resumed, everSent: s.Resumed, known: s.Resumed,
+		spec: s, ended: ended, start: m, wake: wake.New(), resumed: s.Resumed, everSent: s.Resumed, known: s.Resumed,
 	}, nil
 }
 
@@ -396,7 +397,7 @@ func (s *session) add(w *worker) bool {
 	if !s.takesOver() {
 		s.claim(w)
 	}
-	poke(s.wake)
+	s.wake.Set()
 	return true
 }
 
@@ -408,7 +409,7 @@ func (s *session) remove(w *worker) {
 	for _, e := range slices.Concat(w.queue, w.lines) {
 		s.done(e)
 	}
-	poke(s.wake) // the agent may forget it too
+	s.wake.Set() // the agent may forget it too
 }
 
 // withdraw removes a worker that is to end before the agent has been told of it, and returns
@@ -427,8 +428,8 @@ func (s *session) stop(w *worker, how int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.stop = max(w.stop, how)
-	poke(s.wake)
-	poke(w.wake) // run may withdraw it
+	s.wake.Set()
+	w.wake.Set() // run may withdraw it
 }
 
 // pass passes a signal on to all running workers.
@@ -440,7 +441,7 @@ func (s *session) pass(sig syscall.Signal) {
 			w.signals = append(w.signals, sig)
 		}
 	}
-	poke(s.wake)
+	s.wake.Set()
 }
 
 // extend makes the worker's grace period begin anew.
@@ -448,7 +449,7 @@ func (s *session) extend(w *worker) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.more = true
-	poke(s.wake)
+	s.wake.Set()
 }
 
 // look asks the agent whether a signal is ending the worker, if the agent supports that.
@@ -456,7 +457,7 @@ func (s *session) look(w *worker) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.look = s.knowsLook
-	poke(s.wake)
+	s.wake.Set()
 }
 
 // due returns the messages that have not been sent on this stream yet.
@@ -572,7 +573,7 @@ func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 		}
 		w.queue = append(w.queue, event)
 		w.reportEnd(s, event)
-		poke(w.wake)
+		w.wake.Set()
 	case s.before != nil && s.before.awaited[incarnation]:
 		s.before.queues[incarnation] = append(s.before.queues[incarnation], event)
 	default:
@@ -603,6 +604,6 @@ func (s *session) passed(w *worker, n int) {
 	defer s.mu.Unlock()
 	w.taken += uint64(n)
 	if w.taken-w.sentTaken >= takeEvery {
-		poke(s.wake)
+		s.wake.Set()
 	}
 }

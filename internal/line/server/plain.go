@@ -16,6 +16,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/notify"
 )
 
@@ -91,8 +92,8 @@ type operation struct {
 // plain speaks the full protocol on behalf of a program that does not.
 type plain struct {
 	t       *talk
-	program string        // the name that it gives itself
-	news    chan struct{} // of capacity 1: send a beat at once
+	program string    // the name that it gives itself
+	news    wake.Flag // send a beat at once
 	looking
 	joined func() // ends the reports before the first join
 	store  *driverStore
@@ -117,7 +118,7 @@ type looking struct {
 
 // newPlain starts the reports and the pulse of a program.
 func newPlain(t *talk, program string) (p *plain, err error) {
-	p = &plain{t: t, news: make(chan struct{}, 1), changed: time.Now(), looking: looking{usage: proc.UsageOf}}
+	p = &plain{t: t, news: wake.New(), changed: time.Now(), looking: looking{usage: proc.UsageOf}}
 	p.program = cmp.Or(strings.Map(func(c rune) rune {
 		if c < ' ' || c == 0x7f {
 			return ' '
@@ -307,10 +308,7 @@ func (p *plain) setBeat(b beatLine) {
 	p.beat = b
 	if entered {
 		p.trace.Enter(phases[b.Phase], time.Now())
-		select {
-		case p.news <- struct{}{}:
-		default: // the pulse is about to run
-		}
+		p.news.Set()
 	}
 }
 

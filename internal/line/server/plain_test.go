@@ -11,13 +11,14 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
 // TestQuiet: the time counts for which the program has told nothing new.
 func TestQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0
-		p := &plain{t: &talk{worker: &worker{}}, news: make(chan struct{}, 1), looking: looking{usage: func(int) proc.Usage {
+		p := &plain{t: &talk{worker: &worker{}}, news: wake.New(), looking: looking{usage: func(int) proc.Usage {
 			looks++
 			return proc.Usage{Resident: 1}
 		}}}

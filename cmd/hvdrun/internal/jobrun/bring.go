@@ -12,6 +12,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/job"
 )
 
@@ -27,7 +28,7 @@ type bringer struct {
 	log    logrus.FieldLogger
 	cancel context.CancelFunc
 	asking sync.WaitGroup
-	woken  chan struct{}
+	woken  wake.Flag
 
 	brought bool // a request has succeeded; owned by the goroutine until it has ended
 
@@ -58,7 +59,7 @@ func bring(ctx context.Context, source discovery.Discoverer, size job.Size, log 
 	if !can || !size.Elastic {
 		return nil
 	}
-	b := &bringer{scaler: scaler, log: log, size: size, woken: make(chan struct{}, 1)}
+	b := &bringer{scaler: scaler, log: log, size: size, woken: wake.New()}
 	ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx)) // workers still run when ctx ends
 	b.asking.Go(func() { b.run(ctx) })
 	return b
@@ -82,10 +83,7 @@ func (b *bringer) hear(e job.Event) {
 		}
 	}
 	b.mu.Unlock()
-	select {
-	case b.woken <- struct{}{}:
-	default:
-	}
+	b.woken.Set()
 }
 
 // bounds returns the least and the most slots to request. Without a bound on the size, the number

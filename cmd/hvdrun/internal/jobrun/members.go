@@ -7,6 +7,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 	"github.com/hvdrun/hvdrun/internal/safefile"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/job"
 )
 
@@ -15,15 +16,16 @@ import (
 // driver could only wait until the agents notice that the driver is gone and find the new one,
 // which takes some time.
 type membersHook struct {
-	changed, ended chan struct{}
-	writing        sync.WaitGroup
+	changed wake.Flag
+	ended   chan struct{}
+	writing sync.WaitGroup
 }
 
 func (h *membersHook) start(_ context.Context, r *run) error {
 	if r.dir == nil || r.settings.Cluster.Source == nil {
 		return nil
 	}
-	h.changed, h.ended = make(chan struct{}, 1), make(chan struct{})
+	h.changed, h.ended = wake.New(), make(chan struct{})
 	r.events = append(r.events, h.event)
 	h.writing.Go(func() { h.write(r) })
 	return nil
@@ -33,10 +35,7 @@ func (h *membersHook) event(e job.Event) {
 	if e.Name != job.HostsFound {
 		return
 	}
-	select {
-	case h.changed <- struct{}{}:
-	default:
-	}
+	h.changed.Set()
 }
 
 func (h *membersHook) write(r *run) {

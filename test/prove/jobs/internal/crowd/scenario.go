@@ -24,6 +24,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
@@ -65,7 +66,7 @@ type stage struct {
 
 	mu   sync.Mutex
 	seen map[job.EventName][]time.Time
-	more chan struct{} // capacity 1: an event has been added
+	more wake.Flag // an event has been added
 }
 
 var errStop = errors.New("the measurement is over")
@@ -78,7 +79,7 @@ func (sc Scenario) run(ctx context.Context, events io.Writer) (s Sample, err err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	st := &stage{
-		Scenario: sc, seen: make(map[job.EventName][]time.Time), more: make(chan struct{}, 1),
+		Scenario: sc, seen: make(map[job.EventName][]time.Time), more: wake.New(),
 		journal: filepath.Join(dir, "journal"), events: json.NewEncoder(events),
 	}
 	st.hosts = sc.hosts()
@@ -298,10 +299,7 @@ func (st *stage) note(e job.Event) {
 	st.mu.Lock()
 	st.seen[e.Name] = append(st.seen[e.Name], e.Time)
 	st.mu.Unlock()
-	select {
-	case st.more <- struct{}{}:
-	default:
-	}
+	st.more.Set()
 }
 
 // committed waits until all members of a world have committed in it.

@@ -19,6 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/line"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/notify"
 	"github.com/hvdrun/hvdrun/plan"
@@ -27,9 +28,9 @@ import (
 // crew is the workers of a host: a launch.Launcher whose workers are goroutines.
 type crew struct {
 	tell    func(news)
-	changed chan struct{} // capacity 1: the newest world has
-	whole   chan struct{} // capacity 1: all have received the newest world
-	started atomic.Int64  // workers
+	changed wake.Flag    // the newest world has
+	whole   wake.Flag    // all have received the newest world
+	started atomic.Int64 // workers
 
 	mu    sync.Mutex
 	world *world // the newest world that any worker has received
@@ -83,7 +84,7 @@ func serveHost(ctx context.Context, conn net.Conn) error {
 		return err
 	}
 	var mu sync.Mutex
-	c := &crew{changed: make(chan struct{}, 1), whole: make(chan struct{}, 1), tell: func(n news) {
+	c := &crew{changed: wake.New(), whole: wake.New(), tell: func(n news) {
 		mu.Lock()
 		defer mu.Unlock()
 		if enc.Encode(n) != nil {
@@ -200,10 +201,7 @@ func (c *crew) turn(o order) {
 	}
 	if o.Whole == c.world.generation {
 		close(c.world.whole)
-		select {
-		case c.whole <- struct{}{}:
-		default:
-		}
+		c.whole.Set()
 	}
 	if o.Over == c.world.generation {
 		c.world.end(o.Kill)
@@ -289,10 +287,7 @@ func (c *crew) commit(ctx context.Context, client *line.Client, in *world, commi
 
 // changes has what is true of the newest world be told.
 func (c *crew) changes() {
-	select {
-	case c.changed <- struct{}{}:
-	default:
-	}
+	c.changed.Set()
 }
 
 // arrive records that the worker has received a world, and returns it.
