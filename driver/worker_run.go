@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/launch"
@@ -207,7 +208,7 @@ func exitOf(err error) job.Exit {
 	case errors.As(err, &unkillable):
 		return job.Exit{Code: 137, Err: err, Unkillable: true}
 	case errors.As(err, &exit):
-		return job.Exit{Code: exit.Code, Signal: exit.Signal, Evicted: exit.Evicted, Lost: exit.Lost, Why: exit.Why}
+		return job.Exit{Code: exit.Code, Signal: exit.Signal, Evicted: exit.Evicted, Lost: exit.Lost, Said: line.CleanError(exit.Said), Why: exit.Why}
 	}
 	exited := job.Exit{Code: 127, Err: err}
 	if errors.As(err, &start) {

@@ -113,7 +113,8 @@ type Exit struct {
 	Unkillable bool
 	// Early: the worker had joined, and exited with status 0 before its training was done.
 	Early bool
-	// Said is the error that the program itself reported: "ValueError: bad sample (train.py:34)".
+	// Said is the error that the program itself reported, such as "ValueError: bad sample
+	// (train.py:34)", or the line of its standard error that gives the reason.
 	Said string
 	// Lost: the host cannot be reached, so it is unknown how the process ended; it counts as
 	// killed.
@@ -134,22 +135,19 @@ func (e Exit) String() string {
 		return "is out of reach and counts as killed" + e.because()
 	case e.Signal != 0:
 		return fmt.Sprintf("was killed by signal %d (%v)", int(e.Signal), e.Signal) + e.because()
+	case e.Early:
+		return "exited with status 0 before training was done" + e.because()
 	}
-	text := fmt.Sprintf("exited with code %d", e.Code)
-	if e.Early {
-		text = "exited with status 0 before training was done"
-	}
-	if e.Said != "" {
-		text += ": " + e.Said
-	}
-	return text + e.because()
+	return fmt.Sprintf("exited with code %d", e.Code) + e.because()
 }
 
-func (e Exit) because() string {
-	if e.Why == "" {
-		return ""
+func (e Exit) because() (text string) {
+	for _, more := range []string{e.Said, e.Why} {
+		if more != "" {
+			text += ": " + more
+		}
 	}
-	return ": " + e.Why
+	return text
 }
 
 // Clean reports whether the process exited with status 0, as it should.

@@ -164,21 +164,44 @@ type ExitError struct {
 	Evicted bool
 	// Lost: its host cannot be reached, so the process counts as killed.
 	Lost bool
+	// Said is the line of the process's standard error that gives the reason, such as the last
+	// line of a traceback. If a signal killed the process, only a crash with SIGABRT has one.
+	// Empty: there is no such line.
+	Said string
 	// Why is what else is known about the reason, such as that the kernel killed the process
 	// because memory ran out. Empty: nothing.
 	Why string
 }
 
-// Error returns "exited with code 7", or "was killed by signal 9 (killed)", and why.
+// Error returns "exited with code 7", or "was killed by signal 9 (killed)", what the program has
+// said, and why.
 func (e *ExitError) Error() string {
 	text := "exited with code " + strconv.Itoa(e.Code)
 	if e.Signal != 0 {
 		text = fmt.Sprintf("was killed by signal %d (%s)", int(e.Signal), e.Signal)
 	}
-	if e.Why != "" {
-		text += ": " + e.Why
+	for _, more := range []string{e.Said, e.Why} {
+		if more != "" {
+			text += ": " + more
+		}
 	}
 	return text
+}
+
+// explain adds to the end of a process what its standard error says about the reason.
+func explain(end error, words *proc.LastWords) error {
+	exit, is := end.(*ExitError)
+	if !is {
+		return end
+	}
+	explained := *exit
+	switch exit.Signal {
+	case 0:
+		explained.Said = words.Why()
+	case syscall.SIGABRT:
+		explained.Said = words.Crash()
+	}
+	return &explained
 }
 
 func exitError(ws syscall.WaitStatus, why string) error {

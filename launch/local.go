@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,7 +40,8 @@ func (Local) Run(ctx context.Context, s *Spec, started func(pid int)) error {
 	if err != nil {
 		return NewStartError(s, err)
 	}
-	out, talk, tree, err := start(path, s)
+	var words proc.LastWords
+	out, talk, tree, err := start(path, s, &words)
 	defer talk.close()
 	if err != nil {
 		return NewStartError(s, err)
@@ -70,14 +72,19 @@ func (Local) Run(ctx context.Context, s *Spec, started func(pid int)) error {
 	} else {
 		out.abandon()
 	}
-	return end
+	return explain(end, &words)
 }
 
-// start starts the process. The caller closes the talk, also after an error.
-func start(path string, s *Spec) (out *pipes, t *talk, tree *proc.Tree, err error) {
+// start starts the process and copies its standard error to words too. The caller closes the talk,
+// also after an error.
+func start(path string, s *Spec, words *proc.LastWords) (out *pipes, t *talk, tree *proc.Tree, err error) {
 	starting.Lock()
 	defer starting.Unlock()
-	if out, err = newPipes(s.Stdin, s.Stdout, s.Stderr, s.As); err != nil {
+	stderr := io.Writer(words)
+	if s.Stderr != nil {
+		stderr = io.MultiWriter(words, s.Stderr)
+	}
+	if out, err = newPipes(s.Stdin, s.Stdout, stderr, s.As); err != nil {
 		return nil, nil, nil, err
 	}
 	t, env, err := newTalk(s, &out.child)

@@ -52,11 +52,26 @@ func newFailure(rank, local, pid int, end error, file string, now time.Time) Fai
 			f.Message += ": " + exit.Why
 		}
 	default:
-		f.Message = "no error file: a program has one whose main function is decorated with @record of " +
-			"torch.distributed.elastic.multiprocessing.errors"
+		f.Message = noMessage
 	}
 	return f
 }
+
+// say sets the line of the worker's stderr that gives the reason, unless the worker wrote an error
+// file.
+func (f *Failure) say(text string) {
+	switch {
+	case text == "" || f.ErrorFile != "":
+	case f.Message == noMessage:
+		f.Message = text
+	case f.ExitCode < 0:
+		f.Message += ": " + text
+	}
+}
+
+// noMessage is the message of a worker that has not said why it failed.
+const noMessage = "neither an error file nor a line on stderr: a program whose main function is decorated with @record of " +
+	"torch.distributed.elastic.multiprocessing.errors has the file"
 
 // read reads the contents of an error file: {"message": text or {"message": …, "extraInfo":
 // {"py_callstack": …, "timestamp": …}}, "timestamp": …}.
@@ -122,6 +137,8 @@ func (e *FailedError) Error() string {
 	how := fmt.Sprintf("exited with code %d", f.ExitCode)
 	if f.ExitCode < 0 {
 		how = fmt.Sprintf("was killed by %s", unix.SignalName(syscall.Signal(-f.ExitCode)))
+	} else if said, _, _ := strings.Cut(f.Message, "\n"); said != "" && said != noMessage {
+		how += ": " + said
 	}
 	return fmt.Sprintf("%s failed: rank %d (local rank %d, pid %d) %s", e.Command, f.Rank, f.LocalRank, f.PID, how)
 }

@@ -22,6 +22,8 @@ type worker struct {
 	pid         int
 	warm        *warm // interpreter that becomes the worker; nil: a new process is started
 
+	said string // line of its stderr that gives the reason of its failure; set before run returns
+
 	// The fields below are set before the worker is sent to group.exits.
 	end   error // nil: exit 0
 	at    time.Time
@@ -115,6 +117,9 @@ func (g *group) run(ctx context.Context, w *worker, spec *launch.Spec, closeLogs
 		begun()
 	})
 	begun()
+	if exit, is := errors.AsType[*launch.ExitError](err); is {
+		w.said = exit.Said
+	}
 	g.finish(w, err, ended)
 	if err := closeLogs(); err != nil {
 		g.agent.cfg.Log.Warnf("torchrun: the output of local rank %d: %v", w.local, err)
@@ -156,6 +161,10 @@ func (g *group) stop(cause error) {
 			g.judge(w, since)
 			g.agent.workerEvent("torchelastic.worker.status.TERMINATED", stateTerminated, w)
 		}
+	}
+	for i := range g.failures {
+		f := &g.failures[i]
+		f.say(g.workers[f.LocalRank].said)
 	}
 	g.store.close()
 }

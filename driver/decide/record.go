@@ -137,7 +137,7 @@ var forms = []form{
 		func(r *Record, e WorkerEnded) {
 			r.Worker, r.Code, r.Signal = e.ID, e.Exit.Code, int(e.Exit.Signal)
 			r.Evicted, r.Unkillable, r.Ran, r.TakenBy = e.Exit.Evicted, e.Exit.Unkillable, e.Ran, e.Exit.TakenBy
-			r.Lost, r.Why = e.Exit.Lost, e.Exit.Why
+			r.Lost, r.What, r.Why = e.Exit.Lost, e.Exit.Said, e.Exit.Why
 			if e.Exit.Err != nil {
 				r.Error = e.Exit.Err.Error()
 			}
@@ -145,7 +145,7 @@ var forms = []form{
 		func(r *Record) (WorkerEnded, error) {
 			exit := job.Exit{
 				Code: r.Code, Signal: syscall.Signal(r.Signal), Evicted: r.Evicted, Unkillable: r.Unkillable,
-				TakenBy: r.TakenBy, Lost: r.Lost, Why: r.Why,
+				TakenBy: r.TakenBy, Lost: r.Lost, Said: r.What, Why: r.Why,
 			}
 			if r.Error != "" {
 				exit.Err = errors.New(r.Error)

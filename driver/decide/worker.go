@@ -184,7 +184,9 @@ func (m *Machine) ended(now time.Time, e WorkerEnded) {
 	}
 	cause := m.cause(w, e.Exit, len(ran) > 0)
 	e.Exit.Early = cause == causeFailed && e.Exit.Clean() && len(ran) == 0
-	if !e.Exit.Clean() {
+	if e.Exit.Clean() {
+		e.Exit.Said = ""
+	} else if w.said != "" {
 		e.Exit.Said = w.said
 	}
 	signal := any(nil)

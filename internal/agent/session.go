@@ -18,6 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/runas"
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
@@ -587,7 +588,7 @@ func (w *worker) ended(err error) {
 		e.StuckPid, e.StuckState, e.StuckMs = uint32(stuck.PID), stuck.State, uint32(stuck.After.Milliseconds())
 	}
 	if errors.As(err, &exit) {
-		e.Why = exit.Why
+		e.Said, e.Why = line.CleanError(exit.Said), exit.Why
 	}
 	switch {
 	case errors.As(err, &exit) && exit.Signal != 0:

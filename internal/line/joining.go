@@ -189,9 +189,10 @@ const (
 	MaxError = 1 << 10
 )
 
-// CleanError returns the text of an error as one line without control characters, within MaxError.
+// CleanError returns the text of an error as one line of UTF-8 without control characters, within
+// MaxError.
 func CleanError(text string) string {
-	text = strings.Join(strings.FieldsFunc(text, unicode.IsControl), " ")
+	text = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(text, "\uFFFD"), unicode.IsControl), " ")
 	if len(text) > MaxError {
 		text = text[:MaxError-len("…")]
 		for !utf8.ValidString(text) {

@@ -27,7 +27,15 @@ func TestLastWords(t *testing.T) {
 			"terminate called after throwing an instance of 'std::runtime_error' what():  no host"},
 		{"Traceback (most recent call last):\n  File \"x.py\", line 1, in <module>\n    f()\nKeyError: 'a'\n\nDuring handling of the above " +
 			"exception, another exception occurred:\n\nTraceback (most recent call last):\n  File \"x.py\", line 3\nValueError: no a\ncleaning up\n",
-			"ValueError: no a"},
+			"ValueError: no a (x.py:3)"},
+		{"Traceback (most recent call last):\n  File \"x.py\", line 1, in <module>\n  File \"/usr/lib/python3.13/json/__init__.py\", line 9, in load\n" +
+			"  File \"<frozen io>\", line 2, in open\nOSError: no\n", "OSError: no (x.py:1)"},
+		{"[rank0]: Traceback (most recent call last):\n[rank0]:   File \"x.py\", line 5, in <module>\n[rank0]:     f()\n[rank0]: RuntimeError: no\n" +
+			"[rank0]: Exception raised from f at f.cpp:1\n", "RuntimeError: no (x.py:5)"},
+		{"  File \"/src/x.py\", line 4\n    def f(:\n          ^\nSyntaxError: invalid syntax\n", "SyntaxError: invalid syntax (/src/x.py:4)"},
+		{"Traceback (most recent call last):\n  File \"x.py\", line 1, in f\nKeyError: 1\n" + strings.Repeat("goes on\n", mostAfter) + "disk full\n", "disk full"},
+		{"  File \"x\", line one\nno", "no"},
+		{"mpirun: no\n--------\n", "mpirun: no"},
 		{"do not panic: it is fine\nno memory", "no memory"},
 		{strings.Repeat("x", 3*mostWords) + "\nend", "end"},
 	} {

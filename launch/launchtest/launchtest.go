@@ -118,6 +118,8 @@ func exitCode(t *testing.T, l launch.Launcher) {
 	wantExit(t, err, launch.ExitError{Code: 1})
 	_, _, err = runShort(t, l, script("exit 255"))
 	wantExit(t, err, launch.ExitError{Code: 255})
+	_, _, err = runShort(t, l, script(`printf 'old\nno data' >&2; exit 3`))
+	wantExit(t, err, launch.ExitError{Code: 3, Said: "no data"})
 }
 
 func exitZero(t *testing.T, l launch.Launcher) {

@@ -2,6 +2,7 @@ package torch
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -76,6 +77,39 @@ func TestCellTwice(t *testing.T) {
 	needTorch(t)
 	if out := runs(t, true, *python, program(t, "programs.py"), t.TempDir(), "cell_twice"); !strings.Contains(out, "all right") {
 		t.Error(out)
+	}
+}
+
+// TestFailsBeforeImport: the last line of a job whose program fails before it has imported
+// hvdrun.torch has the exception and the line of the program, whatever launches it.
+func TestFailsBeforeImport(t *testing.T) {
+	needTorch(t)
+	for name, x := range map[string]struct{ text, says string }{
+		"syntax": {"import os\n\ndef f(:\n    pass\n", "SyntaxError: "},
+		"module": {"import os\n\nimport no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module' "},
+		"file":   {"import json\ndef f():\n    json.load(open('no-such-data.json'))\nf()\n", "FileNotFoundError: [Errno 2] No such file or directory: 'no-such-data.json' "},
+		"library": {"import torch\n\ntorch.load('no-such-checkpoint.pt')\n",
+			"FileNotFoundError: [Errno 2] No such file or directory: 'no-such-checkpoint.pt' "},
+		"group": {"import torch.distributed as dist\ndist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\nraise ValueError('no')\n",
+			"ValueError: no "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), name+".py")
+			if err := os.WriteFile(path, []byte(x.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			t.Setenv("PYTHON_EXEC", *python)
+			t.Setenv("HVD_FAILURE_LIMIT", "1")
+			for _, command := range [][]string{
+				{hvdrun, "-np", "1", *python, path}, elasticJob("1", path), {hvdrun, "torchrun", "--standalone", path},
+			} {
+				lines := strings.Split(strings.TrimSpace(runs(t, false, command...)), "\n")
+				last := lines[len(lines)-1]
+				if !strings.Contains(last, "rank 0") || !strings.Contains(last, x.says) || !strings.HasSuffix(last, "("+path+":3)") {
+					t.Errorf("%q ends with\n%s", command, last)
+				}
+			}
+		})
 	}
 }
 

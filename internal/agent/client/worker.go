@@ -355,10 +355,10 @@ func exitOfEvent(spec *launch.Spec, e *agentpb.Exited) error {
 		return &launch.UnkillableError{PID: int(e.GetStuckPid()), State: e.GetStuckState(), After: after}
 	case e.GetSignal() != 0:
 		killed := exitOfSignal(syscall.Signal(e.GetSignal()))
-		killed.Evicted, killed.Why = e.GetEvicted(), e.GetWhy()
+		killed.Evicted, killed.Said, killed.Why = e.GetEvicted(), e.GetSaid(), e.GetWhy()
 		return killed
 	case e.GetCode() != 0:
-		return &launch.ExitError{Code: int(e.GetCode()), Evicted: e.GetEvicted(), Why: e.GetWhy()}
+		return &launch.ExitError{Code: int(e.GetCode()), Evicted: e.GetEvicted(), Said: e.GetSaid(), Why: e.GetWhy()}
 	}
 	return nil
 }

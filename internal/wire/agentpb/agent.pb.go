@@ -1647,7 +1647,9 @@ type Exited struct {
 	// With start_error: the run whose worker has the slot; empty if that is not the reason.
 	TakenBy string `protobuf:"bytes,9,opt,name=taken_by,json=takenBy,proto3" json:"taken_by,omitempty"`
 	// What else is known of why it ended, such as that the kernel has killed for lack of memory.
-	Why           string `protobuf:"bytes,10,opt,name=why,proto3" json:"why,omitempty"`
+	Why string `protobuf:"bytes,10,opt,name=why,proto3" json:"why,omitempty"`
+	// The line of its standard error by which the program says why it fails; empty if there is none.
+	Said          string `protobuf:"bytes,11,opt,name=said,proto3" json:"said,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1748,6 +1750,13 @@ func (x *Exited) GetTakenBy() string {
 func (x *Exited) GetWhy() string {
 	if x != nil {
 		return x.Why
+	}
+	return ""
+}
+
+func (x *Exited) GetSaid() string {
+	if x != nil {
+		return x.Said
 	}
 	return ""
 }
@@ -2241,7 +2250,7 @@ const file_agent_proto_rawDesc = "" +
 	"\x06Output\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\rR\x06stream\x12\x12\n" +
-	"\x04text\x18\x03 \x01(\fR\x04text\"\x97\x02\n" +
+	"\x04text\x18\x03 \x01(\fR\x04text\"\xab\x02\n" +
 	"\x06Exited\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\rR\x04code\x12\x16\n" +
@@ -2255,7 +2264,8 @@ const file_agent_proto_rawDesc = "" +
 	"\bstuck_ms\x18\b \x01(\rR\astuckMs\x12\x19\n" +
 	"\btaken_by\x18\t \x01(\tR\atakenBy\x12\x10\n" +
 	"\x03why\x18\n" +
-	" \x01(\tR\x03why\"=\n" +
+	" \x01(\tR\x03why\x12\x12\n" +
+	"\x04said\x18\v \x01(\tR\x04said\"=\n" +
 	"\x0eInspectRequest\x12+\n" +
 	"\atargets\x18\x01 \x03(\v2\x11.hvdrun.v1.TargetR\atargets\":\n" +
 	"\x06Target\x12\x12\n" +

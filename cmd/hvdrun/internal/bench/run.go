@@ -380,11 +380,11 @@ func (r *benchRun) peer(ctx context.Context, peer bench.Peer) ([]bench.Row, erro
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	switch {
-	case err != nil && said == "":
+	if exit, is := errors.AsType[*launch.ExitError](err); is && said != "" {
+		exit.Said = firstLine(said) // mpirun begins with the reason
+	}
+	if err != nil {
 		return nil, fmt.Errorf("it %w", err)
-	case err != nil:
-		return nil, fmt.Errorf("it %w: %s", err, firstLine(said))
 	}
 	return bench.ReadPeer(out, r.m.spec)
 }
