@@ -90,7 +90,11 @@ func explainUse(c *cobra.Command) {
 		if like := settings.NearestOf(unknown.GetSpecifiedName(), known); like != "" {
 			return fmt.Errorf("unknown flag --%s; did you mean --%s?", unknown.GetSpecifiedName(), like)
 		}
-		return fmt.Errorf("unknown flag --%s; `%s --help` lists the flags", unknown.GetSpecifiedName(), c.CommandPath())
+		dashes := "--"
+		if unknown.GetSpecifiedShortnames() != "" {
+			dashes = "-"
+		}
+		return fmt.Errorf("unknown flag %s%s; `%s --help` lists the flags", dashes, unknown.GetSpecifiedName(), c.CommandPath())
 	})
 	for _, sub := range c.Commands() {
 		explainUse(sub)

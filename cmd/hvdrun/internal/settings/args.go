@@ -122,8 +122,8 @@ func (a *arguments) flag(word string) error {
 		}
 	}
 	if st == nil {
-		if of, _ := advice(name); a.inside != "" && !oneDash && of == "" {
-			a.take(word) // a flag of the subcommand itself
+		if of, _ := advice(name); a.inside != "" && (!oneDash && of == "" || isNegative(word)) {
+			a.take(word) // a flag of the subcommand itself, or the value of one
 			if a.runs && !assigned && slices.Contains(ofTasksRun, name) && len(a.in) > 0 {
 				a.take(a.in[0]) // the value of the flag, not the program
 			}
@@ -152,6 +152,12 @@ func (a *arguments) flag(word string) error {
 	}
 	a.out = append(a.out, "--"+name+"="+value)
 	return nil
+}
+
+// isNegative reports whether a word is a negative number or duration rather than a flag.
+func isNegative(word string) bool {
+	rest := strings.TrimPrefix(strings.TrimPrefix(word, "-"), ".")
+	return word != rest && rest != "" && '0' <= rest[0] && rest[0] <= '9'
 }
 
 // numberOfRanks reports whether a flag is -np or -n in one of mpirun's forms (-np, -np4, -n, -n4,
