@@ -2,7 +2,6 @@ package decide
 
 import (
 	"fmt"
-	"strings"
 	"time"
 )
 
@@ -96,11 +95,7 @@ func (m *Machine) refuteDone(now time.Time) {
 			train = append(train, fmt.Sprint(w.rank))
 		}
 	}
-	reason := fmt.Sprintf("reported that training is done, but by their own account these ranks still train: %s",
-		strings.Join(train[:min(len(train), MostNamed)], " "))
-	if n := len(train) - MostNamed; n > 0 {
-		reason += fmt.Sprintf(" and %d more", n)
-	}
+	reason := "reported that training is done, but by their own account these ranks still train: " + named(train)
 	m.ending = ending{}
 	for _, w := range m.published.Members {
 		if !w.done {

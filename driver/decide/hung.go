@@ -13,6 +13,15 @@ import (
 // MostNamed is the largest number of workers or ranks named in a line.
 const MostNamed = 8
 
+// named joins the first MostNamed of some names, and says how many others there are.
+func named(names []string) string {
+	text := strings.Join(names[:min(len(names), MostNamed)], " ")
+	if more := len(names) - MostNamed; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
 // mostHolding is how many workers that hold up the job get a line each; a line for each of many
 // would be too much.
 const mostHolding = 2

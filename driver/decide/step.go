@@ -505,7 +505,7 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 			m.lackWorkers(now, come)
 		case soon:
 		default:
-			m.decide(now, m.incomplete(come))
+			m.decide(now, m.incomplete(come, wanted))
 		}
 		return
 	}
@@ -549,9 +549,19 @@ func (m *Machine) formPool(now time.Time) {
 }
 
 // incomplete returns the error of a job that is not elastic if workers exited with 0 before the
-// others were done.
-func (m *Machine) incomplete(n int) error {
-	return fmt.Errorf("driver: only %d of %d workers are left, and the job is not elastic", n, m.size.NP)
+// others were done. It names the wanted slots that have no worker.
+func (m *Machine) incomplete(n int, wanted []plan.SlotID) error {
+	var gone []string
+	for _, id := range wanted {
+		if w := m.in(id); w == nil || !w.live() {
+			gone = append(gone, id.String())
+		}
+	}
+	why := ""
+	if len(gone) > 0 {
+		why = fmt.Sprintf(": %s exited with status 0 before training was done", named(gone))
+	}
+	return fmt.Errorf("driver: only %d of %d workers are left, and the job is not elastic%s", n, m.size.NP, why)
 }
 
 // lackSlots and lackWorkers start the wait for slots and log it once.
