@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -264,6 +265,56 @@ func TestTicketOfNobody(t *testing.T) {
 			t.Errorf("%s: %q, %v", name, text, err)
 		}
 		conn.Close()
+	}
+}
+
+// TestTicketOfEnded: the ticket of a worker that has ended makes a process no worker at the door, and
+// a connection by it reaches nothing.
+func TestTicketOfEnded(t *testing.T) {
+	j := newJob(t)
+	env := j.env("a", j.door().Addr())
+	socket, far := net.Pipe()
+	var talking sync.WaitGroup
+	talking.Go(func() { j.lines.Talk(env.Environ())(t.Context(), os.Getpid(), far)() })
+	creds, err := identity.Decode(env.Credentials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dial := func(protocol string) net.Conn {
+		t.Helper()
+		conn, err := creds.DialDoor(t.Context(), env.LauncherAddr, protocol)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		_ = conn.SetReadDeadline(sandbox.Limit())
+		return conn
+	}
+	hello := func() string {
+		t.Helper()
+		conn := dial(line.Protocol)
+		defer conn.Close()
+		if _, err := conn.Write([]byte(`{"do":"hello","version":1,"full":true}` + "\n")); err != nil {
+			t.Fatal(err)
+		}
+		text, err := bufio.NewReader(conn).ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	if text := hello(); strings.Contains(text, "error") {
+		t.Fatalf("while the worker runs: %q", text)
+	}
+	socket.Close()
+	talking.Wait()
+	if text := hello(); !strings.Contains(text, "the worker does not run") {
+		t.Errorf("%q", text)
+	}
+	for _, protocol := range []string{line.TasksProtocol, line.StoreProtocol} {
+		if text, err := io.ReadAll(dial(protocol)); len(text) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%s: %q, %v", protocol, text, err)
+		}
 	}
 }
 
