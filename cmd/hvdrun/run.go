@@ -53,7 +53,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 	signal.Notify(passed, syscall.SIGUSR1, syscall.SIGUSR2)
 	defer signal.Stop(passed)
 	p := &cli.Program{Signals: passed, Stdin: stdin, Stdout: out, Stderr: errs, Env: env, Hurry: hurry, Hurried: new(atomic.Bool)}
-	p.Log = &cli.Queue{To: errs, Most: cli.MaxLog}
+	p.Log = &cli.Queue{To: cli.Lossy(errs), Most: cli.MaxLog}
 	p.Stop = func(now bool) {
 		cancel(job.StopCommand{})
 		if now {
@@ -67,6 +67,9 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 	case err = <-done:
 	case <-enough: // it is blocked, perhaps in a write
 		err = cli.Failed(context.Cause(ctx))
+	}
+	if err == nil {
+		err = out.Err()
 	}
 	if err != nil && !errors.Is(err, cli.StopSignal{Signal: syscall.SIGPIPE}) {
 		said := proc.ExplainDescriptors(err).Error()

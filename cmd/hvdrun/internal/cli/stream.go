@@ -19,6 +19,28 @@ type Stream struct {
 	mu     sync.Mutex
 	W      io.Writer
 	Cancel context.CancelCauseFunc
+	failed error
+}
+
+// Err returns the first error of Write, or nil. A closed pipe is not an error.
+func (s *Stream) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed
+}
+
+// lossy is a Stream whose failures are not kept for Err.
+type lossy struct{ *Stream }
+
+func (l lossy) Write(b []byte) (int, error) { return l.write(b, false) }
+
+// Lossy returns a writer to w, a stream of Program, for logs and for the output of workers: a
+// command does its work, and ends with the status of that, if they cannot be written.
+func Lossy(w io.Writer) io.Writer {
+	if s, is := w.(*Stream); is {
+		return lossy{s}
+	}
+	return w
 }
 
 // WhenClosed sets the function that is called when the reader is gone, instead of the one that
@@ -30,7 +52,9 @@ func (s *Stream) WhenClosed(f context.CancelCauseFunc) {
 }
 
 // Write writes b without buffering. Its error is a RunError, since the command line was valid.
-func (s *Stream) Write(b []byte) (int, error) {
+func (s *Stream) Write(b []byte) (int, error) { return s.write(b, true) }
+
+func (s *Stream) write(b []byte, keep bool) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n, err := safefile.Write(s.W, b)
@@ -40,6 +64,9 @@ func (s *Stream) Write(b []byte) (int, error) {
 	}
 	if err != nil {
 		err = Failed(err)
+	}
+	if err != nil && keep && s.failed == nil {
+		s.failed = err
 	}
 	return n, err
 }

@@ -3,6 +3,7 @@ package jobrun
 import (
 	"context"
 
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/launch"
 )
 
@@ -11,7 +12,9 @@ type outputHook struct{}
 
 func (*outputHook) start(_ context.Context, r *run) error {
 	s := r.settings
-	r.output = &launch.Output{Stdout: r.program.Stdout, Stderr: r.program.Stderr, Dir: s.OutputDir, Timestamps: s.Timestamps, Log: r.log}
+	r.output = &launch.Output{
+		Stdout: cli.Lossy(r.program.Stdout), Stderr: cli.Lossy(r.program.Stderr), Dir: s.OutputDir, Timestamps: s.Timestamps, Log: r.log,
+	}
 	r.output.Shared = s.Tuning.ShareOutput
 	r.cfg.Output = r.output
 	return nil

@@ -72,14 +72,14 @@ func restartWorkerCommand(p *cli.Program) *cobra.Command {
 				return err
 			}
 			log := settings.Logger(p, &settings.Settings{OutputSettings: settings.OutputSettings{LogLevel: logrus.InfoLevel}})
-			logrus.SetOutput(p.Stderr)
+			logrus.SetOutput(cli.Lossy(p.Stderr))
 			logrus.SetFormatter(cli.TextFormat(nil, nil))
 			defer cli.Inherit(log, cli.DriverReaps)()
 			ctx, cancel := p.Impatience(cmd.Context())
 			defer cancel()
 			err := restart.Run(ctx, restart.Config{
 				Command: told.Command, Env: p.Env, Grace: told.Grace, Prestart: told.Prestart,
-				Stdout: p.Stdout, Stderr: p.Stderr, Log: log,
+				Stdout: cli.Lossy(p.Stdout), Stderr: cli.Lossy(p.Stderr), Log: log,
 			})
 			var exit *launch.ExitError
 			switch {

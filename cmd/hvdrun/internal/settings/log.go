@@ -13,7 +13,7 @@ import (
 // Logger returns a logger with the level and format of the settings.
 func Logger(p *cli.Program, s *Settings) *logrus.Logger {
 	log := logrus.New()
-	log.SetOutput(p.Stderr)
+	log.SetOutput(cli.Lossy(p.Stderr))
 	if p.Log != nil {
 		log.SetOutput(p.Log)
 		p.Log.OnDropped(func(n int) []byte {

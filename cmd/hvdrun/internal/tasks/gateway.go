@@ -212,7 +212,7 @@ func (g *gateway) leave() {
 // sideLog returns a log on standard error.
 func sideLog(p *cli.Program) *logrus.Logger {
 	log := logrus.New()
-	log.SetOutput(p.Stderr)
+	log.SetOutput(cli.Lossy(p.Stderr))
 	return log
 }
 

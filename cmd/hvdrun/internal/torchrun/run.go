@@ -44,7 +44,7 @@ func torchConfig(ctx context.Context, p *cli.Program, f *torchFlags, args []stri
 		return cfg, err
 	}
 	cfg = torchrun.Config{RunID: f.id, Role: f.role, MaxRestarts: f.maxRestarts, Env: p.Env, Backend: f.backend, VirtualLocalRank: f.virtualRank}
-	cfg.Logs = torchrun.Logs{Dir: f.logDir, Stdout: p.Stdout, Stderr: p.Stderr}
+	cfg.Logs = torchrun.Logs{Dir: f.logDir, Stdout: cli.Lossy(p.Stdout), Stderr: cli.Lossy(p.Stderr)}
 	cfg.Logs.Template, _ = cli.Lookup(p.Env, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
 	cfg.ErrorFile, _ = cli.Lookup(p.Env, "TORCHELASTIC_ERROR_FILE")
 	cfg.TimerFile, _ = cli.Lookup(p.Env, "TORCHELASTIC_TIMER_FILE")
