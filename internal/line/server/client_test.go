@@ -268,8 +268,8 @@ func TestTicketOfNobody(t *testing.T) {
 	}
 }
 
-// TestTicketOfEnded: the ticket of a worker that has ended makes a process no worker at the door, and
-// a connection by it reaches nothing.
+// TestTicketOfEnded: at the door, the ticket of a worker that has ended neither makes a process a
+// worker nor lets it reach the driver.
 func TestTicketOfEnded(t *testing.T) {
 	j := newJob(t)
 	env := j.env("a", j.door().Addr())
