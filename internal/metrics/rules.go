@@ -101,17 +101,3 @@ func Table() string {
 	}
 	return b.String()
 }
-
-// AlarmTable returns the alarms as a table in Markdown.
-func AlarmTable() string {
-	var b strings.Builder
-	b.WriteString("| alarm | severity | after | what it means, and what to do |\n|---|---|---|---|\n")
-	for _, a := range alerts() {
-		after := a.For
-		if after == "0m" {
-			after = "at once"
-		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", a.Name, a.Severity, after, a.Do)
-	}
-	return b.String()
-}
