@@ -6,8 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/term"
-
 	"github.com/hvdrun/hvdrun/elastic"
 )
 
@@ -23,7 +21,9 @@ type display struct {
 }
 
 func newDisplay(out *os.File, epochs, perEpoch int) *display {
-	return &display{out: out, bar: term.IsTerminal(int(out.Fd())), perEpoch: perEpoch, all: epochs * perEpoch}
+	info, err := out.Stat()
+	terminal := err == nil && info.Mode()&os.ModeCharDevice != 0
+	return &display{out: out, bar: terminal, perEpoch: perEpoch, all: epochs * perEpoch}
 }
 
 // step shows a finished step.

@@ -7,7 +7,6 @@ import (
 	"net"
 	"time"
 
-	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -56,9 +55,8 @@ func open(cfg Config, connect func(ctx context.Context, network, addr string) (n
 		},
 	}
 	if cfg.TLS || cfg.CA != "" || cfg.Cert != "" {
-		info := transport.TLSInfo{TrustedCAFile: cfg.CA, CertFile: cfg.Cert, KeyFile: cfg.Key}
 		var err error
-		if conf.TLS, err = info.ClientConfig(); err != nil {
+		if conf.TLS, err = cfg.tls(); err != nil {
 			return nil, fmt.Errorf("etcd: %w", err)
 		}
 	}

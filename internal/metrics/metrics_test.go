@@ -20,7 +20,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	dto "github.com/prometheus/client_model/go"
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/job"
@@ -135,19 +134,20 @@ func TestNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := map[string]*dto.MetricFamily{}
-	for _, f := range families {
-		found[f.GetName()] = f
+	found := map[string]int{} // places in families
+	for i, f := range families {
+		found[f.GetName()] = i
 	}
 	if len(found) != len(All()) {
 		t.Errorf("%d metrics, %d in the list", len(found), len(All()))
 	}
 	for _, m := range All() {
-		f := found[m.Name]
-		if f == nil {
+		i, is := found[m.Name]
+		if !is {
 			t.Errorf("%s is not told", m.Name)
 			continue
 		}
+		f := families[i]
 		if f.GetHelp() != m.Help || !strings.EqualFold(f.GetType().String(), m.Kind.String()) || strings.HasSuffix(m.Help, ".") {
 			t.Errorf("%s: %v %q", m.Name, f.GetType(), f.GetHelp())
 		}

@@ -20,7 +20,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	client "github.com/prometheus/client_model/go"
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -112,7 +111,7 @@ func Listen(cfg Config, all ...prometheus.Collector) (*Server, error) {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET "+Path, guarded(cfg.Token, promhttp.HandlerFor(discreet(registry, cfg.Log), promhttp.HandlerOpts{
+	mux.Handle("GET "+Path, guarded(cfg.Token, promhttp.HandlerFor(prometheus.GathererFunc(discreet(registry.Gather, cfg.Log)), promhttp.HandlerOpts{
 		MaxRequestsInFlight: 4, Timeout: 2 * readTimeout,
 	})))
 	s := &Server{ln: ln, tls: cfg.Certificate != nil, server: &http.Server{
@@ -128,19 +127,19 @@ func Listen(cfg Config, all ...prometheus.Collector) (*Server, error) {
 
 // discreet gathers metrics without sending failures to clients, since promhttp would send the stack
 // of a collector that panics. It logs the first error.
-func discreet(all prometheus.Gatherer, log logrus.FieldLogger) prometheus.Gatherer {
+func discreet[Families any](gather func() (Families, error), log logrus.FieldLogger) func() (Families, error) {
 	if log == nil {
 		log = logrus.StandardLogger()
 	}
 	var told sync.Once
-	return prometheus.GathererFunc(func() ([]*client.MetricFamily, error) {
-		families, err := all.Gather()
+	return func() (Families, error) {
+		families, err := gather()
 		if err == nil {
 			return families, nil
 		}
 		told.Do(func() { log.Errorf("metrics: a scrape fails, and those after it may: %v", err) })
 		return families, errors.New("metrics: not all could be collected; the log of this hvdrun says why")
-	})
+	}
 }
 
 // URL returns the URL of the metrics.

@@ -8,7 +8,6 @@ import (
 	"syscall"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/term"
 
 	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/internal/logline"
@@ -37,7 +36,7 @@ func isColourful(env []string, w io.Writer) bool {
 	refused, _ := Lookup(env, "NO_COLOR")
 	kind, _ := Lookup(env, "TERM")
 	f, is := w.(*os.File)
-	return is && refused == "" && kind != "dumb" && term.IsTerminal(int(f.Fd()))
+	return is && refused == "" && kind != "dumb" && IsTerminal(f)
 }
 
 // ReadByJournal reports whether systemd's journal reads what is written to w: JOURNAL_STREAM names

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"syscall"
 
-	"golang.org/x/term"
+	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
@@ -74,5 +74,11 @@ func (s *Stream) write(b []byte, keep bool) (int, error) {
 // Terminal returns the file of the stream and whether it is a terminal.
 func (s *Stream) Terminal() (*os.File, bool) {
 	f, ok := s.W.(*os.File)
-	return f, ok && term.IsTerminal(int(f.Fd()))
+	return f, ok && IsTerminal(f)
+}
+
+// IsTerminal reports whether a file is a terminal.
+func IsTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
 }

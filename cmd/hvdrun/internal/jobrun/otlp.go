@@ -16,7 +16,6 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -117,7 +116,7 @@ func openTraces(s *settings.Settings, env []string, log logrus.FieldLogger) (*tr
 // newExporter returns the exporter that sends to the collector. OpenTelemetry's variables set
 // headers, certificates, compression, timeouts, and the format over HTTP. A target without a
 // scheme, which only the variables may have, is a gRPC server.
-func newExporter(s *settings.Settings, target, protocol string) (*otlptrace.Exporter, error) {
+func newExporter(s *settings.Settings, target, protocol string) (sdktrace.SpanExporter, error) {
 	if s.OTLP == "" && !strings.Contains(target, "://") {
 		host, port, err := net.SplitHostPort(target)
 		if err != nil || host == "" || port == "" || protocol != "" && protocol != "grpc" {

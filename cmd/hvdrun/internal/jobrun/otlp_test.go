@@ -2,8 +2,8 @@ package jobrun
 
 import (
 	"compress/gzip"
-	"context"
-	"fmt"
+	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -14,24 +14,71 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/sirupsen/logrus/hooks/test"
-	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
-	otlp "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/driver"
 )
 
 // received is a collector that keeps what it gets.
-type received struct {
-	collector.UnimplementedTraceServiceServer
-	got chan *collector.ExportTraceServiceRequest
+type received struct{ got chan *export }
+
+// export is a request of an exporter, of which ProtoJSON has these names.
+type export struct {
+	ResourceSpans []struct {
+		Resource   json.RawMessage
+		ScopeSpans []struct{ Spans []span }
+	}
 }
 
-func (r *received) Export(_ context.Context, req *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
-	r.got <- req
-	return &collector.ExportTraceServiceResponse{}, nil
+type span struct {
+	TraceID, SpanID, ParentSpanID, Name string
+	StartTimeUnixNano, EndTimeUnixNano  int64 `json:",string"`
+	Attributes                          json.RawMessage
+	Status                              struct{ Code string }
+}
+
+// newRequest returns a message of the type that the exporters send, which they register.
+func newRequest() (proto.Message, error) {
+	kind, err := protoregistry.GlobalTypes.FindMessageByName("opentelemetry.proto.collector.trace.v1.ExportTraceServiceRequest")
+	if err != nil {
+		return nil, err
+	}
+	return kind.New().Interface(), nil
+}
+
+func (r *received) keep(m proto.Message) error {
+	text, err := protojson.Marshal(m)
+	if err != nil {
+		return err
+	}
+	e := &export{}
+	if err := json.Unmarshal(text, e); err != nil {
+		return err
+	}
+	r.got <- e
+	return nil
+}
+
+// call answers a call over gRPC.
+func (r *received) call(_ any, stream grpc.ServerStream) error {
+	if method, _ := grpc.MethodFromServerStream(stream); method != "/opentelemetry.proto.collector.trace.v1.TraceService/Export" {
+		return status.Error(codes.Unimplemented, method)
+	}
+	m, err := newRequest()
+	if err == nil {
+		err = stream.RecvMsg(m)
+	}
+	if err == nil {
+		err = r.keep(m)
+	}
+	return errors.Join(err, stream.SendMsg(&emptypb.Empty{})) // which encodes as an empty response does
 }
 
 func (r *received) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -44,20 +91,19 @@ func (r *received) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 	}
 	text, err := io.ReadAll(body)
-	m := &collector.ExportTraceServiceRequest{}
-	if err != nil || req.URL.Path != "/v1/traces" || proto.Unmarshal(text, m) != nil {
+	m, unknown := newRequest()
+	if err != nil || unknown != nil || req.URL.Path != "/v1/traces" || proto.Unmarshal(text, m) != nil || r.keep(m) != nil {
 		http.Error(w, req.URL.Path, http.StatusBadRequest)
 		return
 	}
-	r.got <- m
 	w.Header().Set("Content-Type", "application/x-protobuf")
 }
 
-func spansOf(m *collector.ExportTraceServiceRequest) (all []*otlp.Span, resource string) {
-	for _, r := range m.GetResourceSpans() {
-		resource += r.GetResource().String()
-		for _, s := range r.GetScopeSpans() {
-			all = append(all, s.GetSpans()...)
+func spansOf(e *export) (all []span, resource string) {
+	for _, r := range e.ResourceSpans {
+		resource += string(r.Resource)
+		for _, s := range r.ScopeSpans {
+			all = append(all, s.Spans...)
 		}
 	}
 	return all, resource
@@ -75,13 +121,12 @@ func someTrace() driver.Trace {
 // TestTracesAreExported: a collector gets a reset as one trace, by either protocol, where the flag
 // or the variables name it.
 func TestTracesAreExported(t *testing.T) {
-	r := &received{got: make(chan *collector.ExportTraceServiceRequest, 16)}
+	r := &received{got: make(chan *export, 16)}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer()
-	collector.RegisterTraceServiceServer(server, r)
+	server := grpc.NewServer(grpc.UnknownServiceHandler(r.call))
 	go func() { _ = server.Serve(ln) }()
 	defer server.Stop()
 	web := httptest.NewServer(r)
@@ -119,21 +164,21 @@ func TestTracesAreExported(t *testing.T) {
 			if len(spans) != 3 || !strings.Contains(resource, "hvdrun") || !strings.Contains(resource, "job7") {
 				t.Fatalf("%v of %s", spans, resource)
 			}
-			var root *otlp.Span
+			var root span
 			for _, s := range spans {
-				if len(s.GetParentSpanId()) == 0 {
+				if s.ParentSpanID == "" {
 					root = s
 				}
 			}
-			if root.GetName() != "reset" || root.GetEndTimeUnixNano()-root.GetStartTimeUnixNano() != uint64(time.Second) ||
-				!strings.Contains(fmt.Sprint(root.GetAttributes()), "b:1 exit status 137") {
+			if root.Name != "reset" || root.EndTimeUnixNano-root.StartTimeUnixNano != int64(time.Second) ||
+				!strings.Contains(string(root.Attributes), "b:1 exit status 137") {
 				t.Errorf("%v", root)
 			}
 			for _, s := range spans {
-				if string(s.GetTraceId()) != string(root.GetTraceId()) || s != root && string(s.GetParentSpanId()) != string(root.GetSpanId()) {
+				if s.TraceID != root.TraceID || s.SpanID != root.SpanID && s.ParentSpanID != root.SpanID {
 					t.Errorf("%v is not part of the trace", s)
 				}
-				if is := s.GetStatus().GetCode() == otlp.Status_STATUS_CODE_ERROR; is != (s.GetName() == "death seen") {
+				if is := s.Status.Code == "STATUS_CODE_ERROR"; is != (s.Name == "death seen") {
 					t.Errorf("%v", s)
 				}
 			}

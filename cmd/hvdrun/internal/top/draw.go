@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"charm.land/bubbletea/v2"
-	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
@@ -22,15 +21,15 @@ const (
 )
 
 var (
-	plain   = lipgloss.NewStyle()
-	bold    = plain.Bold(true)
-	faint   = plain.Faint(true)
+	plain   = ansi.NewStyle()
+	bold    = plain.Bold()
+	faint   = plain.Faint()
 	reverse = plain.Reverse(true)
-	red     = plain.Foreground(lipgloss.Red)
-	green   = plain.Foreground(lipgloss.Green)
-	yellow  = plain.Foreground(lipgloss.Yellow)
-	magenta = plain.Foreground(lipgloss.Magenta)
-	cyan    = plain.Foreground(lipgloss.Cyan)
+	red     = plain.ForegroundColor(ansi.Red)
+	green   = plain.ForegroundColor(ansi.Green)
+	yellow  = plain.ForegroundColor(ansi.Yellow)
+	magenta = plain.ForegroundColor(ansi.Magenta)
+	cyan    = plain.ForegroundColor(ansi.Cyan)
 )
 
 // View draws the screen.
@@ -52,7 +51,7 @@ func (m *top) frame() []string {
 	lines = append(lines, m.tabs(), "")
 	var last []string
 	if m.height >= tallHeight && m.pane != paneEvents && m.pane != paneOutput && m.dialog == nil && !m.help {
-		last = append([]string{"", bold.Render("Events")}, m.lastEvents((m.height-tallHeight)/2+6)...)
+		last = append([]string{"", bold.Styled("Events")}, m.lastEvents((m.height-tallHeight)/2+6)...)
 	}
 	room := m.height - len(lines) - len(last) - 1
 	lines = append(lines, m.fit(m.body(room), room)...)
@@ -107,13 +106,13 @@ func (m *top) scrolled(lines []string, room int) []string {
 	m.scroll[m.pane] = from
 	lines = lines[from:]
 	if room > 0 && len(lines) > room {
-		lines = append(lines[:room-1:room-1], faint.Render(fmt.Sprintf("… %d more lines", len(lines)-room+1)))
+		lines = append(lines[:room-1:room-1], faint.Styled(fmt.Sprintf("… %d more lines", len(lines)-room+1)))
 	}
 	return lines
 }
 
 // stateStyle returns the colour of a job's state.
-func stateStyle(s *job.Status) lipgloss.Style {
+func stateStyle(s *job.Status) ansi.Style {
 	switch s.State {
 	case job.Running, job.Done:
 		return green
@@ -127,19 +126,19 @@ func stateStyle(s *job.Status) lipgloss.Style {
 
 func (m *top) header() []string {
 	s := &m.view.Status
-	state := stateStyle(s).Bold(true).Render(string(s.State))
+	state := stateStyle(s).Bold().Styled(string(s.State))
 	switch {
 	case s.Stopped:
-		state = yellow.Bold(true).Render("stopped")
+		state = yellow.Bold().Styled("stopped")
 	case s.Driver == 0 && !m.view.Over():
-		state = red.Bold(true).Render("no driver")
+		state = red.Bold().Styled("no driver")
 	}
-	first := bold.Render("hvdrun top") + "  " + cli.EscapeCell(s.Job) + "  " + state
+	first := bold.Styled("hvdrun top") + "  " + cli.EscapeCell(s.Job) + "  " + state
 	clock := show.ClockTime(s.Time, s.Time)
 	if room := m.width - ansi.StringWidth(first) - len(clock); room > 0 {
-		first += strings.Repeat(" ", room) + faint.Render(clock)
+		first += strings.Repeat(" ", room) + faint.Styled(clock)
 	}
-	return []string{first, faint.Render(show.ShortCommand(m.view.Command)), m.facts()}
+	return []string{first, faint.Styled(show.ShortCommand(m.view.Command)), m.facts()}
 }
 
 // facts returns as many figures of the job as fit, the most important first.
@@ -149,16 +148,16 @@ func (m *top) facts() string {
 	if s.Size > 0 {
 		size = show.Grouped(s.Size)
 	}
-	all := []string{bold.Render(size) + " workers (" + show.SizeText(*s) + ")"}
+	all := []string{bold.Styled(size) + " workers (" + show.SizeText(*s) + ")"}
 	if v.Commits > 0 {
-		text := "commit " + bold.Render(show.Grouped(v.Commits))
+		text := "commit " + bold.Styled(show.Grouped(v.Commits))
 		if v.Rate > 0 {
 			text += fmt.Sprintf(", %s/s", rateText(v.Rate))
 		}
 		all = append(all, text)
 	}
 	if g := s.Goodput; m.spent() {
-		all = append(all, fmt.Sprintf("trained %s of %v", bold.Render(fmt.Sprintf("%.1f %%", 100*g.Of(job.PartTraining)/g.Seconds)), seconds(g.Seconds)))
+		all = append(all, fmt.Sprintf("trained %s of %v", bold.Styled(fmt.Sprintf("%.1f %%", 100*g.Of(job.PartTraining)/g.Seconds)), seconds(g.Seconds)))
 	}
 	all = append(all, fmt.Sprintf("generation %d", s.Generation), show.Plural(s.Resets, "reset"))
 	line := all[0]
@@ -181,10 +180,10 @@ func (m *top) spent() bool {
 func (m *top) banners() []string {
 	v, s := m.view, &m.view.Status
 	var all []string
-	add := func(style lipgloss.Style, text string) {
+	add := func(style ansi.Style, text string) {
 		for i, line := range m.wrap(text) {
 			if i < 3 {
-				all = append(all, style.Render(line))
+				all = append(all, style.Styled(line))
 			}
 		}
 	}
@@ -218,7 +217,7 @@ func (m *top) banners() []string {
 	}
 	most := max(3, m.height/6)
 	if len(all) > most {
-		all = append(all[:most-1], faint.Render(fmt.Sprintf("… %d more lines", len(all)-most+1)))
+		all = append(all[:most-1], faint.Styled(fmt.Sprintf("… %d more lines", len(all)-most+1)))
 	}
 	return all
 }
@@ -240,7 +239,7 @@ func (m *top) tabs() string {
 		}
 		text := fmt.Sprintf(" %d %s ", i+1, name)
 		if pane(i) == m.pane {
-			text = reverse.Bold(true).Render(text)
+			text = reverse.Bold().Styled(text)
 		}
 		all = append(all, text)
 	}
@@ -250,9 +249,9 @@ func (m *top) tabs() string {
 func (m *top) footer() string {
 	switch {
 	case m.notice.text != "" && m.dialog == nil:
-		return bold.Render(cli.EscapeCell(m.notice.text))
+		return bold.Styled(cli.EscapeCell(m.notice.text))
 	case m.typing:
-		return faint.Render("enter keeps the filter, esc ends it")
+		return faint.Styled("enter keeps the filter, esc ends it")
 	case m.dialog != nil || m.help:
 		return ""
 	}
@@ -260,7 +259,7 @@ func (m *top) footer() string {
 	if m.width < len(keys) {
 		keys = "? keys  tab  d drain  S stop  q quit"
 	}
-	return faint.Render(keys)
+	return faint.Styled(keys)
 }
 
 func helpLines() (lines []string) {
@@ -278,14 +277,14 @@ func helpLines() (lines []string) {
 		{"ctrl+z", "suspend top; fg brings it back"},
 		{"q, ctrl+c", "leave; the job goes on"},
 	} {
-		lines = append(lines, fmt.Sprintf("  %s  %s", bold.Render(fmt.Sprintf("%-12s", k[0])), k[1]))
+		lines = append(lines, fmt.Sprintf("  %s  %s", bold.Styled(fmt.Sprintf("%-12s", k[0])), k[1]))
 	}
-	return append(lines, "", faint.Render("  d, x, r, s and S ask first. Any key goes back."))
+	return append(lines, "", faint.Styled("  d, x, r, s and S ask first. Any key goes back."))
 }
 
 // draw draws the dialog.
 func (d *dialog) draw() []string {
-	lines := []string{bold.Render("  " + d.title), ""}
+	lines := []string{bold.Styled("  " + d.title), ""}
 	for _, text := range d.text {
 		lines = append(lines, "  "+text)
 	}
@@ -293,27 +292,27 @@ func (d *dialog) draw() []string {
 	for i, f := range d.fields {
 		text := fmt.Sprintf(" %-*s", maxField, cli.EscapeCell(f.text))
 		if i == d.at {
-			text = reverse.Render(fmt.Sprintf(" %-*s", maxField, cli.EscapeCell(f.text)+"_"))
+			text = reverse.Styled(fmt.Sprintf(" %-*s", maxField, cli.EscapeCell(f.text)+"_"))
 		}
 		lines = append(lines, "  "+text+"  "+f.name)
 	}
 	if d.check != "" {
-		lines = append(lines, fmt.Sprintf("  %s %s  %s", map[bool]string{false: "[ ]", true: "[x]"}[d.on], d.check, faint.Render("k changes that")), "")
+		lines = append(lines, fmt.Sprintf("  %s %s  %s", map[bool]string{false: "[ ]", true: "[x]"}[d.on], d.check, faint.Styled("k changes that")), "")
 	}
 	if len(d.fields) > 0 {
 		lines = append(lines, "")
 	}
 	if d.wrong != "" {
-		lines = append(lines, "  "+red.Render(cli.EscapeCell(d.wrong)), "")
+		lines = append(lines, "  "+red.Styled(cli.EscapeCell(d.wrong)), "")
 	}
 	if d.sent {
-		return append(lines, "  "+faint.Render("…"))
+		return append(lines, "  "+faint.Styled("…"))
 	}
 	keys := fmt.Sprintf("%s %s   esc cancel", d.confirms(), d.yes)
 	if len(d.fields) > 1 {
 		keys += "   tab next field"
 	}
-	return append(lines, "  "+bold.Render(keys))
+	return append(lines, "  "+bold.Styled(keys))
 }
 
 // seconds converts seconds to a rounded duration.

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
@@ -21,7 +20,7 @@ import (
 // slotLook is how slots of a state are drawn.
 type slotLook struct {
 	mark  string
-	style lipgloss.Style
+	style ansi.Style
 	words string
 }
 
@@ -82,7 +81,7 @@ func (m *top) grid() grid {
 		}
 		flag := " "
 		if h.Draining || !h.Listed {
-			flag = yellow.Render(map[bool]string{true: "<", false: "?"}[h.Draining])
+			flag = yellow.Styled(map[bool]string{true: "<", false: "?"}[h.Draining])
 		}
 		text := ansi.Truncate(cli.EscapeCell(h.Host), name, "…")
 		line.WriteString(text + strings.Repeat(" ", name-ansi.StringWidth(text)) + flag + " ")
@@ -110,7 +109,7 @@ func (m *top) slotText(host string, s *job.Slot, wide int) string {
 	text, style := look.mark, look.style
 	late, hung := s.Straggler.Late(), s.Where != ""
 	if hung || late {
-		style = magenta.Bold(true)
+		style = magenta.Bold()
 	}
 	if wide == 1 {
 		switch {
@@ -136,7 +135,7 @@ func (m *top) slotText(host string, s *job.Slot, wide int) string {
 	if m.picked == (spot{host, s.Slot}) {
 		style = style.Reverse(true)
 	}
-	return style.Render(text)
+	return style.Styled(text)
 }
 
 // world draws the grid with its legend, and below them the picked slot.
@@ -155,7 +154,7 @@ func (m *top) world(room int) []string {
 	m.scroll[paneWorld] = from
 	lines := append([]string{m.legend()}, g.lines[from:min(len(g.lines), from+left)]...)
 	if hidden := len(g.lines) - left; hidden > 0 {
-		lines = append(lines, faint.Render(fmt.Sprintf("lines %d to %d of %d", from+1, from+left, len(g.lines))))
+		lines = append(lines, faint.Styled(fmt.Sprintf("lines %d to %d of %d", from+1, from+left, len(g.lines))))
 	} else {
 		lines = append(lines, "")
 	}
@@ -179,14 +178,14 @@ func (m *top) legend() string {
 	for _, s := range slotStates {
 		if n := counts[s]; n > 0 {
 			look := slotLooks[s]
-			all = append(all, fmt.Sprintf("%s %s %s", look.style.Render(look.mark), show.Grouped(n), look.words))
+			all = append(all, fmt.Sprintf("%s %s %s", look.style.Styled(look.mark), show.Grouped(n), look.words))
 		}
 	}
 	if hung > 0 {
-		all = append(all, fmt.Sprintf("%s %d %s up the others", magenta.Bold(true).Render("!"), hung, map[bool]string{true: "holds", false: "hold"}[hung == 1]))
+		all = append(all, fmt.Sprintf("%s %d %s up the others", magenta.Bold().Styled("!"), hung, map[bool]string{true: "holds", false: "hold"}[hung == 1]))
 	}
 	if slow > 0 {
-		all = append(all, fmt.Sprintf("%s %d %s last", magenta.Bold(true).Render("~"), slow, map[bool]string{true: "comes", false: "come"}[slow == 1]))
+		all = append(all, fmt.Sprintf("%s %d %s last", magenta.Bold().Styled("~"), slow, map[bool]string{true: "comes", false: "come"}[slow == 1]))
 	}
 	return strings.Join(all, "  ")
 }
@@ -195,10 +194,10 @@ func (m *top) legend() string {
 func (m *top) about() []string {
 	s := m.slot(m.picked)
 	if s == nil {
-		return []string{faint.Render("The arrow keys pick a slot.")}
+		return []string{faint.Styled("The arrow keys pick a slot.")}
 	}
 	v := m.view
-	line := bold.Render(cli.EscapeCell(placeText(m.picked))) + "  " + show.SlotState(*s, v.Status.Time)
+	line := bold.Styled(cli.EscapeCell(placeText(m.picked))) + "  " + show.SlotState(*s, v.Status.Time)
 	if s.Rank != nil {
 		line += fmt.Sprintf("  rank %d", *s.Rank)
 	}
@@ -253,7 +252,7 @@ func (m *top) ranks(room int) []string {
 		place = max(place, ansi.StringWidth(cli.EscapeCell(placeText(at))))
 	}
 	place = min(place, 30, m.width/3)
-	lines := []string{bold.Render(fmt.Sprintf("%5s  %-*s  %-9s  %10s  %5s  %5s  %s", "RANK", place, "SLOT", "STATE", "COMMIT", "FAILS", "LAST", "DOES"))}
+	lines := []string{bold.Styled(fmt.Sprintf("%5s  %-*s  %-9s  %10s  %5s  %5s  %s", "RANK", place, "SLOT", "STATE", "COMMIT", "FAILS", "LAST", "DOES"))}
 	for _, at := range all[from:min(len(all), from+left)] {
 		s := m.slot(at)
 		rank, commit, last := "–", "–", "–"
@@ -276,9 +275,9 @@ func (m *top) ranks(room int) []string {
 		if s.Where != "" || s.Straggler.Late() {
 			style = magenta
 		}
-		line := fmt.Sprintf("%5s  %s  %s  %10s  %5d  %5s  %s", rank, name, style.Render(fmt.Sprintf("%-9s", s.State)), commit, s.Failures, last, cli.EscapeCell(does))
+		line := fmt.Sprintf("%5s  %s  %s  %10s  %5d  %5s  %s", rank, name, style.Styled(fmt.Sprintf("%-9s", s.State)), commit, s.Failures, last, cli.EscapeCell(does))
 		if at == m.picked {
-			line = reverse.Render(ansi.Strip(line) + strings.Repeat(" ", max(0, m.width-ansi.StringWidth(line))))
+			line = reverse.Styled(ansi.Strip(line) + strings.Repeat(" ", max(0, m.width-ansi.StringWidth(line))))
 		}
 		lines = append(lines, line)
 	}
@@ -288,7 +287,7 @@ func (m *top) ranks(room int) []string {
 // kindLooks are the colours of kinds, and their names, for kinds that are not shown by their own
 // name.
 var kindLooks = map[job.Kind]struct {
-	style lipgloss.Style
+	style ansi.Style
 	name  string
 }{
 	job.KindStart: {plain, ""}, job.KindFailure: {red, ""}, job.KindStall: {magenta, ""}, job.KindExcluded: {yellow, "exclusion"},
@@ -306,7 +305,7 @@ func (m *top) generations() (head string, rows []string) {
 		return "The first begins when enough workers have joined.", nil
 	}
 	wide := max(len("PUBLISHED"), m.timeWidth())
-	head = bold.Render(fmt.Sprintf("%4s  %-*s  %-9s  %-13s  %6s  %s", "NO", wide, "PUBLISHED", "WORKERS", "CAUSE", "TOOK", "WHY"))
+	head = bold.Styled(fmt.Sprintf("%4s  %-*s  %-9s  %-13s  %6s  %s", "NO", wide, "PUBLISHED", "WORKERS", "CAUSE", "TOOK", "WHY"))
 	for i := len(v.Worlds) - 1; i >= 0; i-- {
 		w := &v.Worlds[i]
 		size, took := show.Grouped(w.Size), "–"
@@ -316,11 +315,11 @@ func (m *top) generations() (head string, rows []string) {
 		if !w.First.IsZero() {
 			took = fineSeconds(w.Lost)
 		}
-		cause := kindLooks[w.Kind].style.Render(fmt.Sprintf("%-13s", kindName(w.Kind)))
+		cause := kindLooks[w.Kind].style.Styled(fmt.Sprintf("%-13s", kindName(w.Kind)))
 		rows = append(rows, fmt.Sprintf("%4d  %-*s  %-9s  %s  %6s  %s", w.Generation, wide, shortTime(w.Time, v.Status.Time), size, cause, took, cli.EscapeCell(w.Why)))
 	}
 	if v.Forgotten > 0 {
-		rows = append(rows, faint.Render(fmt.Sprintf("%d generations before these are in the events file", v.Forgotten)))
+		rows = append(rows, faint.Styled(fmt.Sprintf("%d generations before these are in the events file", v.Forgotten)))
 	}
 	return head, rows
 }
@@ -354,7 +353,7 @@ func (m *top) filterLine() string {
 		if m.typing {
 			cursor = "_"
 		}
-		text = fmt.Sprintf("filter: %s%s  %d of %s", bold.Render(cli.EscapeCell(m.filter)), cursor, n, show.Plural(len(m.view.Events), "event"))
+		text = fmt.Sprintf("filter: %s%s  %d of %s", bold.Styled(cli.EscapeCell(m.filter)), cursor, n, show.Plural(len(m.view.Events), "event"))
 	}
 	return text
 }
@@ -391,7 +390,7 @@ func (m *top) eventLines(e *dashboard.Event) []string {
 	at := fmt.Sprintf("%-*s", m.timeWidth(), shortTime(e.Time, m.view.Status.Time))
 	indent := strings.Repeat(" ", len(at)+3)
 	text := strings.Split(ansi.Wrap(cli.EscapeCell(e.Text), max(10, m.width-len(indent)), " "), "\n")
-	lines := []string{faint.Render(at) + kindLooks[e.Kind].style.Render(" ▌ ") + text[0]}
+	lines := []string{faint.Styled(at) + kindLooks[e.Kind].style.Styled(" ▌ ") + text[0]}
 	for _, more := range text[1:] {
 		lines = append(lines, indent+more)
 	}
@@ -415,7 +414,7 @@ func (m *top) outputLines(room int) []string {
 	if m.out.of.stderr {
 		stream, other = other, stream
 	}
-	head := fmt.Sprintf("%s of rank %d", stream, m.out.of.rank) + faint.Render("   left and right: another rank   e: "+other)
+	head := fmt.Sprintf("%s of rank %d", stream, m.out.of.rank) + faint.Styled("   left and right: another rank   e: "+other)
 	if m.out.gone != "" {
 		return append([]string{head}, m.wrap(cli.EscapeLines(m.out.gone))...)
 	}

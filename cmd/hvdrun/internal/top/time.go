@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"charm.land/lipgloss/v2"
+	"github.com/charmbracelet/x/ansi"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
@@ -16,7 +16,7 @@ import (
 )
 
 // partStyles are the colours of the parts of a job's time.
-var partStyles = map[job.Part]lipgloss.Style{
+var partStyles = map[job.Part]ansi.Style{
 	job.PartTraining: green, job.PartRecovering: red, job.PartRecomputing: yellow, job.PartStalled: magenta, job.PartSynchronising: cyan,
 	job.PartGrowing: cyan, job.PartShrinking: yellow,
 }
@@ -39,7 +39,7 @@ func (m *top) goodput() []string {
 	for _, p := range g.Parts {
 		if p.Seconds > 0 {
 			share := p.Seconds / g.Seconds
-			lines = append(lines, fmt.Sprintf("%-14s %5.1f %%  %9v  %s", p.Part, 100*share, seconds(p.Seconds), partStyles[p.Part].Render(bar(share, wide))))
+			lines = append(lines, fmt.Sprintf("%-14s %5.1f %%  %9v  %s", p.Part, 100*share, seconds(p.Seconds), partStyles[p.Part].Styled(bar(share, wide))))
 		}
 	}
 	if len(g.StalledBy) > 0 {
@@ -94,11 +94,11 @@ func (m *top) curves() []string {
 		for _, w := range v.Worlds {
 			most = max(most, w.Size)
 		}
-		lines = append(lines, fmt.Sprintf("%-18s %s  at most %s", "workers", green.Render(curve(sizes, float64(most))), show.Grouped(most)))
+		lines = append(lines, fmt.Sprintf("%-18s %s  at most %s", "workers", green.Styled(curve(sizes, float64(most))), show.Grouped(most)))
 	}
 	if len(v.Points) > 1 {
 		rates, most := rates(v.Points, wide)
-		lines = append(lines, fmt.Sprintf("%-18s %s  at most %s", "commits a second", cyan.Render(curve(rates, most)), rateText(most)))
+		lines = append(lines, fmt.Sprintf("%-18s %s  at most %s", "commits a second", cyan.Styled(curve(rates, most)), rateText(most)))
 	}
 	if len(lines) > 0 {
 		lines = append(lines, "")
@@ -160,7 +160,7 @@ func (m *top) recoveries() []string {
 	if most == 0 {
 		return nil
 	}
-	lines := []string{bold.Render("Time to train again") + "  " + red.Render("█") + " after a failure or stall  " + cyan.Render("█") + " planned"}
+	lines := []string{bold.Styled("Time to train again") + "  " + red.Styled("█") + " after a failure or stall  " + cyan.Styled("█") + " planned"}
 	wide := max(10, min(50, m.width-24))
 	for i := first; i <= last; i++ {
 		name := "more"
@@ -168,7 +168,7 @@ func (m *top) recoveries() []string {
 			name = "≤ " + seconds(r.Steps[i]).String()
 		}
 		share := func(n int) string { return bar(float64(n)/float64(most), wide) }
-		lines = append(lines, fmt.Sprintf("%-8s %4d  %s%s", name, r.Failed[i]+r.Planned[i], red.Render(share(r.Failed[i])), cyan.Render(share(r.Planned[i]))))
+		lines = append(lines, fmt.Sprintf("%-8s %4d  %s%s", name, r.Failed[i]+r.Planned[i], red.Styled(share(r.Failed[i])), cyan.Styled(share(r.Planned[i]))))
 	}
 	return append(lines, "")
 }
@@ -191,7 +191,7 @@ func (m *top) stragglers() []string {
 		}
 	}
 	slices.SortStableFunc(all, func(a, b late) int { return cmp.Compare(b.last, a.last) })
-	lines := []string{bold.Render("Stragglers")}
+	lines := []string{bold.Styled("Stragglers")}
 	switch {
 	case !known:
 		lines = append(lines, "No rank is known to come last.")

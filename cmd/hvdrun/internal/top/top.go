@@ -11,7 +11,6 @@ import (
 
 	"charm.land/bubbletea/v2"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
@@ -55,7 +54,7 @@ func openScreen(p *cli.Program) (in, out *os.File, err error) {
 	in, is := p.Stdin.(*os.File)
 	name, _ := cli.Lookup(p.Env, "TERM")
 	switch {
-	case !drawn || !is || !term.IsTerminal(int(in.Fd())):
+	case !drawn || !is || !cli.IsTerminal(in):
 		return nil, nil, errors.New("top needs a terminal for its input and output; `hvdrun status --watch` does without")
 	case name == "" || name == "dumb":
 		return nil, nil, fmt.Errorf("top needs a terminal whose cursor can be moved, and TERM is %q; `hvdrun status --watch` does without", name)

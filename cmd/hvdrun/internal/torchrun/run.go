@@ -21,7 +21,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
-	"golang.org/x/term"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
@@ -184,7 +183,7 @@ func runTorchAgent(ctx context.Context, p *cli.Program, f *torchFlags, cfg torch
 	cfg.Env = append(slices.Clip(cfg.Env), "TORCHELASTIC_SIGNALS_TO_HANDLE="+f.signals) // as torchrun sets it for its workers
 	// Workers are in process groups of their own, which a terminal would stop when they read from
 	// it.
-	if in, is := p.Stdin.(*os.File); is && !term.IsTerminal(int(in.Fd())) {
+	if in, is := p.Stdin.(*os.File); is && !cli.IsTerminal(in) {
 		cfg.Stdin = in
 	}
 	agent, err := torchrun.New(cfg)
