@@ -38,7 +38,7 @@ _worker.greet("torch")
 import torch
 import torch.distributed as dist
 
-from hvdrun import _indices
+from hvdrun import _environ, _indices
 from hvdrun._data import Ahead, check
 from hvdrun._state import PLAN, PlansDiffer, State, StateLost, differ
 from hvdrun._transport import Anew, Broken, Reconfigured, Transport, own_gpu
@@ -518,7 +518,7 @@ class Job:
         self._world = world
         connected = self._interruptible(lambda: transport.connect(world))
         transport.enter(world, connected)
-        _tell_world(world)
+        _environ.tell(world)
         worker.beat("syncing", state.step)
         state._settle()
         self._reset(state)
@@ -739,18 +739,6 @@ def _raised_in(err, modules):
     while trace.tb_next is not None:
         trace = trace.tb_next
     return trace.tb_frame.f_globals.get("__name__", "").startswith(modules)
-
-
-def _tell_world(world):
-    """The environment has the numbers of the world, for libraries that look there, and for processes that this one starts."""
-    rank, size = world["rank"], world["size"]
-    local, locals_ = world.get("local_rank", 0), world.get("local_size", 1)
-    cross, crosses = world.get("cross_rank", 0), world.get("cross_size", 1)
-    for name, value in {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": locals_, "GROUP_RANK": cross,
-                        "GROUP_WORLD_SIZE": crosses, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size, "HOROVOD_RANK": rank,
-                        "HOROVOD_SIZE": size, "HOROVOD_LOCAL_RANK": local, "HOROVOD_LOCAL_SIZE": locals_, "HOROVOD_CROSS_RANK": cross,
-                        "HOROVOD_CROSS_SIZE": crosses}.items():
-        os.environ[name] = str(value)
 
 
 def _tail(frame):

@@ -47,6 +47,9 @@ func TestJob(t *testing.T) { runTests(t, "test_job.py") }
 // TestValues: what a checkpoint has of a state is the same when it is read.
 func TestValues(t *testing.T) { runTests(t, "test_values.py") }
 
+// TestEnvironment: a process that a worker starts has the numbers of the newest world.
+func TestEnvironment(t *testing.T) { runTests(t, "test_environ.py") }
+
 // cases is PyTorch's own test of reconfigured process groups, where -python finds it: it is in
 // PyTorch's repository, at the tag of the torch that is tried.
 var cases = flag.String("cases", "", "`file` test/distributed/test_c10d_fault_tolerance.py of PyTorch, which TestCases runs")
