@@ -78,7 +78,7 @@ func (l lifetime) Err() error {
 	}
 }
 
-var errJoinedElsewhere = errors.New("collective: a rank has joined, and cannot take part in what is reduced elsewhere than in memory")
+var errJoinedElsewhere = errors.New("collective: a rank has called Join, and takes part only in reductions in host memory")
 
 // reduceElsewhere performs the operations of a bucket of vectors outside the memory of this
 // process.

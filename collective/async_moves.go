@@ -51,7 +51,7 @@ func (h *Handle) check(invalid error) {
 	}
 }
 
-var errJoinedMove = errors.New("collective: a rank has joined, and cannot take part in what is not reduced on all ranks")
+var errJoinedMove = errors.New("collective: a rank has called Join, and takes part only in reductions over all ranks")
 
 // move performs the operation of a bucket that is not an AllReduce.
 func (e *engine) move(b *agreement.Bucket) error {

@@ -15,7 +15,7 @@ var (
 	// ErrClosed is returned by operations on a group after its Close.
 	ErrClosed = errors.New("collective: the group is closed")
 	// ErrBusy is returned by an operation that is called while another one runs on the same group.
-	ErrBusy = errors.New("collective: another operation is under way on this group")
+	ErrBusy = errors.New("collective: another operation is in progress on this group")
 
 	errNoGroup = errors.New("collective: no group")
 )

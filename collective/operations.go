@@ -172,7 +172,7 @@ func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byt
 
 func checkRoot(g *Group, root int) error {
 	if g != nil && (root < 0 || root >= g.size) {
-		return fmt.Errorf("there is no rank %d among %d", root, g.size)
+		return fmt.Errorf("rank %d is out of range: there are %d ranks", root, g.size)
 	}
 	return nil
 }

@@ -73,7 +73,7 @@ func checkScatter[T Element](g *Group, data, part []T) error {
 		return nil
 	}
 	if lo, hi := kernel.Split(len(data), g.size, g.rank); len(part) != hi-lo {
-		return fmt.Errorf("a result of %d elements for a part of %d", len(part), hi-lo)
+		return fmt.Errorf("the result has %d elements, the part %d", len(part), hi-lo)
 	}
 	return checkApart(kernel.Bytes(part), kernel.Bytes(data))
 }
@@ -89,7 +89,7 @@ func ReduceScatterCounts[T Element](ctx context.Context, g *Group, data []T, cou
 	if g != nil {
 		var err error
 		if ends, err = checkCounts(counts, g.size, len(data)); err == nil && len(part) != counts[g.rank] {
-			err = fmt.Errorf("a result of %d elements for a part of %d", len(part), counts[g.rank])
+			err = fmt.Errorf("the result has %d elements, the part %d", len(part), counts[g.rank])
 		}
 		if err == nil {
 			err = checkApart(kernel.Bytes(part), kernel.Bytes(data))
@@ -122,13 +122,13 @@ func checkCounts(counts []int, ranks, total int) (ends []int, err error) {
 	end := 0
 	for rank, n := range counts {
 		if n < 0 || n > total-end {
-			return nil, fmt.Errorf("%d elements of rank %d after %d of %d", n, rank, end, total)
+			return nil, fmt.Errorf("the count %d of rank %d is not valid after %d of %d elements", n, rank, end, total)
 		}
 		end += n
 		ends[rank] = end
 	}
 	if end != total {
-		return nil, fmt.Errorf("counts of %d elements in all for %d", end, total)
+		return nil, fmt.Errorf("the counts add up to %d elements, not %d", end, total)
 	}
 	return ends, nil
 }
@@ -176,7 +176,7 @@ func AllToAllInto[T Element](ctx context.Context, g *Group, data, result []T) er
 
 func checkInto(g *Group, what string, length, each int) error {
 	if g != nil && length != g.size*each {
-		return fmt.Errorf("%s of %d elements for %d ranks with %d each", what, length, g.size, each)
+		return fmt.Errorf("%s has %d elements, not %d times %d", what, length, g.size, each)
 	}
 	return nil
 }

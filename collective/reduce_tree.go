@@ -37,7 +37,7 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 	d := operation.Descriptor{Action: operation.ReduceTree, Type: t, Op: op, Count: uint64(len(result) / t.Size())}
 	invalid = cmp.Or(invalid, op.Check(t))
 	if op == operation.Adasum {
-		invalid = fmt.Errorf("%v is not for the leaves of a tree", op)
+		invalid = fmt.Errorf("ReduceTree does not support %v", op)
 	}
 	switch {
 	case g == nil || invalid != nil:
@@ -57,7 +57,7 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 
 func checkTreeParts(nodes int, parts [][]byte, result []byte, t kernel.Type) error {
 	if len(parts) != nodes {
-		return fmt.Errorf("%d parts of a rank that has %d nodes", len(parts), nodes)
+		return fmt.Errorf("%d parts; this rank has %d nodes", len(parts), nodes)
 	}
 	for i, p := range parts {
 		if len(p) != len(result) {

@@ -122,7 +122,7 @@ func checkRanks(g *Group, ranks []int) error {
 	for _, r := range ranks {
 		switch {
 		case r < 0 || r >= g.size:
-			return fmt.Errorf("there is no rank %d among %d", r, g.size)
+			return fmt.Errorf("rank %d is out of range: there are %d ranks", r, g.size)
 		case seen[r]:
 			return fmt.Errorf("rank %d is named twice", r)
 		}

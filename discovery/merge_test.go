@@ -87,7 +87,7 @@ func TestMergeFailsAsAWhole(t *testing.T) {
 		Named{"--c", discoverFunc(func(context.Context) (list, error) { return list{{Name: "a b"}}, nil })})
 	got, err := m.Discover(t.Context())
 	if got != nil || !errors.Is(err, errDown) || !strings.Contains(err.Error(), "--b: the source is down") ||
-		!strings.Contains(err.Error(), "--c: discovery: a list that cannot be") {
+		!strings.Contains(err.Error(), "--c: discovery: the list is not valid") {
 		t.Errorf("got %v, %v", got, err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -242,7 +242,7 @@ func (k *keeper) settled(hosts []plan.Host) []plan.Host {
 
 func checkList(hosts []plan.Host) error {
 	if err := plan.CheckHosts(hosts); err != nil {
-		return fmt.Errorf("discovery: a list that cannot be: %w", err)
+		return fmt.Errorf("discovery: the list is not valid: %w", err)
 	}
 	return nil
 }

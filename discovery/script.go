@@ -114,7 +114,7 @@ func (s Script) Discover(ctx context.Context) ([]plan.Host, error) {
 	}
 	hosts, err := plan.ParseHosts(string(out), s.DefaultSlots)
 	if err != nil {
-		return nil, fmt.Errorf("discovery: what the script printed: %w", err)
+		return nil, fmt.Errorf("discovery: the output of the script: %w", err)
 	}
 	return hosts, nil
 }

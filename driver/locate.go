@@ -84,7 +84,7 @@ func (f *locator) ask(ctx context.Context, incarnation string, tell func(text []
 		w.Processes = nil // the agent reports these
 		return w, err
 	case <-ctx.Done():
-		return stacks.Worker{}, errors.New("the worker does not say where it is")
+		return stacks.Worker{}, errors.New("the worker does not report its stacks")
 	}
 }
 
@@ -268,7 +268,7 @@ func (l *loop) tell(found []located) {
 		generation, what := l.stalls.locate(first.subject.Incarnation, where)
 		found = slices.DeleteFunc(found, same)
 		if where == "" {
-			l.cfg.Log.Debugf("it is not known where rank %d is: %s", first.rank, first.Error)
+			l.cfg.Log.Debugf("the stacks of rank %d are not known: %s", first.rank, first.Error)
 			continue
 		}
 		if more := there[1:]; len(more) > 0 {

@@ -44,7 +44,7 @@ var takeBackoff = retry.Backoff{First: 20 * time.Millisecond, Most: refetchMost}
 var (
 	errOutside = errors.New("elastic: this worker is in no world yet, so that only Step and Commit can be called")
 	errUnlike  = errors.New("elastic: the state cannot be reached by applying the steps of others")
-	errThread  = errors.New("elastic: the steps that follow are not known any more")
+	errThread  = errors.New("elastic: the following steps are no longer available")
 )
 
 // catchUp is the entry of a worker into its first world by applying the steps of others.
@@ -89,7 +89,7 @@ func (r *runner) catchUp() (arrival, error) {
 	for fruitless < mostTakes || c.answered != nil {
 		takes, fruitless = takes+1, fruitless+1
 		if err := c.take(); err != nil {
-			w.log.Debugf("elastic: following no other worker: %v", err)
+			w.log.Debugf("elastic: not following another worker: %v", err)
 			if errors.Is(err, errNobody) && c.answered == nil || errors.Is(err, transfer.ErrOther) {
 				break
 			}
@@ -233,7 +233,7 @@ func (c *catchUp) follow(source transfer.Source, memory transfer.Memory) error {
 			return f.Err()
 		case <-c.answered:
 			f.Close()
-			return errors.New("elastic: the join was answered before the commit was there")
+			return errors.New("elastic: the join was answered before the commit had arrived")
 		}
 	}
 	if err := c.taken(f); err != nil {
@@ -458,7 +458,7 @@ func (s *State) newFeed() *transfer.Feed {
 		Began: func(bytes int) {
 			log.Debugf("another worker follows this one: the averages of its last steps are kept, %.1f MB", float64(bytes)/bytesPerMega)
 		},
-		Ended: func() { log.Debug("no other worker follows this one any more") },
+		Ended: func() { log.Debug("no other worker follows this one now") },
 	})
 }
 

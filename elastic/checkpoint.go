@@ -278,7 +278,7 @@ func (s *State) resume(ctx context.Context, g *collective.Group, root int) (int,
 				return root, err
 			}
 			if g.Rank() == root {
-				s.worker.log.Infof("there is no checkpoint in %s: training starts from nothing", c.Dir)
+				s.worker.log.Infof("there is no checkpoint in %s: training starts from the beginning", c.Dir)
 			}
 			return root, nil
 		}

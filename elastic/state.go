@@ -121,7 +121,7 @@ func NewState(w *Worker, all ...Part) *State {
 	for _, p := range held {
 		if steps, ok := p.(stepper); ok {
 			if s.steps != nil {
-				s.err = errors.New("elastic: a state has one Steps at most")
+				s.err = errors.New("elastic: a state has at most one Steps")
 				return s
 			}
 			if s.err = steps.bind(s); s.err != nil {

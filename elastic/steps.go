@@ -227,7 +227,7 @@ func (s *Steps[T]) usable() error {
 	case s.invalid != nil:
 		return s.invalid
 	case s.state == nil:
-		return errors.New("elastic: Step of steps that are a part of no state: give them to NewState")
+		return errors.New("elastic: Step of a Steps that is not a part of a state: give it to NewState")
 	case s.state.run == nil:
 		return errors.New("elastic: Step outside of Run: call it from the function that Run calls")
 	case s.within:

@@ -50,7 +50,7 @@ func (s *Steps[T]) bind(to *State) error {
 		return s.invalid
 	}
 	if s.state != nil {
-		return errors.New("elastic: steps are a part of two states")
+		return errors.New("elastic: a Steps is a part of two states")
 	}
 	s.state = to
 	return nil

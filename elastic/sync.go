@@ -82,7 +82,7 @@ func (s *State) Sync(ctx context.Context) error {
 	}
 	same := s.catchUp != nil && roots.Mark != (snapshotID{}) && s.steps.caughtUp()
 	if same {
-		s.worker.log.Debugf("elastic: has come to commit %d by applying the steps of others", roots.Commits)
+		s.worker.log.Debugf("elastic: reached commit %d by applying the steps of others", roots.Commits)
 	}
 	for i, p := range s.parts.all {
 		if c := s.parts.of[i]; c != nil && (c.carried() || roots.Mark != (snapshotID{}) && c.inMemory()) {

@@ -136,7 +136,7 @@ func (w *watch) bypassed() bool {
 		why = err.Error()
 	}
 	if w.asked = why != ""; w.asked {
-		w.worker.log.Debugf("commits compare all parts that are not Watched, since something may write to memory without the kernel's knowledge: %s", why)
+		w.worker.log.Debugf("commits compare all parts that are not Watched, because something may write to memory without the kernel's knowledge: %s", why)
 	}
 	return w.asked
 }

@@ -98,7 +98,7 @@ func (s Size) WithDefaults() (Size, error) {
 	case s.Spares < 0:
 		return s, fmt.Errorf("driver: the number of spare workers is %d; it must be at least 0", s.Spares)
 	case s.Spares > 0 && !s.Elastic:
-		return s, errors.New("driver: a job that is not elastic has no use for spare workers")
+		return s, errors.New("driver: only an elastic job can have spare workers")
 	case s.NP < 1:
 		return s, fmt.Errorf("driver: a job needs at least one worker, not %d", s.NP)
 	case s.Min < 1:

@@ -133,7 +133,7 @@ func lookUp(s *Spec) (string, error) {
 			search = value
 		}
 	}
-	cause := errors.New("neither found in PATH nor in its working directory")
+	cause := errors.New("found neither in PATH nor in its working directory")
 	for _, dir := range filepath.SplitList(search) {
 		path := filepath.Join(dir, name)
 		if !filepath.IsAbs(path) {

@@ -50,7 +50,7 @@ func TestStartErrorText(t *testing.T) {
 		spec *launch.Spec
 		want string
 	}{
-		{&launch.Spec{Command: []string{"no-such"}}, `launch: cannot start "no-such": neither found in PATH nor in its working directory`},
+		{&launch.Spec{Command: []string{"no-such"}}, `launch: cannot start "no-such": found neither in PATH nor in its working directory`},
 		{&launch.Spec{Command: []string{"/no/such"}}, `launch: cannot start "/no/such": no such file or directory`},
 		{&launch.Spec{}, `launch: cannot start "": no command`},
 		{&launch.Spec{Command: []string{"data"}, Env: []string{"PATH=" + dir}},

@@ -162,7 +162,7 @@ func (o *Output) Finish(done <-chan struct{}) {
 			if now := o.passed.Load(); now == passed {
 				close(over)
 				if o.Log != nil {
-					o.Log.Warnf("nobody has taken the output of workers for %v: what is left of it is lost", patience)
+					o.Log.Warnf("nobody has read the output of workers for %v: the rest of it is lost", patience)
 				}
 				return
 			} else {

@@ -26,7 +26,7 @@ var (
 	ErrClosed = errors.New("tasks: the pool is closed")
 	// ErrForgotten is wrapped by the error of a task that the scheduler had recorded and no longer
 	// knows, because the client was disconnected for too long or the journal is lost.
-	ErrForgotten = errors.New("tasks: the scheduler does not know the task any more")
+	ErrForgotten = errors.New("tasks: the scheduler no longer knows the task")
 	// ErrStoreFull is wrapped by the error of Put or Submit if a store has no room for the value.
 	ErrStoreFull = errors.New("tasks: the store is full")
 	// ErrQueueFull means that the scheduler's memory limit is reached. It is wrapped by the error

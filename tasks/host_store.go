@@ -129,7 +129,7 @@ func (h *hostStore) serve(ln *identity.Listener) {
 	}}
 	secure := h.cfg.credentials.ServerTLS(identity.Worker, identity.Driver)
 	if err := wire.Serve(h.ctx, ln, secure, func(grpc.ServiceRegistrar) {}, func() {}, raw); err != nil {
-		h.cfg.Log.WithError(err).Warn("tasks: values of this host are not provided any more")
+		h.cfg.Log.WithError(err).Warn("tasks: values of this host are no longer provided")
 	}
 }
 
@@ -194,7 +194,7 @@ func (h *hostStore) bring(ctx context.Context, id blob.ID, at *taskspb.ValueAt) 
 // fetch fetches a value from those who have it or, if they are unreachable, through the scheduler.
 func (h *hostStore) fetch(ctx context.Context, id blob.ID, at *taskspb.ValueAt) (lacks []string, err error) {
 	if at == nil {
-		return nil, &goneError{errors.New("it is not said where a stored argument is")}
+		return nil, &goneError{errors.New("the location of a stored argument is missing")}
 	}
 	through := transfer.Source{Name: "the scheduler", Dial: func(ctx context.Context) (net.Conn, error) { return dialValues(ctx, h.cfg.Dial) }}
 	var direct []transfer.Source

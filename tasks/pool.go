@@ -91,7 +91,7 @@ func (o *outlet) include(part proto.Message, add func(*taskspb.ToTasks)) {
 		return
 	}
 	if err := o.link.Put(part, add); err != nil {
-		o.log.WithError(err).Error("tasks: the scheduler does not get the message")
+		o.log.WithError(err).Error("tasks: a message to the scheduler was not sent")
 	}
 }
 

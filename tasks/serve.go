@@ -458,7 +458,7 @@ func (w *server) await() {
 	select {
 	case <-ended:
 	case <-late.C:
-		w.cfg.Log.Warn("tasks: a function goes on although its context has ended")
+		w.cfg.Log.Warn("tasks: a function still runs although its context has ended")
 	}
 }
 
@@ -488,7 +488,7 @@ func (w *server) put(part proto.Message, add func(*taskspb.ToTasks)) {
 		return
 	}
 	if err := w.link.Put(part, add); err != nil {
-		w.cfg.Log.WithError(err).Error("tasks: the scheduler does not get the message")
+		w.cfg.Log.WithError(err).Error("tasks: a message to the scheduler was not sent")
 	}
 }
 

@@ -346,7 +346,7 @@ func (a *Agent) rank(ctx context.Context, round Round) (r Ranks, err error) {
 	if round.World == 1 {
 		return Assign([]Node{own})[0], nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, rankTimeout, errors.New("the other nodes do not say how many workers they have"))
+	ctx, cancel := context.WithTimeoutCause(ctx, rankTimeout, errors.New("the other nodes do not report how many workers they have"))
 	defer cancel()
 	text, err := json.Marshal(own)
 	if err == nil {
@@ -490,7 +490,7 @@ func (a *Agent) barrier(ctx context.Context) {
 		_, err = round.Store.Get(ctx, "all-done")
 	}
 	if err != nil {
-		a.cfg.Log.Warnf("torchrun: the other nodes are not waited for any longer: %v", err)
+		a.cfg.Log.Warnf("torchrun: no longer waiting for the other nodes: %v", err)
 	}
 }
 

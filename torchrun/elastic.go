@@ -242,7 +242,7 @@ func (r *elasticRun) run(ctx context.Context) (int, error) {
 				r.Log.Warn("torchrun: another node runs the job's driver now")
 				r.ceded = r.round.Number
 			case errors.Is(out.err, ErrDriverDied):
-				r.Log.Warn("torchrun: the job's driver has died; another one goes on")
+				r.Log.Warn("torchrun: the job's driver has died; another one takes over")
 				r.enter(r.round)
 			default:
 				end(out.err)
@@ -357,7 +357,7 @@ func (r *elasticRun) exchange(round Round, own string) {
 		err = round.Store.Set(ctx, "store", []byte(r.Peers.Addr()))
 	}
 	if err != nil {
-		r.Log.Debugf("torchrun: telling where this node is: %v", err)
+		r.Log.Debugf("torchrun: announcing the address of this node: %v", err)
 		return
 	}
 	var all []string

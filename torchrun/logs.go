@@ -83,7 +83,7 @@ func (l Logs) check() error {
 	for _, s := range []Streams{l.Redirects, l.Tee} {
 		for _, std := range append(slices.Collect(maps.Values(s.Of)), s.All) {
 			if std != 0 {
-				return errors.New("torchrun: output to be redirected needs a folder for logs, not " + os.DevNull)
+				return errors.New("torchrun: redirected output needs a folder for logs, not " + os.DevNull)
 			}
 		}
 	}

@@ -393,7 +393,7 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 			}
 		}
 	default:
-		ctx, cancel := context.WithTimeoutCause(ctx, rankTimeout, errors.New("the node with rank 0 does not say where its store is"))
+		ctx, cancel := context.WithTimeoutCause(ctx, rankTimeout, errors.New("the node with rank 0 does not report the address of its store"))
 		defer cancel()
 		addr, err := round.Store.Get(ctx, "store")
 		if err != nil {
@@ -489,7 +489,7 @@ func FirstAddress() (netip.Addr, error) {
 			return addr, nil
 		}
 	}
-	return netip.Addr{}, errors.New("this machine has no address but loopback")
+	return netip.Addr{}, errors.New("this machine has only loopback addresses")
 }
 
 // IsHere reports whether an address, or all addresses of a host name, belong to this machine.

@@ -34,7 +34,7 @@ func Assign(nodes []Node) []Ranks {
 // check returns an error if no agent would send n.
 func (n Node) check() error {
 	if n.Workers < 1 || n.Workers > maxWorkers || len(n.Role) > maxName {
-		return fmt.Errorf("torchrun: a node that says it has %d workers of the role %.100q", n.Workers, n.Role)
+		return fmt.Errorf("torchrun: a node reports %d workers of the role %.100q", n.Workers, n.Role)
 	}
 	return nil
 }

@@ -145,7 +145,7 @@ func (s *Static) connect(ctx context.Context) error {
 }
 
 // errOtherProgram is the error for a program that accepts a connection and does not answer.
-var errOtherProgram = errors.New("it takes connections, and does not answer as an agent of hvdrun torchrun: another program may have the port")
+var errOtherProgram = errors.New("it accepts connections, but does not answer as an agent of hvdrun torchrun: another program may use the port")
 
 func (s *Static) dial(ctx context.Context, of service) (*tcpstore.Client, error) {
 	conn, err := s.Peers.dial(ctx, s.Addr, of)

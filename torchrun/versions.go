@@ -101,7 +101,7 @@ func ask(ctx context.Context, s store.Store, q question) (r reply) {
 			err = moving.setMembers(ctx, q.Members.Round, q.Members.Names)
 		}
 	default:
-		err = fmt.Errorf("torchrun: a store is asked to %.20q", q.Do)
+		err = fmt.Errorf("torchrun: the store does not support the request %.20q", q.Do)
 	}
 	if err != nil {
 		r.Error = err.Error()

@@ -14,7 +14,7 @@ func TestTopNeedsATerminal(t *testing.T) {
 	if code := run([]string{"top"}, strings.NewReader(""), &stdout, &stderr, os.Environ()); code != cli.StatusUsage {
 		t.Errorf("status %d", code)
 	}
-	if got := strings.TrimSpace(stderr.String()); got != "hvdrun: top needs a terminal for its input and output; `hvdrun status --watch` does without" {
+	if got := strings.TrimSpace(stderr.String()); got != "hvdrun: top needs a terminal for its input and output; `hvdrun status --watch` needs none" {
 		t.Errorf("%q", got)
 	}
 }

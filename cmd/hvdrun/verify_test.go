@@ -48,7 +48,7 @@ func TestSourcesTogether(t *testing.T) {
 		t.Errorf("got %swant %s", &out, want)
 	}
 	err := execute(t.Context(), p, append(args, "-H", "a:1"))
-	if err == nil || cli.Status(err) != 2 || !strings.Contains(err.Error(), "each says which hosts there are") {
+	if err == nil || cli.Status(err) != 2 || !strings.Contains(err.Error(), "each names the hosts") {
 		t.Errorf("with fixed hosts: %v", err)
 	}
 }

@@ -136,7 +136,7 @@ func (v *submission) Reduce(ctx context.Context, lane *collective.Group, bucket 
 	all := make([]*submission, len(bucket))
 	for i, w := range bucket {
 		if all[i] = w.(*submission); all[i].device != v.device {
-			return errors.New("cuda: slices of two devices are under way in one group")
+			return errors.New("cuda: operations on slices of two devices are in progress in one group")
 		}
 	}
 	err := v.device.reduceAll(ctx, lane, all)

@@ -271,7 +271,7 @@ func (w *ipcBackend) exchangeOf(ctx context.Context, address uint64, sizes []int
 			continue
 		}
 		if len(p) != placeSize {
-			return nil, fmt.Errorf("cuda: rank %d has sent a place of its vector of %d bytes", rank, len(p))
+			return nil, fmt.Errorf("cuda: rank %d has sent a description of its vector of %d bytes", rank, len(p))
 		}
 		at := binary.LittleEndian.Uint64(p)
 		base, err := w.open(p[8:])

@@ -32,7 +32,7 @@ const (
 
 var (
 	errLimit  = errors.New("cuda: NCCL takes too long")
-	errUnused = errors.New("cuda: the communicator is not used any more")
+	errUnused = errors.New("cuda: the communicator is no longer used")
 )
 
 // thread is a system thread on which a device's context is current. It runs one function after

@@ -73,7 +73,7 @@ func (m *Module) Function(name string) (*Function, error) {
 	case err != nil:
 		return nil, fmt.Errorf("%w: %s", err, name)
 	case !there:
-		return nil, fmt.Errorf("cuda: it cannot be seen in the text what %s takes", name)
+		return nil, fmt.Errorf("cuda: the PTX text does not show the parameters of %s", name)
 	}
 	return f, nil
 }

@@ -95,7 +95,7 @@ func (d *Device) free(address uint64) error {
 	}
 	d.mu.Unlock()
 	if !there {
-		return errors.New("cuda: Free of memory that is not of Alloc, or not any more")
+		return errors.New("cuda: Free of memory that Alloc did not return, or that is free already")
 	}
 	return d.call("cuMemFree_v2", func(a *api) result { return a.memFree(address) })
 }

@@ -97,7 +97,7 @@ func Broadcast[T collective.Element](ctx context.Context, g *collective.Group, s
 	return s.device.together(g, func() error {
 		c := call{what: broadcastAction, kind: typeOf[T](), root: root, n: s.n}
 		if root < 0 || root >= g.Size() {
-			c.invalid = fmt.Errorf("cuda: Broadcast: there is no rank %d among %d", root, g.Size())
+			c.invalid = fmt.Errorf("cuda: Broadcast: rank %d is out of range: there are %d ranks", root, g.Size())
 		}
 		if err := s.device.agree(ctx, g, c); err != nil || s.n == 0 {
 			return err
@@ -181,7 +181,7 @@ func ReduceScatter[T collective.Element](ctx context.Context, g *collective.Grou
 	return part, nil
 }
 
-var errNoDevice = errors.New("cuda: a slice of no device")
+var errNoDevice = errors.New("cuda: the slice belongs to no device")
 
 // together performs this rank's part of an operation. If that fails, it aborts the group, so that
 // the others do not wait.
@@ -265,7 +265,7 @@ func (d *Device) agree(ctx context.Context, g *collective.Group, c call) error {
 	case c.invalid != nil:
 		return fmt.Errorf("%w: %w", errRefused, c.invalid)
 	case bounds[3] != -bounds[4]:
-		return fmt.Errorf("%w: another rank's is not this rank's %v", errRefused, c)
+		return fmt.Errorf("%w: this rank calls %v, another rank does not", errRefused, c)
 	case bounds[0] != -bounds[1]:
 		return fmt.Errorf("%w: from %d to %d elements", errUnequal, -bounds[1], bounds[0])
 	}

@@ -61,7 +61,7 @@ func TensorWith[T collective.Element](name string, live *Slice[T], o TensorOptio
 	return &Part[T]{name: name, live: live, options: o}
 }
 
-var errNothingSaved = errors.New("nothing has been saved yet that could be restored")
+var errNothingSaved = errors.New("nothing has been saved yet")
 
 func (p *Part[T]) wrong(err error) error {
 	if err != nil {

@@ -70,7 +70,7 @@ func (d *Driver) write() {
 			failed = d.file.flush()
 		}
 		if failed != nil && d.cfg.Log != nil {
-			d.cfg.Log.WithError(failed).Warn("the driver's timeline is not written any more; the job goes on")
+			d.cfg.Log.WithError(failed).Warn("the driver's timeline is no longer written; the job continues")
 		}
 	}
 	_ = d.file.close() // unwritten events have been logged

@@ -141,7 +141,7 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 	if c.ProbeTimeout >= c.ProbeInterval {
-		return c, fmt.Errorf("gossip: a probe that may take %v does not fit an interval of %v", c.ProbeTimeout, c.ProbeInterval)
+		return c, fmt.Errorf("gossip: a probe timeout of %v exceeds the probe interval of %v", c.ProbeTimeout, c.ProbeInterval)
 	}
 	if c.BindAddr == "" {
 		port := DefaultPort

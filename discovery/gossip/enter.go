@@ -12,7 +12,7 @@ import (
 
 // The reasons why a member of the cluster, or a program at its address, refuses this member.
 var (
-	ErrKey   = errors.New("its key is another than this one's")
+	ErrKey   = errors.New("its key differs from this one's")
 	errLabel = errors.New("it closed the connection without an answer: its cluster has another label, or it belongs to no cluster")
 )
 
@@ -125,10 +125,10 @@ func (m *Member) enterOnce(ctx context.Context) error {
 	case len(failed) == 0 || self && !(m.cfg.NotFirst && m.alone()):
 		return nil
 	case m.cfg.KeepTrying && !refused(failed):
-		m.log.WithError(failed).Warn("gossip: no seed can be reached; trying on")
+		m.log.WithError(failed).Warn("gossip: no seed can be reached; still trying")
 		return nil
 	}
-	return fmt.Errorf("gossip: no member of the cluster lets this one in: %w", failed)
+	return fmt.Errorf("gossip: no member of the cluster admits this one: %w", failed)
 }
 
 // contactSeed tries all addresses of a seed.

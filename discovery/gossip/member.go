@@ -220,7 +220,7 @@ func (m *Member) SetMeta(ctx context.Context, meta Meta) error {
 	m.mu.Lock()
 	if m.meta == nil {
 		m.mu.Unlock()
-		return errors.New("gossip: an observer says nothing of a host")
+		return errors.New("gossip: an observer announces no host")
 	}
 	meta.BadSlots = slices.Clone(meta.BadSlots)
 	meta.Name, meta.Start, meta.Incarnation = m.meta.Name, m.meta.Start, m.meta.Incarnation
@@ -443,9 +443,9 @@ func (m *Member) rejoin() {
 		}
 		known[addr] = true
 		if err := m.contact(addr); err != nil {
-			m.log.WithError(err).WithField("addr", addr).Debug("gossip: still out of reach")
+			m.log.WithError(err).WithField("addr", addr).Debug("gossip: a member still cannot be reached")
 		} else {
-			m.log.WithField("addr", addr).Info("gossip: in touch with a member that was out of reach")
+			m.log.WithField("addr", addr).Info("gossip: a member can be reached again")
 		}
 	}
 }

@@ -65,7 +65,7 @@ func (m Meta) check() error {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
-			return fmt.Errorf("gossip: %q is not host:port to launch at", m.LaunchAddr)
+			return fmt.Errorf("gossip: the launch address %q is not host:port", m.LaunchAddr)
 		}
 	}
 	for i, slot := range m.BadSlots {
@@ -110,12 +110,12 @@ func (m Meta) encode() ([]byte, error) {
 		last = slot
 	}
 	if len(b) > maxMeta {
-		return nil, fmt.Errorf("gossip: what host %q says of itself takes %d bytes; at most %d", m.Name, len(b), maxMeta)
+		return nil, fmt.Errorf("gossip: the metadata of host %q has %d bytes; at most %d are allowed", m.Name, len(b), maxMeta)
 	}
 	return b, nil
 }
 
-var errMeta = errors.New("gossip: what an agent says of itself cannot be understood")
+var errMeta = errors.New("gossip: the metadata of an agent is malformed")
 
 // decodeMeta decodes the result of encode. If the version is newer, it returns a *versionError. It
 // does not keep b.

@@ -16,7 +16,7 @@ import (
 )
 
 // errSilent means that no member of the cluster is heard, so that the hosts are unknown.
-var errSilent = errors.New("gossip: no member of the cluster is heard")
+var errSilent = errors.New("gossip: no member of the cluster responds")
 
 const (
 	// coalesce is how long a change waits for further changes, because many agents come or go at
@@ -101,7 +101,7 @@ func (s *Source) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
 	if err := m.Leave(ctx); err != nil {
-		m.log.WithError(err).Debug("gossip: left without a good-bye")
+		m.log.WithError(err).Debug("gossip: left without a goodbye")
 	}
 	return nil
 }

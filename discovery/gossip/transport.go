@@ -47,7 +47,7 @@ func listen(bind string, who *members, logger *log.Logger) (*transport, error) {
 		return nil, err
 	}
 	if net.ParseIP(host) == nil {
-		return nil, fmt.Errorf("gossip: to listen on %q: %q is not an IP address", bind, host)
+		return nil, fmt.Errorf("gossip: listening on %q: %q is not an IP address", bind, host)
 	}
 	var network *memberlist.NetTransport
 	for range 10 { // a port that is free for TCP may be in use for UDP
@@ -243,7 +243,7 @@ func advertised(ctx context.Context, seeds []string) (string, error) {
 	}
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
-		return "", fmt.Errorf("gossip: to find an address of this machine: %w", err)
+		return "", fmt.Errorf("gossip: finding an address of this machine: %w", err)
 	}
 	var v6, loopback string
 	for _, a := range addrs {

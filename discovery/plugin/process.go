@@ -332,9 +332,9 @@ func checkHandshake(line string) error {
 	case len(fields) < 5 || fields[4] != "grpc":
 		return fmt.Errorf("it does not serve gRPC: it printed %q", shorten(line))
 	case fields[2] != "unix" && (fields[2] != "tcp" || !ip.IsLoopback()):
-		return fmt.Errorf("it is to serve on a unix socket or a port of 127.0.0.1: it printed %q", shorten(line))
+		return fmt.Errorf("it must serve on a unix socket or a port of 127.0.0.1, but printed %q", shorten(line))
 	case len(fields) < 6 || len(fields[5]) < shortestCert:
-		return fmt.Errorf("it serves without TLS: there is no certificate in what it printed: %q", shorten(line))
+		return fmt.Errorf("it serves without TLS: its handshake has no certificate: %q", shorten(line))
 	}
 	return nil
 }

@@ -370,7 +370,7 @@ func (p *Replay) step(r *Record) error {
 
 func (p *Replay) restore(s *saved) error {
 	if p.fed || s == nil {
-		return errors.New("a snapshot that is not valid")
+		return errors.New("the snapshot is not valid")
 	}
 	for _, e := range s.Recent {
 		p.Recent.Add(e)

@@ -507,7 +507,7 @@ func (m *Machine) giveUpProcess(now time.Time, w *Worker) {
 	after := now.Sub(w.graceFrom(w.since)).Round(time.Second)
 	err := fmt.Errorf("process %d has not ended %v after it was stopped", w.pid, after)
 	if w.pid == 0 {
-		err = fmt.Errorf("its host %s has said nothing of its start, nor in %v of its end", w.slot.Host, after)
+		err = fmt.Errorf("its host %s has reported neither its start nor, within %v, its end", w.slot.Host, after)
 	}
 	exit := job.Exit{Code: 137, Unkillable: true, Err: err}
 	m.ended(now, WorkerEnded{ID: w.id, Exit: exit})

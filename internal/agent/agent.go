@@ -255,7 +255,7 @@ func (a *agent) advertise(ctx context.Context, change func(*gossip.Meta)) {
 	defer a.mu.Unlock()
 	change(&a.meta)
 	if err := a.member.SetMeta(ctx, a.meta); err != nil && ctx.Err() == nil {
-		a.cfg.Log.Warnf("agent: what the cluster knows of this host cannot be changed: %v", err)
+		a.cfg.Log.Warnf("agent: the metadata of this host cannot be changed: %v", err)
 	}
 }
 
@@ -281,7 +281,7 @@ func (a *agent) drain() {
 	defer cancel()
 	a.advertise(ctx, func(m *gossip.Meta) { m.Draining = true })
 	if !a.await(ctx, a.server.occupied) {
-		a.cfg.Log.Warn("agent: ending the workers that are left")
+		a.cfg.Log.Warn("agent: ending the remaining workers")
 		a.evict(endTimeout)
 	}
 	a.flush()

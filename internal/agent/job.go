@@ -149,11 +149,11 @@ func (a *agent) attend(ctx context.Context, patience time.Duration, starter int)
 			if _, sessions, _ := a.server.busy(); sessions > 0 {
 				look.Stop()
 			} else if os.Getppid() != starter {
-				return errors.New("agent: the driver that has started it ended before it came")
+				return errors.New("agent: the driver that started it ended before it connected")
 			}
 		case <-late.C:
 			if _, sessions, _ := a.server.busy(); sessions == 0 {
-				return fmt.Errorf("agent: no driver came within %v", patience)
+				return fmt.Errorf("agent: no driver connected within %v", patience)
 			}
 		case <-ctx.Done():
 			a.cfg.Log.Warnf("agent: %v: ending the workers", context.Cause(ctx))

@@ -99,7 +99,7 @@ func (s *session) up(incarnation string, text []byte, latest string) {
 	for w != nil && w.lines >= mostLines && s.why == nil {
 		if !w.floods {
 			w.floods = true
-			s.log.Warnf("agent: slot %d: process %d has said more than the driver has taken: it waits", w.id.Index, w.pid)
+			s.log.Warnf("agent: slot %d: process %d has sent more lines than the driver has taken: it waits", w.id.Index, w.pid)
 		}
 		s.room.Wait()
 	}

@@ -74,7 +74,7 @@ type local struct {
 func newServer(host string, slots int, log logrus.FieldLogger) *server {
 	program, err := os.Executable()
 	if err != nil {
-		log.WithError(err).Debug("agent: workers are not told where its program is")
+		log.WithError(err).Debug("agent: workers do not get the path of its program")
 	}
 	return &server{
 		local: local{host: host, slots: slots, launcher: launch.Local{}, guard: startGuard, spoolSize: spoolSize, program: program},

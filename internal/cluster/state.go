@@ -75,7 +75,7 @@ func newGossipKey() []byte {
 func decodeState(text []byte) (*State, error) {
 	s := &State{}
 	if err := json.Unmarshal(text, s); err != nil {
-		return nil, errors.New("it is not the JSON that it should be")
+		return nil, errors.New("it is not valid JSON")
 	}
 	if s.Version != stateVersion {
 		return nil, fmt.Errorf("it is of version %d, and this program knows version %d", s.Version, stateVersion)

@@ -312,7 +312,7 @@ func Decode(text string) (*Credentials, error) {
 	}
 	b, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil || len(b) == 0 {
-		return nil, errors.New("identity: credentials are not the text that was issued")
+		return nil, errors.New("identity: credentials are malformed")
 	}
 	parts := make([][]byte, 3, 4)
 	switch b[0] {

@@ -221,7 +221,7 @@ func (c *Credentials) verifier(want Subject) func(tls.ConnectionState) error {
 		// has its own authority.
 		anyRun := runID == "" || got.RunID == "" && got.Role == Agent
 		if !anyRun && (got.RunID != runID || got.RunID != want.RunID) {
-			return errors.New("identity: the peer is of another job")
+			return errors.New("identity: the peer belongs to another job")
 		}
 		if got.Role != want.Role {
 			return fmt.Errorf("identity: the peer is a %s, not a %s", got.Role, want.Role)

@@ -47,7 +47,7 @@ func ReadInvitation(path string) (addresses []string, creds *Credentials, err er
 	}
 	var i Invitation
 	if err := json.Unmarshal(text, &i); err != nil {
-		return bad(errors.New("it is not what hvdrun tasks gateway has written"))
+		return bad(errors.New("it is not an invitation of hvdrun tasks gateway"))
 	}
 	if len(i.Addresses) == 0 || len(i.Addresses) > maxAddresses {
 		return bad(fmt.Errorf("it has %d addresses; 1 to %d", len(i.Addresses), maxAddresses))

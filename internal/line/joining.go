@@ -239,7 +239,7 @@ func (j *Joining) Check() error {
 	}
 	for _, rank := range j.Lost {
 		if rank < 0 || rank > math.MaxInt32 {
-			return fmt.Errorf("rank %d is lost; there is none", rank)
+			return fmt.Errorf("the lost rank %d does not exist", rank)
 		}
 	}
 	j.Lost = j.Lost[:min(len(j.Lost), maxLost)]

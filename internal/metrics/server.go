@@ -137,7 +137,7 @@ func discreet[Families any](gather func() (Families, error), log logrus.FieldLog
 		if err == nil {
 			return families, nil
 		}
-		told.Do(func() { log.Errorf("metrics: a scrape fails, and those after it may: %v", err) })
+		told.Do(func() { log.Errorf("metrics: a scrape failed, and later ones may: %v", err) })
 		return families, errors.New("metrics: not all could be collected; the log of this hvdrun says why")
 	}
 }

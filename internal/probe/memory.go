@@ -111,7 +111,7 @@ func openMemory(pid int) (*memory, error) {
 		return nil, errors.New("it is not a Go program")
 	}
 	if info.GoVersion != "go1.26" && !strings.HasPrefix(info.GoVersion, "go1.26.") && !strings.HasPrefix(info.GoVersion, "go1.26-") {
-		return nil, fmt.Errorf("it is of %s; the layout of Go 1.26 is known", stacks.Clean(info.GoVersion))
+		return nil, fmt.Errorf("it was built by %s; only the layout of Go 1.26 is known", stacks.Clean(info.GoVersion))
 	}
 	program, err := elf.NewFile(exe)
 	if err != nil {

@@ -201,7 +201,7 @@ func merge(all, more []plan.Host) ([]plan.Host, error) {
 			at[h.Name] = len(all)
 			all = append(all, h)
 		case all[i].Slots != h.Slots:
-			return nil, fmt.Errorf("dns: host %s is said to have %d slots and also %d", h.Name, all[i].Slots, h.Slots)
+			return nil, fmt.Errorf("dns: host %s has %d slots and also %d", h.Name, all[i].Slots, h.Slots)
 		}
 	}
 	return all, nil

@@ -86,7 +86,7 @@ func TestKit(t *testing.T) {
 func TestConfigure(t *testing.T) {
 	for _, c := range []struct{ values, want string }{
 		{"", "dns: setting names: must be given"},
-		{"names=a name=b", `dns: setting "name" is not known; there are: allow_empty, host, max_ttl, min_ttl, names, `},
+		{"names=a name=b", `dns: unknown setting "name"; the settings are: allow_empty, host, max_ttl, min_ttl, names, `},
 		{"names=a..b", `dns: setting names: "a..b" is not a name`},
 		{"names=10.0.0.1", `dns: setting names: "10.0.0.1" is an address`},
 		{"names=a type=MX", `dns: setting type: "MX" is not one of: auto, A+AAAA, A, AAAA, SRV`},
@@ -148,7 +148,7 @@ func TestServices(t *testing.T) {
 	finds(t, configured(t, at, "names=plain.example", "type=SRV"), "x.example:1")
 	fails(t, configured(t, at, "names=none.example", "type=SRV"), "none.example. has no SRV records (NOERROR)")
 	srv.set("_two._tcp.example SRV", "_two._tcp.example. 60 SRV 1 2 1 a.", "_two._tcp.example. 60 SRV 1 3 1 a.")
-	fails(t, configured(t, at, "names=_two._tcp.example", "slots_from=weight"), "host a is said to have 2 slots and also 3")
+	fails(t, configured(t, at, "names=_two._tcp.example", "slots_from=weight"), "host a has 2 slots and also 3")
 }
 
 // Who was there before keeps its place, whatever becomes of priorities.

@@ -169,7 +169,7 @@ func TestConfigure(t *testing.T) {
 		want   string
 	}{
 		{nil, "file: setting path: must be given"},
-		{map[string]string{"path": "x", "file": "y"}, `file: setting "file" is not known; there are: default_slots, path, pattern, rescan, settle`},
+		{map[string]string{"path": "x", "file": "y"}, `file: unknown setting "file"; the settings are: default_slots, path, pattern, rescan, settle`},
 		{map[string]string{"path": "x", "default_slots": "-1"}, "file: setting default_slots: "},
 		{map[string]string{"path": "x", "pattern": "[a"}, "file: setting pattern: "},
 		{map[string]string{"path": "x", "settle": "soon"}, "file: setting settle: "},

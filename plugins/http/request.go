@@ -30,7 +30,7 @@ func (c *config) token() (string, error) {
 	case len(token) == 0:
 		return "", fmt.Errorf("%s is empty", c.tokenFile)
 	case bytes.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
-		return "", fmt.Errorf("%s holds something else than a token", c.tokenFile)
+		return "", fmt.Errorf("%s does not hold a token", c.tokenFile)
 	}
 	return string(token), nil
 }
@@ -91,7 +91,7 @@ func (c *config) checkRedirect(req *http.Request, via []*http.Request) error {
 	case from.Scheme == "https" && req.URL.Scheme != "https":
 		return fmt.Errorf("redirected from https to %s", origin(req.URL))
 	case origin(req.URL) != origin(from) && (c.tokenFile != "" || c.certFile != ""):
-		return fmt.Errorf("redirected to %s, which is not to see the token or certificate", origin(req.URL))
+		return fmt.Errorf("redirected to %s, which must not see the token or certificate", origin(req.URL))
 	}
 	return nil
 }

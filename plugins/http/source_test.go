@@ -131,7 +131,7 @@ func TestConfigure(t *testing.T) {
 	must(t, os.WriteFile(empty, nil, 0o600))
 	for _, c := range []struct{ values, want string }{
 		{"", "http: setting url: must be given"},
-		{"url=http://h addr=x", `http: setting "addr" is not known; there are: ca_file, cert_file, default_slots, idle_timeout, interval, `},
+		{"url=http://h addr=x", `http: unknown setting "addr"; the settings are: ca_file, cert_file, default_slots, idle_timeout, interval, `},
 		{"url=ftp://h", "http: setting url: must begin with http:// or https:// and a host"},
 		{"url=http:///hosts", "http: setting url: must begin with"},
 		{"url=http://h%zz", "http: setting url: is not a URL"},
@@ -319,7 +319,7 @@ func TestRedirects(t *testing.T) {
 		t.Errorf("sent %q", seen.Load())
 	}
 	seen.Store("nothing")
-	fails(t, configured(t, "url="+url+"/far", token), url+"/far: redirected to "+other+", which is not to see the token or certificate")
+	fails(t, configured(t, "url="+url+"/far", token), url+"/far: redirected to "+other+", which must not see the token or certificate")
 	if seen.Load() != "nothing" {
 		t.Errorf("the other server was asked, with %q", seen.Load())
 	}

@@ -186,7 +186,7 @@ func (a *access) setUser(u *api.AuthInfo) error {
 	}
 	tls := a.server.TLSClientConfig
 	if (tls.CertFile == "" && tls.CertData == nil) != (tls.KeyFile == "" && tls.KeyData == nil) {
-		return errors.New("of client-certificate and client-key one is given without the other")
+		return errors.New("client-certificate and client-key must be given together")
 	}
 	if strings.HasPrefix(a.server.Host, "http:") && (u.Token != "" || u.TokenFile != "") {
 		return errors.New("its token would travel unencrypted over http")

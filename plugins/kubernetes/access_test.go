@@ -255,7 +255,7 @@ func TestAServerOfAnotherAuthority(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	for _, c := range []struct{ key, value, says string }{
-		{"labels", "x", `"labels" is not known; there are: cluster_domain, container, context, default_slots, field_selector, host, job, ` +
+		{"labels", "x", `unknown setting "labels"; the settings are: cluster_domain, container, context, default_slots, field_selector, host, job, ` +
 			`kubeconfig, label_selector, namespace, page_size, resource, timeout, watch_timeout`},
 		{"host", "uid", "host"}, {"default_slots", "-1", "default_slots"}, {"page_size", "0", "page_size"},
 		{"timeout", "0", "timeout"}, {"watch_timeout", "never", "watch_timeout"}, {"namespace", "a/../b", "namespace"},

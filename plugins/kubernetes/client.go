@@ -273,7 +273,7 @@ func (c *client) page(ctx context.Context, options metav1.ListOptions) (*podList
 	}
 	for i := range page.Items {
 		if page.Items[i].Name == "" {
-			return nil, errors.New("a list with a pod of no name")
+			return nil, errors.New("a list with a pod without a name")
 		}
 		page.Items[i].ManagedFields = nil // they are the largest part
 	}

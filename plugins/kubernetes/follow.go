@@ -188,6 +188,6 @@ func (f *feed) pause(ctx context.Context, err error) bool {
 		f.stop(err)
 		return false
 	}
-	f.source.log.WithError(err).Info("kubernetes: the watch broke; going on")
+	f.source.log.WithError(err).Info("kubernetes: the watch broke; watching again")
 	return f.source.wait(ctx, backoff(f.drops, err)) == nil
 }

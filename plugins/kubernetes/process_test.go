@@ -63,7 +63,7 @@ func TestAsAProcess(t *testing.T) {
 		}
 	}
 	_, err = start(map[string]string{"colour": "red"}).Discover(t.Context())
-	if err == nil || !strings.Contains(err.Error(), `"colour" is not known; there are: cluster_domain, container`) {
+	if err == nil || !strings.Contains(err.Error(), `unknown setting "colour"; the settings are: cluster_domain, container`) {
 		t.Error(err)
 	}
 	if strings.Contains(logged.String(), "secret") {

@@ -41,7 +41,7 @@ func (r *Reader) Err() error {
 	for _, key := range slices.Sorted(maps.Keys(r.values)) {
 		if !slices.Contains(r.known, key) {
 			known := slices.Sorted(slices.Values(r.known))
-			faults = append(faults, fmt.Errorf("%s: setting %q is not known; there are: %s",
+			faults = append(faults, fmt.Errorf("%s: unknown setting %q; the settings are: %s",
 				r.plugin, key, strings.Join(known, ", ")))
 		}
 	}

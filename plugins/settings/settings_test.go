@@ -46,7 +46,7 @@ func TestFaults(t *testing.T) {
 		{"soon", func(r *Reader) { r.Duration("k", 0, 0, time.Minute) }, `p: setting k: "soon" is not a duration from 0s to 1m0s, as 30s or 500ms`},
 		{"2m", func(r *Reader) { r.Duration("k", 0, 0, time.Minute) }, `p: setting k: "2m" is not a duration`},
 		{"1e300", func(r *Reader) { r.Duration("k", 0, 0, time.Minute) }, `p: setting k: "1e300" is not a duration`},
-		{"a", func(r *Reader) { r.Text("other", ""); r.Text("one", "") }, `p: setting "k" is not known; there are: one, other`},
+		{"a", func(r *Reader) { r.Text("other", ""); r.Text("one", "") }, `p: unknown setting "k"; the settings are: one, other`},
 	} {
 		r := Read("p", map[string]string{"k": c.value})
 		c.read(r)

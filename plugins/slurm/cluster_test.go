@@ -437,7 +437,7 @@ func testRealProcess(t *testing.T, c *cluster) {
 	id := c.allocate("--no-kill", "-N2", "--gres=gpu:1", "--nodelist=n[1-2]")
 	for settings, want := range map[string]string{
 		"job_id=" + id: "n1:1 n2:1",
-		"colour=red":   `"colour" is not known; there are: bin, cpus_per_slot`,
+		"colour=red":   `unknown setting "colour"; the settings are: bin, cpus_per_slot`,
 	} {
 		key, value, _ := strings.Cut(settings, "=")
 		p := plugin.New(plugin.Config{Path: path, Settings: map[string]string{key: value}, Log: log})

@@ -186,7 +186,7 @@ func (s *source) ask(ctx context.Context, id string) (job, error) {
 	case seen && !m.ended:
 		m.ended = true
 		s.seen[id] = m
-		s.log.WithField("job", id).WithField("state", j.state).Warn("slurm: the job has ended: it has no hosts any more")
+		s.log.WithField("job", id).WithField("state", j.state).Warn("slurm: the job has ended: it no longer has hosts")
 	case !seen && s.cfg.jobName == "":
 		if err != nil {
 			return job{}, fmt.Errorf("slurm: job %s: %w", id, err)
@@ -272,7 +272,7 @@ func (s *source) slots(j job) (map[string]int, error) {
 		case j.tasksPerNode > 0:
 			slots[name] = j.tasksPerNode
 		default:
-			return nil, fmt.Errorf("slurm: job %s has %d tasks on %d nodes, and from outside of the job nobody knows which "+
+			return nil, fmt.Errorf("slurm: job %s has %d tasks on %d nodes, and from outside of the job it is unknown which "+
 				"has how many: submit it with --ntasks-per-node, or set slots", j.id, j.tasks, len(j.nodes))
 		}
 	}

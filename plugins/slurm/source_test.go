@@ -362,7 +362,7 @@ func TestSettings(t *testing.T) {
 		t.Errorf("%+v, %v", c, err)
 	}
 	for _, c := range []struct{ key, value, says string }{
-		{"jobid", "7", `"jobid" is not known; there are: bin, cpus_per_slot, gres, host, interval, job_id, job_name, notice, script, slots, step, timeout`},
+		{"jobid", "7", `unknown setting "jobid"; the settings are: bin, cpus_per_slot, gres, host, interval, job_id, job_name, notice, script, slots, step, timeout`},
 		{"job_id", "x", "job_id"}, {"job_id", "-1", "job_id"}, {"job_id", "", "job_id"}, {"slots", "many", "slots"}, {"slots", "-1", "slots"},
 		{"slots", "65537", "slots"}, {"host", "ip", "host"}, {"gres", "gpu:a100", "gres"}, {"cpus_per_slot", "0", "cpus_per_slot"},
 		{"script", "x", "job_name is missing"}, {"notice", "5s", "no script"},

@@ -403,7 +403,7 @@ func (w *worker) leave() {
 			w.finish(o)
 			w.perform()
 		case <-w.timer.C:
-			w.log.Debug("scaler: the scheduler does not answer that the worker leaves")
+			w.log.Debug("scaler: the scheduler does not acknowledge that the worker leaves")
 			return
 		}
 	}

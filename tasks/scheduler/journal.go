@@ -478,7 +478,7 @@ func Open(cfg Config) (*Scheduler, error) {
 	}
 	s.mu.Lock()
 	if s.held = s.q.Suspended() > 0; s.held {
-		s.cfg.Log.Infof("tasks: %d tasks of %d clients go on", s.q.Suspended(), len(s.peers))
+		s.cfg.Log.Infof("tasks: %d tasks of %d clients continue", s.q.Suspended(), len(s.peers))
 	}
 	objects := s.q.Objects()
 	s.mu.Unlock()

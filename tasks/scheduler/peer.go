@@ -180,13 +180,13 @@ func checkHello(h *taskspb.TasksHello) error {
 	switch {
 	case len(h.GetFunctions()) > link.MaxFunctions || len(h.GetHeld()) > link.MaxHeld || len(h.GetOffers()) > link.MaxAmounts ||
 		len(h.GetStored()) > link.MaxHeld:
-		return errors.New("scheduler: a hello with more than there may be")
+		return errors.New("scheduler: the hello has too many functions, values or resources")
 	case len(h.GetHost()) > link.MaxName || len(h.GetName()) > link.MaxName || len(h.GetValues()) > link.MaxName || longName(h.GetOffers()):
-		return errors.New("scheduler: a hello with a name that is too long")
+		return errors.New("scheduler: the hello has a name that is too long")
 	}
 	for _, f := range h.GetFunctions() {
 		if len(f.GetName()) > link.MaxName {
-			return errors.New("scheduler: a hello with a function whose name is too long")
+			return errors.New("scheduler: the hello has a function whose name is too long")
 		}
 	}
 	return nil

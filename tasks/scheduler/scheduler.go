@@ -211,7 +211,7 @@ var errClosed = errors.New("scheduler: closed")
 func (p *peer) put(part proto.Message, add func(*taskspb.FromTasks)) bool {
 	err := p.link.Put(part, add)
 	if err != nil {
-		p.s.cfg.Log.WithError(err).Errorf("tasks: %s does not get the message", p.name)
+		p.s.cfg.Log.WithError(err).Errorf("tasks: a message to %s was not sent", p.name)
 	}
 	p.touch()
 	return err == nil
@@ -270,7 +270,7 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 		return s.transfer(ctx, conn, r)
 	}
 	if err == nil && m.GetHello().GetSession() == 0 {
-		err = errors.New("scheduler: a connection that begins without a hello")
+		err = errors.New("scheduler: the connection does not begin with a hello")
 	}
 	if err != nil {
 		conn.Close()
@@ -339,7 +339,7 @@ func (s *Scheduler) take(p *peer, l *link.Link[*taskspb.FromTasks], m *taskspb.T
 	}
 	s.act()
 	if err == nil && l.Pending() > mostPending {
-		err = fmt.Errorf("scheduler: %s does not read what it is sent", p.name)
+		err = fmt.Errorf("scheduler: %s does not read its messages", p.name)
 	}
 	return err
 }

@@ -100,7 +100,7 @@ func TestAgentStopped(t *testing.T) {
 	if err := syscall.Kill(parent(t, first.Slots[3].PID), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	awaitOutput(t, r, func(text string) bool { return strings.Contains(text, "is stopped; its workers go on") })
+	awaitOutput(t, r, func(text string) bool { return strings.Contains(text, "is stopped; its workers continue") })
 	if err := syscall.Kill(r.PID, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

@@ -209,10 +209,10 @@ func (h *Handler) keepAlive(ctx context.Context) {
 	case ctx.Err() != nil:
 	case err == nil:
 		if lasted := h.away.For(now); h.away.Ended() > 0 {
-			h.cfg.Log.Infof("rendezvous: the store of the nodes is in reach again, after %v", lasted.Round(time.Second))
+			h.cfg.Log.Infof("rendezvous: the store of the nodes can be reached again, after %v", lasted.Round(time.Second))
 		}
 	case h.away.Failed(now, err):
-		h.cfg.Log.Warnf("rendezvous: the store of the nodes is out of reach; the workers go on, but cannot be restarted "+
+		h.cfg.Log.Warnf("rendezvous: the store of the nodes cannot be reached; the workers continue, but cannot be restarted "+
 			"until it is in reach again: %v", err)
 	}
 }

@@ -199,7 +199,7 @@ func Decode(b []byte) (*State, error) {
 	}
 	r := &recordReader{Reader: bytes.NewReader(b)}
 	if version := r.byte(); version != recordVersion {
-		return nil, fmt.Errorf("%w: its version is %d, and this program's %d", ErrCorrupt, version, recordVersion)
+		return nil, fmt.Errorf("%w: it has version %d; this program knows version %d", ErrCorrupt, version, recordVersion)
 	}
 	flags := r.byte()
 	s.Complete, s.Closed, s.Failed = flags&isComplete != 0, flags&isClosed != 0, flags&hasFailed != 0

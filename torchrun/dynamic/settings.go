@@ -86,9 +86,9 @@ func (s Settings) withDefaults() (Settings, error) {
 	case s.RunID == "":
 		return s, errors.New("dynamic: the run has no id")
 	case s.MinNodes < 1:
-		return s, fmt.Errorf("dynamic: a round of %d nodes at least; it must be 1", s.MinNodes)
+		return s, fmt.Errorf("dynamic: the minimum of nodes is %d; it must be at least 1", s.MinNodes)
 	case s.MaxNodes < s.MinNodes:
-		return s, fmt.Errorf("dynamic: a round of %d nodes at most, and of %d at least", s.MaxNodes, s.MinNodes)
+		return s, fmt.Errorf("dynamic: the maximum of nodes, %d, is less than the minimum, %d", s.MaxNodes, s.MinNodes)
 	case s.KeepAliveAttempts < 0:
 		return s, fmt.Errorf("dynamic: %d missed heartbeats; it must be more than 0", s.KeepAliveAttempts)
 	case s.KeepAliveAttempts == 0:

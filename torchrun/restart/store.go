@@ -108,9 +108,9 @@ func (t told) Get(_ context.Context, key string) ([]byte, error) {
 	if value, is := t[key]; is {
 		return value, nil
 	}
-	return nil, fmt.Errorf("restart: nobody has said %s", key)
+	return nil, fmt.Errorf("restart: the key %s is not set", key)
 }
 
 func (t told) Add(context.Context, string, int64) (int64, error) {
-	return 0, errors.New("restart: there is nothing to count")
+	return 0, errors.New("restart: this store does not count")
 }

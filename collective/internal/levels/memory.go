@@ -199,7 +199,7 @@ const (
 
 var (
 	errDied    = errors.New("its process has ended")
-	errStopped = errors.New("a rank of this host has ended the group, and did not say why")
+	errStopped = errors.New("a rank of this host has ended the group without a reason")
 
 	// ErrNotWanted reports that shared memory is disabled on a rank.
 	ErrNotWanted = errors.New("shared memory is turned off")

@@ -13,7 +13,7 @@ import (
 )
 
 // ErrNoArena reports that the system refuses memory that other processes could map.
-var ErrNoArena = errors.New("shm: no memory that other processes could map")
+var ErrNoArena = errors.New("shm: memory cannot be shared with other processes")
 
 // arena is the memory of this process that other processes of the host can map: one memfd as large
 // as the machine's memory. Only pages that were written use memory.

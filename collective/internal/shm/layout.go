@@ -96,7 +96,7 @@ func (l layout) check() error {
 	case l.bank < max(line, 8*l.members) || l.bank > maxBank || l.bank%line != 0,
 		l.out < line || l.out > maxSlot || l.out%line != 0,
 		l.in < l.out*l.members || l.in > maxSlot || l.in%line != 0:
-		return errors.New("shm: the sizes in the segment's header make no sense")
+		return errors.New("shm: the sizes in the segment's header are not valid")
 	}
 	return nil
 }

@@ -99,7 +99,7 @@ func openMapping(v *invitation, maxSize uint64) (*mapping, error) {
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || uint64(st.Dev) != v.device || st.Ino != v.inode || uint64(st.Size) != v.size {
 		m.close()
-		return nil, errors.New("shm: the invitation's file is another one by now")
+		return nil, errors.New("shm: the invitation's file has been replaced")
 	}
 	if seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil || seals&unix.F_SEAL_SHRINK == 0 {
 		m.close()
@@ -223,7 +223,7 @@ func (s *Segment) verify(members int) error {
 		return fmt.Errorf("shm: the segment is for %d members, not %d", h.members, members)
 	}
 	if max(h.bank, h.in, h.out) > maxSlot {
-		return errors.New("shm: the sizes in the segment's header make no sense")
+		return errors.New("shm: the sizes in the segment's header are not valid")
 	}
 	s.layout = layout{members: members, bank: int(h.bank), in: int(h.in), out: int(h.out)}
 	if err := s.layout.check(); err != nil {

@@ -65,7 +65,7 @@ func (e *Endpoint) admit(c *identity.Conn) bool {
 }
 
 var (
-	errGaveWay = errors.New("it has given way to newer connections, or was not proven in time")
+	errGaveWay = errors.New("it was closed in favour of newer connections, or was not proven in time")
 	errClosed  = errors.New("the endpoint is closed")
 	errProbed  = errors.New("a measurement has ended")
 )
@@ -193,7 +193,7 @@ func (e *Endpoint) awaitGroup(h identity.Hello) (path *Path, claimed bool, err e
 		}
 		if e.waiting >= e.bound(fewWaiting) {
 			e.mu.Unlock()
-			return nil, false, fmt.Errorf("too many connections wait for groups to come (%w)", identity.ErrLater)
+			return nil, false, fmt.Errorf("too many connections wait for their groups (%w)", identity.ErrLater)
 		}
 		r := e.awaited[at]
 		if r == nil {

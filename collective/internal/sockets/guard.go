@@ -40,8 +40,8 @@ const (
 
 // errCut is the reason why a group ends although all its ranks live.
 var (
-	errCut   = errors.New("collective: the route is cut, and its host answers on another")
-	errEnded = errors.New("collective: a connection has ended, and both ranks live")
+	errCut   = errors.New("collective: the route is cut, but the host answers on another one")
+	errEnded = errors.New("collective: a connection has ended, but both ranks live")
 )
 
 // lostConn is a connection that ended without a notice from the peer.
@@ -275,7 +275,7 @@ func (e *Endpoint) tellElsewhere(f *Generation, rank int, spare routes.Route, c 
 	h := identity.Hello{Generation: f.Number, From: f.Self, To: rank, Channel: probeChannel}
 	other, err := e.dialOne(ctx, f.Addrs[rank][there], f.Key, h, nil)
 	if err != nil {
-		e.cfg.Log.WithError(err).Debugf("collective: rank %d cannot be told which route is cut", rank)
+		e.cfg.Log.WithError(err).Debugf("collective: cannot notify rank %d of the cut route", rank)
 		return
 	}
 	defer other.raw.Close()
@@ -357,7 +357,7 @@ func (e *Endpoint) watchCards() {
 		}
 	})
 	if err != nil {
-		e.cfg.Log.WithError(err).Debug("collective: no reports about interfaces; a cut is noticed when it delays something")
+		e.cfg.Log.WithError(err).Debug("collective: the kernel does not report changes of interfaces: a cut is noticed only when it delays data")
 	}
 }
 

@@ -153,7 +153,7 @@ func (f *Feed) End() {
 }
 
 // ErrSoon is returned by FeedSource.Hold if a commit that can be held follows soon.
-var ErrSoon = errors.New("transfer: a commit that can be held comes soon")
+var ErrSoon = errors.New("transfer: a commit that can be held follows soon")
 
 var (
 	errEnded = errors.New("transfer: the feed has ended")

@@ -84,7 +84,7 @@ var (
 	// ErrBusy: another follower is taking the source's commit.
 	ErrBusy = errors.New("transfer: another worker takes the source's commit")
 	// ErrLost: the source no longer has the next step.
-	ErrLost = errors.New("transfer: the source has the next step no longer")
+	ErrLost = errors.New("transfer: the source no longer has the next step")
 )
 
 // Supply is what a worker provides for others.

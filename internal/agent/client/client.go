@@ -289,7 +289,7 @@ func (a *Agents) Close() error {
 	defer late.Stop()
 	var stuck error
 	if !within(2*endPatience, a.wg.Wait) {
-		stuck = errors.New("agent: a program that reaches a host does not end, though it was killed")
+		stuck = errors.New("agent: a program that connects to a host still exists after SIGKILL")
 	}
 	cancel()
 	for _, j := range a.children { // complete by now

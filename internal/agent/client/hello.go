@@ -95,10 +95,10 @@ func ReadHello(r io.Reader) (Hello, error) {
 	var h Hello
 	line, err := bufio.NewReaderSize(io.LimitReader(r, maxHello), maxHello).ReadSlice('\n')
 	if err != nil {
-		return h, fmt.Errorf("agent: %d bytes came of an agent's hello, and no end of line", len(line))
+		return h, fmt.Errorf("agent: an agent's hello has %d bytes without an end of line", len(line))
 	}
 	if err := json.Unmarshal(line, &h); err != nil {
-		return Hello{}, errors.New("agent: an agent's hello is not the JSON that it should be")
+		return Hello{}, errors.New("agent: an agent's hello is not valid JSON")
 	}
 	if h.Version != HelloVersion {
 		return Hello{}, fmt.Errorf("agent: an agent's hello of version %d; this program knows version %d: "+

@@ -122,7 +122,7 @@ func (a *Agents) Reachable(ctx context.Context, host string, others []Inspection
 		return nil
 	})
 	if err == nil && len(failures) != len(others) {
-		err = errors.New("the agent did not answer what it was asked")
+		err = errors.New("the agent did not answer the request")
 	}
 	return failures, routes, err
 }

@@ -229,7 +229,7 @@ func (s *session) tellOf(err error, failures *retry.Row, carried bool) {
 	quiet := s.attached && time.Since(s.contact) < s.a.cfg.Lease/4
 	s.mu.Unlock()
 	if quiet {
-		s.log.Debugf("agent: the stream to the agent broke, and is made anew: %v", err)
+		s.log.Debugf("agent: the stream to the agent broke and is opened again: %v", err)
 		return
 	}
 	now := time.Now()
@@ -260,7 +260,7 @@ func (s *session) fence(ctx context.Context) {
 	for tries := 1; ctx.Err() == nil && s.there() == nil && time.Since(given) < s.a.cfg.Orphan; tries++ {
 		err := s.stream(ctx)
 		if _, over := s.hopeless(err); over || err == nil {
-			s.log.Infof("agent: the agent knows that it was given up")
+			s.log.Infof("agent: the agent has ended the session that was given up")
 			return
 		}
 		_ = retry.Pause(ctx, backoff.After(tries))

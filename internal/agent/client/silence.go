@@ -14,7 +14,7 @@ const patientLeases = 12
 
 // errNoAnswer: the process of an agent of this machine exists and does nothing that it is asked to
 // do.
-var errNoAnswer = errors.New("its process is there, and does nothing of what it was asked")
+var errNoAnswer = errors.New("its process exists, but does not answer requests")
 
 // silent returns an error if nothing arrives on a stream that seems open. It counts its calls
 // instead of time: if the machine is so busy that this process did not run for long, the agent's
@@ -28,7 +28,7 @@ func (s *session) silent() error {
 		return s.quiet(looks, since)
 	}
 	if looks > missedBeats*looksPerBeat {
-		return fmt.Errorf("nothing was heard of the agent for %v", since.Round(time.Millisecond))
+		return fmt.Errorf("the agent was silent for %v", since.Round(time.Millisecond))
 	}
 	if looks > looksPerBeat*3/2 {
 		return s.gone()
@@ -54,12 +54,12 @@ func (s *session) quiet(looks int, since time.Duration) error {
 	case wanted && looks >= patientLeases*lease:
 		return fmt.Errorf("%w for %v", errNoAnswer, since.Round(time.Second))
 	case wanted && stopped:
-		s.log.Warnf("agent: the agent, process %d, is stopped, and something is wanted of it: it is continued", s.process.PID())
+		s.log.Warnf("agent: the agent, process %d, is stopped, and is needed: it is continued", s.process.PID())
 		s.process.Signal(syscall.SIGCONT)
 	case stopped && looks == lease:
-		s.log.Warnf("agent: the agent, process %d, is stopped; its workers go on", s.process.PID())
+		s.log.Warnf("agent: the agent, process %d, is stopped; its workers continue", s.process.PID())
 	case looks == lease:
-		s.log.Infof("agent: the agent, process %d, has said nothing for %v, but runs; its workers go on", s.process.PID(), since.Round(time.Second))
+		s.log.Infof("agent: the agent, process %d, has been silent for %v, but runs; its workers continue", s.process.PID(), since.Round(time.Second))
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func TestBlackHole(t *testing.T) {
 		}
 	}
 	beat := &agentpb.FromAgent{What: &agentpb.FromAgent_Beat{Beat: &agentpb.Beat{}}}
-	broken := errors.New("nothing was heard of the agent for 3.25s")
+	broken := errors.New("the agent was silent for 3.25s")
 	s.contact = time.Now().Add(-time.Minute)
 	for range 3 {
 		s.attachLimit()

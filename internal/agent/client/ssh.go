@@ -124,7 +124,7 @@ func (s *SSH) start(ctx context.Context, host string, hello []byte) (Ready, erro
 		case !lacks:
 			return parseReady(host, answer)
 		case brought:
-			return Ready{}, &HostError{host, stageCopy, errors.New("it was brought there, and is not there")}
+			return Ready{}, &HostError{host, stageCopy, errors.New("it was copied there, but does not exist")}
 		}
 		if err := fits(machine); err != nil {
 			return Ready{}, &HostError{host, stageCommand, err}
@@ -138,7 +138,7 @@ func (s *SSH) start(ctx context.Context, host string, hello []byte) (Ready, erro
 func parseReady(host, answer string) (Ready, error) {
 	var ready Ready
 	text, ok := strings.CutPrefix(answer, readyMark)
-	err := errors.New("an answer that nobody asked for")
+	err := errors.New("an unexpected answer")
 	if ok {
 		ready, err = decodeReady([]byte(text))
 	}
@@ -171,7 +171,7 @@ func misfit(err error, name string) error {
 	said := at.Err.Error()
 	for _, words := range []string{"not found", "No such file", "no such file", "annot execute", "Exec format", "ermission denied"} {
 		if strings.Contains(said, words) && (strings.Contains(said, name) || strings.Contains(said, "GLIBC")) {
-			return &HostError{at.Host, at.Stage, fmt.Errorf("%w: this hvdrun, which was brought there, does not fit the host's C library: "+
+			return &HostError{at.Host, at.Stage, fmt.Errorf("%w: this hvdrun, which was copied there, does not run with the host's C library: "+
 				"build it with -tags static, which needs none (and sees no GPUs), or install a hvdrun there, and say where (--remote-hvdrun PATH)", at.Err)}
 		}
 	}
@@ -450,7 +450,7 @@ func diagnose(host string, written *tail, noise string, waitErr, readErr error) 
 	return &HostError{host, stageCommand, fmt.Errorf("no answer came: %w", readErr)}
 }
 
-var errOtherHostKey = errors.New("the host shows another key than the one that is known of it")
+var errOtherHostKey = errors.New("the host's key differs from the known one")
 
 // hostKeyLine returns the most useful line of stderr about a refused host key.
 func hostKeyLine(stderr, line string) string {

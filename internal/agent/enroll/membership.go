@@ -87,7 +87,7 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 			return nil, fmt.Errorf("%w: a token is needed", err)
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
-			cfg.Log.Warnf("%v: enrolling anew", err)
+			cfg.Log.Warnf("%v: enrolling again", err)
 		}
 		return m, m.enroll(ctx)
 	}
@@ -95,11 +95,11 @@ func Join(ctx context.Context, cfg Config) (*Membership, error) {
 	defer cancel()
 	_, err = m.refresh(ctx, nil, time.Now())
 	if errors.Is(err, errRefused) && cfg.TokenFile != "" { // the host may have been removed, and may return
-		cfg.Log.Warnf("%v: enrolling anew with the token in %s", err, cfg.TokenFile)
+		cfg.Log.Warnf("%v: enrolling again with the token in %s", err, cfg.TokenFile)
 		err = m.enroll(ctx)
 	}
 	if err != nil {
-		cfg.Log.Warnf("enroll: going on with the keys that are known: %v", err)
+		cfg.Log.Warnf("enroll: continuing with the known keys: %v", err)
 	}
 	return m, nil
 }
@@ -134,7 +134,7 @@ func (m *Membership) load(now time.Time) error {
 func (m *Membership) loadRing() error {
 	text, err := safefile.SecretText(m.file(ringFile), maxFile)
 	if err != nil {
-		return fmt.Errorf("enroll: the keys of the gossip: %w", err)
+		return fmt.Errorf("enroll: the gossip keys: %w", err)
 	}
 	var r ring
 	if err = json.Unmarshal(text, &r); err == nil {
@@ -195,7 +195,7 @@ func (m *Membership) enroll(ctx context.Context) error {
 // both.
 func (m *Membership) take(reply *enrollpb.EnrollReply) error {
 	if err := cluster.CheckKeys(reply.GetKeys()); err != nil || reply.GetRing() == 0 {
-		return errors.New("enroll: the registrar's answer has no keys of the gossip that can be used")
+		return errors.New("enroll: the registrar's answer has no usable gossip keys")
 	}
 	m.pause = max(leastPause, min(time.Duration(reply.GetPauseMs())*time.Millisecond, mostPause))
 	if reply.GetRing() != m.ring.Version {
@@ -205,7 +205,7 @@ func (m *Membership) take(reply *enrollpb.EnrollReply) error {
 			err = safefile.ReplaceSynced(m.file(ringFile), text, safefile.Private)
 		}
 		if err != nil {
-			return fmt.Errorf("enroll: keeping the keys of the gossip: %w", err)
+			return fmt.Errorf("enroll: saving the gossip keys: %w", err)
 		}
 		m.ring = next
 	}
@@ -217,7 +217,7 @@ func (m *Membership) take(reply *enrollpb.EnrollReply) error {
 		err = safefile.ReplaceSynced(m.file(credentialsFile), text, safefile.Private)
 	}
 	if err != nil {
-		return fmt.Errorf("enroll: keeping the agent's certificate: %w", err)
+		return fmt.Errorf("enroll: saving the agent's certificate: %w", err)
 	}
 	return nil
 }

@@ -88,12 +88,12 @@ func Parse(file, text string) (*Policy, error) {
 			}
 		}
 		if r.as == "" {
-			return nil, fmt.Errorf("%s:%d: as=USER is missing: whom workers run as", file, n)
+			return nil, fmt.Errorf("%s:%d: as=USER is missing: the user whom workers run as", file, n)
 		}
 		p.rules = append(p.rules, r)
 	}
 	if len(p.rules) == 0 {
-		return nil, fmt.Errorf("%s: no line says as whom workers may run; one would be: user=* as=nobody", file)
+		return nil, fmt.Errorf("%s: no line says as which user workers run; for example: user=* as=nobody", file)
 	}
 	return p, nil
 }
@@ -128,7 +128,7 @@ func (r *rule) take(field string) (err error) {
 			err = fmt.Errorf("cgroup %q is not an absolute path", value)
 		}
 	default:
-		return fmt.Errorf("unknown key %q; there are user, uid, run, as, groups and cgroup", key)
+		return fmt.Errorf("unknown key %q; the keys are user, uid, run, as, groups and cgroup", key)
 	}
 	if given {
 		return fmt.Errorf("%s is given twice", key)

@@ -143,9 +143,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	switch {
 	case len(cfg.Secret) < 16:
-		return nil, fmt.Errorf("etcd: a key of %d bytes to seal with; it must have 16 at least", len(cfg.Secret))
+		return nil, fmt.Errorf("etcd: a key of %d bytes to seal with; it must have at least 16", len(cfg.Secret))
 	case cfg.Lease < LeastLease:
-		return nil, fmt.Errorf("etcd: a lease of %v; it must be %v at least", cfg.Lease, LeastLease)
+		return nil, fmt.Errorf("etcd: a lease of %v; it must be at least %v", cfg.Lease, LeastLease)
 	}
 	sum := sha256.Sum256(append([]byte("hvdrun journal in etcd\x00"), cfg.Secret...))
 	block, err := aes.NewCipher(sum[:])

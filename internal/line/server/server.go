@@ -140,7 +140,7 @@ func workerOf(env []string) (plan.Worker, error) {
 		return value, is
 	})
 	if err == nil && !started {
-		err = errors.New("it has no environment of one")
+		err = errors.New("it has no worker's environment")
 	}
 	return own, err
 }

@@ -33,7 +33,7 @@ const (
 type ProbeRequest struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Whether the goroutines of a Go program are to be read from its memory.
+	// Read the goroutines of a Go program from its memory.
 	Goroutines    bool `protobuf:"varint,2,opt,name=goroutines,proto3" json:"goroutines,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -322,15 +322,15 @@ func (*ToAgent_Look) isToAgent_What() {}
 
 func (*ToAgent_Tell) isToAgent_What() {}
 
-// Tell passes a line on to workers, as docs/reference/worker-protocol.md has them: those that have said hello.
+// Tell passes a line of docs/reference/worker-protocol.md on to those workers that have said hello.
 type Tell struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// By incarnation.
 	Workers []string `protobuf:"bytes,1,rep,name=workers,proto3" json:"workers,omitempty"`
-	// Of a line about a world: the ranks of the workers. None: the line is the same for all.
+	// For a line about a world: the ranks of the workers. Empty: the line is the same for all.
 	Ranks []uint32 `protobuf:"varint,2,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
 	Line  []byte   `protobuf:"bytes,3,opt,name=line,proto3" json:"line,omitempty"`
-	// What follows the line: the members of a world, encoded.
+	// The encoded members of a world, which follow the line.
 	Tail          []byte `protobuf:"bytes,4,opt,name=tail,proto3" json:"tail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -400,22 +400,21 @@ type Attach struct {
 	Session []byte `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	// Whether the session must exist already.
 	Resume bool `protobuf:"varint,2,opt,name=resume,proto3" json:"resume,omitempty"`
-	// The number of the last event that was received; 0 for none.
+	// The number of the last event that was received; 0 if there was no event.
 	Heard uint64 `protobuf:"varint,3,opt,name=heard,proto3" json:"heard,omitempty"`
 	// How long the agent keeps the workers of a driver that is silent.
 	LeaseMs uint32 `protobuf:"varint,4,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
-	// The driver takes over from one that died: it attaches to the session of the run, whatever its name; if there is none,
-	// the named session begins. The driver does not know which events were received.
+	// The driver takes over from one that died: it attaches to the session of the run, whatever its name. If the run has no
+	// session, the named session begins. The driver does not know which events were received.
 	TakeOver bool `protobuf:"varint,6,opt,name=take_over,json=takeOver,proto3" json:"take_over,omitempty"`
 	// The driver understands dying.
 	KnowsDying bool `protobuf:"varint,7,opt,name=knows_dying,json=knowsDying,proto3" json:"knows_dying,omitempty"`
-	// The number of the driver among those of its run: 0 for the one that began it, and one more for each that took over.
-	// Nobody attaches to the session of a driver with a greater number, except with take_over
-	// and 0: to end the run.
+	// The number of the driver in its run: 0 for the one that began it, and one more for each that took over. A driver cannot
+	// attach to the session of a driver with a greater number, except with take_over and 0, to end the run.
 	Term uint64 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"`
 	// The agent's credentials in the job, encoded: with them it serves workers that have not inherited their sockets.
 	Credentials string `protobuf:"bytes,10,opt,name=credentials,proto3" json:"credentials,omitempty"`
-	// The version of the lines of workers that the driver understands. A driver before it had lines says 0.
+	// The version of the lines of workers that the driver understands; 0: it is older than lines.
 	Lines         uint32 `protobuf:"varint,11,opt,name=lines,proto3" json:"lines,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -514,7 +513,7 @@ func (x *Attach) GetLines() uint32 {
 	return 0
 }
 
-// Start starts a worker, unless one of that incarnation has been started before. It is answered with a Started or an
+// Start starts a worker, unless a worker of that incarnation has been started before. It is answered with a Started or an
 // Exited. The command and the environment are bytes because they may not be UTF-8.
 type Start struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
@@ -526,7 +525,7 @@ type Start struct {
 	Directory   []byte   `protobuf:"bytes,5,opt,name=directory,proto3" json:"directory,omitempty"`
 	// Time between SIGTERM and SIGKILL.
 	GraceMs uint32 `protobuf:"varint,6,opt,name=grace_ms,json=graceMs,proto3" json:"grace_ms,omitempty"`
-	// The bound of its core file in bytes; all bits set: none.
+	// The maximum size of its core file in bytes; all bits set: no limit.
 	CoreLimit     uint64 `protobuf:"varint,7,opt,name=core_limit,json=coreLimit,proto3" json:"core_limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -733,8 +732,8 @@ type Beat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The number of the last event that was received: the agent discards it and all previous ones.
 	Heard uint64 `protobuf:"varint,1,opt,name=heard,proto3" json:"heard,omitempty"`
-	// The time, in nanoseconds since 1970, of the last record of the driver's journal that is on the disk and that somebody
-	// relies on; 0: none. The agent keeps the latest of the session.
+	// The time, in nanoseconds since 1970, of the last record of the driver's journal that is on disk and on which somebody
+	// relies; 0: no record. The agent keeps the latest of the session.
 	Noted         int64 `protobuf:"varint,2,opt,name=noted,proto3" json:"noted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -830,8 +829,8 @@ func (x *End) GetNow() bool {
 	return false
 }
 
-// Look asks whether a signal is ending a worker's process, which may take long. If so, a Dying answers it; otherwise
-// nothing does. It is sent only to an agent that knows it.
+// Look asks whether a signal is ending a worker's process, which may take long. If so, the agent answers with a Dying;
+// otherwise it does not answer. Look is sent only to an agent that knows it.
 type Look struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation   string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -876,8 +875,7 @@ func (x *Look) GetIncarnation() string {
 	return ""
 }
 
-// Signal passes a signal on to a worker: to those of its processes that handle it. It is sent only to an agent that
-// knows it.
+// Signal passes a signal on to the processes of a worker that handle it. It is sent only to an agent that knows it.
 type Signal struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation   string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -932,7 +930,7 @@ func (x *Signal) GetSignal() uint32 {
 
 type FromAgent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Events (started, output, dying, exited, and a line unless it may be lost) count from 1; the others have no number.
+	// Events (started, output, dying, exited, and lines that must not be lost) count from 1; other messages have no number.
 	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
 	// Types that are valid to be assigned to What:
 	//
@@ -1133,7 +1131,7 @@ func (*FromAgent_Line) isFromAgent_What() {}
 
 func (*FromAgent_Opened) isFromAgent_What() {}
 
-// Line is a line of a worker, as docs/reference/worker-protocol.md has them.
+// Line is a line of a worker (docs/reference/worker-protocol.md).
 type Line struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation   string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -1186,8 +1184,8 @@ func (x *Line) GetText() []byte {
 	return nil
 }
 
-// Opened tells of a connection of a worker for a protocol other than lines. The driver makes a connection for it to the
-// agent, by the ALPN protocol hvdrun-connect, which begins with the number: eight bytes, the most significant one first.
+// Opened reports a connection of a worker for a protocol other than lines. The driver opens a connection for it to the
+// agent, with the ALPN protocol hvdrun-connect, which begins with the number: eight bytes, the most significant one first.
 type Opened struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Connection    uint64                 `protobuf:"varint,1,opt,name=connection,proto3" json:"connection,omitempty"`
@@ -1257,11 +1255,11 @@ type Attached struct {
 	Kept    []*Kept `protobuf:"bytes,3,rep,name=kept,proto3" json:"kept,omitempty"`
 	// The agent understands look.
 	KnowsLook bool `protobuf:"varint,4,opt,name=knows_look,json=knowsLook,proto3" json:"knows_look,omitempty"`
-	// The latest noted of the previous driver: a journal that ends before it lacks records.
+	// The latest noted of the previous driver: a journal that ends earlier lacks records.
 	Noted int64 `protobuf:"varint,5,opt,name=noted,proto3" json:"noted,omitempty"`
 	// The agent understands signal.
 	KnowsSignal bool `protobuf:"varint,6,opt,name=knows_signal,json=knowsSignal,proto3" json:"knows_signal,omitempty"`
-	// The version of the lines of workers that the agent understands. An agent before it had lines says 0.
+	// The version of the lines of workers that the agent understands; 0: it is older than lines.
 	Lines         uint32 `protobuf:"varint,7,opt,name=lines,proto3" json:"lines,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1349,7 +1347,7 @@ func (x *Attached) GetLines() uint32 {
 type Kept struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// How many bytes of the worker's output were in the events before the first.
+	// The number of bytes of the worker's output in the events before the first.
 	Bytes         uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1402,7 +1400,7 @@ func (x *Kept) GetBytes() uint64 {
 // Log is a line of the log of an agent that has no log of its own. Some may be lost.
 type Log struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As logrus numbers them.
+	// The number of the level in logrus.
 	Level         uint32 `protobuf:"varint,1,opt,name=level,proto3" json:"level,omitempty"`
 	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1505,13 +1503,13 @@ func (x *Started) GetPid() uint32 {
 	return 0
 }
 
-// Dying reports that a worker has failed although its process may exist for a long time yet.
+// Dying reports that a worker has failed, although its process may still exist for a long time.
 type Dying struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Completes a sentence.
 	What string `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
-	// The signal that ends it, where that is all there is to say; otherwise 0.
+	// The signal that ends it, if nothing else is known; otherwise 0.
 	Signal        uint32 `protobuf:"varint,3,opt,name=signal,proto3" json:"signal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1637,16 +1635,16 @@ type Exited struct {
 	Signal uint32 `protobuf:"varint,3,opt,name=signal,proto3" json:"signal,omitempty"`
 	// Why no process was started; empty if one was.
 	StartError string `protobuf:"bytes,4,opt,name=start_error,json=startError,proto3" json:"start_error,omitempty"`
-	// The agent has ended it, or has not started it, on its own initiative: the host must not be used.
+	// The agent has ended it, or has not started it, by its own decision: the host must not be used.
 	Evicted bool `protobuf:"varint,5,opt,name=evicted,proto3" json:"evicted,omitempty"`
-	// If the process still exists although it was killed, and is no longer awaited: its id (otherwise 0), its state as in
-	// proc_pid_stat(5), and how long it was awaited.
+	// If the process still exists after SIGKILL and the agent no longer waits for it: its id (otherwise 0), its state as in
+	// proc_pid_stat(5), and how long the agent waited.
 	StuckPid   uint32 `protobuf:"varint,6,opt,name=stuck_pid,json=stuckPid,proto3" json:"stuck_pid,omitempty"`
 	StuckState string `protobuf:"bytes,7,opt,name=stuck_state,json=stuckState,proto3" json:"stuck_state,omitempty"`
 	StuckMs    uint32 `protobuf:"varint,8,opt,name=stuck_ms,json=stuckMs,proto3" json:"stuck_ms,omitempty"`
 	// With start_error: the run whose worker has the slot; empty if that is not the reason.
 	TakenBy string `protobuf:"bytes,9,opt,name=taken_by,json=takenBy,proto3" json:"taken_by,omitempty"`
-	// What else is known of why it ended, such as that the kernel has killed for lack of memory.
+	// What else is known of its end, such as a kill by the kernel for lack of memory.
 	Why string `protobuf:"bytes,10,opt,name=why,proto3" json:"why,omitempty"`
 	// The line of its standard error by which the program says why it fails; empty if there is none.
 	Said          string `protobuf:"bytes,11,opt,name=said,proto3" json:"said,omitempty"`
@@ -1810,7 +1808,7 @@ type Target struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name in the agent's certificate.
 	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
-	// host:port; they are tried concurrently.
+	// host:port; all are tried at the same time.
 	Addresses     []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1863,14 +1861,14 @@ func (x *Target) GetAddresses() []string {
 type InspectReply struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	UnixNano int64                  `protobuf:"varint,1,opt,name=unix_nano,json=unixNano,proto3" json:"unix_nano,omitempty"`
-	// What hvdrun --version prints.
+	// The output of hvdrun --version.
 	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	Gpus    uint32 `protobuf:"varint,3,opt,name=gpus,proto3" json:"gpus,omitempty"`
 	// Why the GPUs are unknown; empty if they are known.
 	GpuError string `protobuf:"bytes,4,opt,name=gpu_error,json=gpuError,proto3" json:"gpu_error,omitempty"`
-	// One for each target: why it cannot be reached at any of its addresses, or empty.
+	// For each target, why it cannot be reached at any of its addresses, or empty.
 	Failures []string `protobuf:"bytes,5,rep,name=failures,proto3" json:"failures,omitempty"`
-	// One for each target: the addresses at which it is reached.
+	// For each target, the addresses at which it is reached.
 	Routes []*Routes `protobuf:"bytes,6,rep,name=routes,proto3" json:"routes,omitempty"`
 	// The addresses of the host; without targets.
 	Cards []*Card `protobuf:"bytes,7,rep,name=cards,proto3" json:"cards,omitempty"`
@@ -2014,9 +2012,9 @@ type Route struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The target's address, without the port.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	// This host's address and interface on the way there.
+	// This host's address and interface on that route.
 	Card *Card `protobuf:"bytes,2,opt,name=card,proto3" json:"card,omitempty"`
-	// Of the fastest connection, until the target's kernel has answered.
+	// The time until the target's kernel has answered, for the fastest connection.
 	Microseconds  uint32 `protobuf:"varint,3,opt,name=microseconds,proto3" json:"microseconds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -44,7 +44,7 @@ type AgentClient interface {
 	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ToAgent, FromAgent], error)
 	// Inspect describes the host and reports whether it reaches other agents.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectReply, error)
-	// Probe tells where a worker of the driver's run is, without its help: NOT_FOUND if there is none of that incarnation.
+	// Probe returns the stacks of a worker of the driver's run, without its help; NOT_FOUND if no worker has that incarnation.
 	Probe(ctx context.Context, in *ProbeRequest, opts ...grpc.CallOption) (*ProbeReply, error)
 }
 
@@ -100,7 +100,7 @@ type AgentServer interface {
 	Session(grpc.BidiStreamingServer[ToAgent, FromAgent]) error
 	// Inspect describes the host and reports whether it reaches other agents.
 	Inspect(context.Context, *InspectRequest) (*InspectReply, error)
-	// Probe tells where a worker of the driver's run is, without its help: NOT_FOUND if there is none of that incarnation.
+	// Probe returns the stacks of a worker of the driver's run, without its help; NOT_FOUND if no worker has that incarnation.
 	Probe(context.Context, *ProbeRequest) (*ProbeReply, error)
 	mustEmbedUnimplementedAgentServer()
 }

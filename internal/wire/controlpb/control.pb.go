@@ -27,9 +27,9 @@ const (
 
 type StacksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// None: of all workers.
+	// Empty: all workers.
 	Ranks []uint32 `protobuf:"varint,1,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`
-	// Whether all goroutines are wanted.
+	// All goroutines, not only those of the user's code.
 	All           bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -214,7 +214,7 @@ type CommandRequest struct {
 	Slot *uint32 `protobuf:"varint,3,opt,name=slot,proto3,oneof" json:"slot,omitempty"`
 	// How long the exclusion lasts; 0: until it is readmitted.
 	ForNanoseconds int64 `protobuf:"varint,4,opt,name=for_nanoseconds,json=forNanoseconds,proto3" json:"for_nanoseconds,omitempty"`
-	// The bounds of the job's size that change; a maximum of 0 is none.
+	// The bounds of the job's size that change; a maximum of 0 removes the bound.
 	MinNp *uint32 `protobuf:"varint,5,opt,name=min_np,json=minNp,proto3,oneof" json:"min_np,omitempty"`
 	MaxNp *uint32 `protobuf:"varint,6,opt,name=max_np,json=maxNp,proto3,oneof" json:"max_np,omitempty"`
 	// Whether to stop without grace.

@@ -35,9 +35,9 @@ const (
 // Control is served by a driver.
 type ControlClient interface {
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
-	// Command is refused with FAILED_PRECONDITION and a message for the user.
+	// Command executes a command. A refusal is FAILED_PRECONDITION with a message for the user.
 	Command(ctx context.Context, in *CommandRequest, opts ...grpc.CallOption) (*CommandReply, error)
-	// Stacks tells where workers are.
+	// Stacks returns the stacks of workers.
 	Stacks(ctx context.Context, in *StacksRequest, opts ...grpc.CallOption) (*StacksReply, error)
 }
 
@@ -86,9 +86,9 @@ func (c *controlClient) Stacks(ctx context.Context, in *StacksRequest, opts ...g
 // Control is served by a driver.
 type ControlServer interface {
 	Status(context.Context, *StatusRequest) (*StatusReply, error)
-	// Command is refused with FAILED_PRECONDITION and a message for the user.
+	// Command executes a command. A refusal is FAILED_PRECONDITION with a message for the user.
 	Command(context.Context, *CommandRequest) (*CommandReply, error)
-	// Stacks tells where workers are.
+	// Stacks returns the stacks of workers.
 	Stacks(context.Context, *StacksRequest) (*StacksReply, error)
 	mustEmbedUnimplementedControlServer()
 }

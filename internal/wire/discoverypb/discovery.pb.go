@@ -6,13 +6,13 @@
 //     PLUGIN_PROTOCOL_VERSIONS, the versions of this file that hvdrun speaks, separated by commas; and PLUGIN_CLIENT_CERT,
 //     hvdrun's certificate in PEM.
 //   - It listens on a unix socket in the folder PLUGIN_UNIX_SOCKET_DIR, or on a port of 127.0.0.1, and serves by TLS with a
-//     certificate that it has made for "localhost", to clients that show the certificate in PLUGIN_CLIENT_CERT only.
-//   - It prints one line to stdout, and nothing else ever: "1|VERSION|unix|PATH|grpc|CERT" or
+//     certificate that it has made for "localhost", only to clients with the certificate in PLUGIN_CLIENT_CERT.
+//   - It prints one line to stdout, and nothing else: "1|VERSION|unix|PATH|grpc|CERT" or
 //     "1|VERSION|tcp|127.0.0.1:PORT|grpc|CERT". VERSION is that of this file, 1. CERT is its certificate, DER in base64
-//     without padding. What it prints to stderr goes to hvdrun's log, line by line.
-//   - It serves the service below and grpc.health.v1.Health, which must answer SERVING for "plugin" at any time, with a
-//     Watch under way too: a plugin that is silent for long is killed and started again.
-//   - It ends with SIGTERM, or when /plugin.GRPCController/Shutdown is called, where it serves that.
+//     without padding. hvdrun logs each line of its stderr.
+//   - It serves the service below and grpc.health.v1.Health, which must answer SERVING for "plugin" at any time, also
+//     during a Watch: a plugin that is silent for long is killed and started again.
+//   - It ends at SIGTERM, or when /plugin.GRPCController/Shutdown is called, if it serves that.
 //
 // plugin.Serve does all this for a plugin in Go.
 
@@ -280,7 +280,7 @@ func (*WatchRequest) Descriptor() ([]byte, []int) {
 	return file_discovery_proto_rawDescGZIP(), []int{5}
 }
 
-// HostList is the list of all hosts. If it is empty, there are none.
+// HostList is the list of all hosts. An empty list means no hosts.
 type HostList struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Hosts         []*Host                `protobuf:"bytes,1,rep,name=hosts,proto3" json:"hosts,omitempty"`
@@ -327,7 +327,7 @@ func (x *HostList) GetHosts() []*Host {
 
 type Host struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// By which the host is known and reached. It occurs in the list once.
+	// The name by which the host is reached. It occurs in the list once.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Room for workers; 0 is legal.
 	Slots uint32 `protobuf:"varint,2,opt,name=slots,proto3" json:"slots,omitempty"`

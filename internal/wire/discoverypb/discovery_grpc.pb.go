@@ -6,13 +6,13 @@
 //     PLUGIN_PROTOCOL_VERSIONS, the versions of this file that hvdrun speaks, separated by commas; and PLUGIN_CLIENT_CERT,
 //     hvdrun's certificate in PEM.
 //   - It listens on a unix socket in the folder PLUGIN_UNIX_SOCKET_DIR, or on a port of 127.0.0.1, and serves by TLS with a
-//     certificate that it has made for "localhost", to clients that show the certificate in PLUGIN_CLIENT_CERT only.
-//   - It prints one line to stdout, and nothing else ever: "1|VERSION|unix|PATH|grpc|CERT" or
+//     certificate that it has made for "localhost", only to clients with the certificate in PLUGIN_CLIENT_CERT.
+//   - It prints one line to stdout, and nothing else: "1|VERSION|unix|PATH|grpc|CERT" or
 //     "1|VERSION|tcp|127.0.0.1:PORT|grpc|CERT". VERSION is that of this file, 1. CERT is its certificate, DER in base64
-//     without padding. What it prints to stderr goes to hvdrun's log, line by line.
-//   - It serves the service below and grpc.health.v1.Health, which must answer SERVING for "plugin" at any time, with a
-//     Watch under way too: a plugin that is silent for long is killed and started again.
-//   - It ends with SIGTERM, or when /plugin.GRPCController/Shutdown is called, where it serves that.
+//     without padding. hvdrun logs each line of its stderr.
+//   - It serves the service below and grpc.health.v1.Health, which must answer SERVING for "plugin" at any time, also
+//     during a Watch: a plugin that is silent for long is killed and started again.
+//   - It ends at SIGTERM, or when /plugin.GRPCController/Shutdown is called, if it serves that.
 //
 // plugin.Serve does all this for a plugin in Go.
 
@@ -49,9 +49,9 @@ const (
 //
 // Discovery is served by a plugin. An error's message is shown to the person who runs the job.
 type DiscoveryClient interface {
-	// Receives the settings that a user has given with --discovery-config. It is called once, before anything else, even
-	// if there are none. INVALID_ARGUMENT with a message that names the key refuses them. A plugin that has no settings
-	// need not implement it.
+	// Receives the settings that a user has given with --discovery-config. It is called once, before anything else, also
+	// without settings. To refuse a setting, return INVALID_ARGUMENT with a message that names the key. A plugin without
+	// settings need not implement it.
 	Configure(ctx context.Context, in *ConfigureRequest, opts ...grpc.CallOption) (*ConfigureReply, error)
 	// Returns the whole current list of hosts, or an error if only a part can be found. Remaining hosts keep their order
 	// from call to call; the first ones are older and get the lower ranks. Calls may be concurrent.
@@ -60,8 +60,8 @@ type DiscoveryClient interface {
 	// that cannot observe changes need not implement it, and is polled by Discover.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[HostList], error)
 	// Asks for hosts: from least to most slots, as many as the plugin can get. The plugin takes a step towards that and
-	// answers soon; it is called again every few seconds. Where most is 0 the job is over: the plugin gives all back, and
-	// answers once that is asked for. A plugin that cannot bring hosts need not implement it.
+	// answers soon; it is called again every few seconds. If most is 0, the job is over: the plugin requests the return of
+	// all hosts, and then answers. A plugin that cannot bring hosts need not implement it.
 	Scale(ctx context.Context, in *ScaleRequest, opts ...grpc.CallOption) (*ScaleReply, error)
 }
 
@@ -128,9 +128,9 @@ func (c *discoveryClient) Scale(ctx context.Context, in *ScaleRequest, opts ...g
 //
 // Discovery is served by a plugin. An error's message is shown to the person who runs the job.
 type DiscoveryServer interface {
-	// Receives the settings that a user has given with --discovery-config. It is called once, before anything else, even
-	// if there are none. INVALID_ARGUMENT with a message that names the key refuses them. A plugin that has no settings
-	// need not implement it.
+	// Receives the settings that a user has given with --discovery-config. It is called once, before anything else, also
+	// without settings. To refuse a setting, return INVALID_ARGUMENT with a message that names the key. A plugin without
+	// settings need not implement it.
 	Configure(context.Context, *ConfigureRequest) (*ConfigureReply, error)
 	// Returns the whole current list of hosts, or an error if only a part can be found. Remaining hosts keep their order
 	// from call to call; the first ones are older and get the lower ranks. Calls may be concurrent.
@@ -139,8 +139,8 @@ type DiscoveryServer interface {
 	// that cannot observe changes need not implement it, and is polled by Discover.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[HostList]) error
 	// Asks for hosts: from least to most slots, as many as the plugin can get. The plugin takes a step towards that and
-	// answers soon; it is called again every few seconds. Where most is 0 the job is over: the plugin gives all back, and
-	// answers once that is asked for. A plugin that cannot bring hosts need not implement it.
+	// answers soon; it is called again every few seconds. If most is 0, the job is over: the plugin requests the return of
+	// all hosts, and then answers. A plugin that cannot bring hosts need not implement it.
 	Scale(context.Context, *ScaleRequest) (*ScaleReply, error)
 	mustEmbedUnimplementedDiscoveryServer()
 }

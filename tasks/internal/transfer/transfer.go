@@ -273,7 +273,7 @@ func (c *Client) Put(ctx context.Context, parts ...[]byte) (id blob.ID, err erro
 		return id, err
 	}
 	if id, _ = blob.ParseID(reply.GetValue()); id != blob.ID(sum.Sum(nil)) {
-		return id, errors.New("transfer: the value arrived with other bytes")
+		return id, errors.New("transfer: the value does not match its hash")
 	}
 	return id, nil
 }
@@ -297,7 +297,7 @@ func (c *Client) ReadAll(ctx context.Context, id blob.ID, size int64) (b []byte,
 	return b, nil
 }
 
-var errOther = errors.New("transfer: the value came with other bytes")
+var errOther = errors.New("transfer: the value does not match its hash")
 
 // Source is a peer that may have a value.
 type Source struct {

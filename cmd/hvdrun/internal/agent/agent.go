@@ -37,10 +37,9 @@ func agentCommand(p *cli.Program) *cobra.Command {
 		Short: "Be the agent of this host: offer its slots to jobs by gossip, and run their workers",
 		Long: `agent joins a cluster of agents by gossip, announces how many slots this host has, and starts, watches and stops workers for
 drivers (hvdrun --gossip-join) with a certificate of the cluster. Workers run as the agent's user, or, if that is root, as
-the file of --run-as says.
+the users that the file of --run-as names.
 
-With --enroll the agent makes a key, and hvdrun cluster serve certifies it, for which the agent needs a token once, and
-renews the certificate. Nothing on its host lets anyone run commands on another host. With --key-file all agents and drivers
+With --enroll the agent makes a key, which hvdrun cluster serve certifies for a token, and later renews its certificate. Nothing on its host lets anyone run commands on another host. With --key-file all agents and drivers
 share one key, and whoever reads it can run commands on all hosts.
 
 SIGTERM and SIGINT drain the host: jobs move their workers elsewhere at the next step, the agent ends the remaining workers
@@ -176,7 +175,7 @@ func runAs(s *settings.Settings, log logrus.FieldLogger) (agent.RunAs, error) {
 	file, root := s.Cluster.RunAs, os.Geteuid() == 0
 	switch {
 	case file == "" && root:
-		log.Warn("agent: workers run as root, as the agent does, and can read what it has; --run-as names another user for them")
+		log.Warn("agent: workers run as root, like the agent, and can read its files; --run-as names another user for them")
 		return nil, nil
 	case file == "":
 		return nil, nil

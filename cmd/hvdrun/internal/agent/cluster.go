@@ -205,7 +205,7 @@ func clusterRotateCommand(p *cli.Program) *cobra.Command {
 		Long: `rotate replaces the gossip key: all agents get a new key in addition to the old one, then encrypt with it, then drop the
 old one. Each step waits for all hosts with valid certificates, so hvdrun cluster serve must run, and for the drivers that
 use this folder. If rotate is stopped, the next call continues. A host that is gone for good delays it until its certificate
-expires, or hvdrun cluster remove.`,
+expires, or until hvdrun cluster remove.`,
 		Args:                  cobra.ExactArgs(1),
 		DisableFlagsInUseLine: true,
 	}
@@ -310,8 +310,8 @@ func clusterHostsCommand(p *cli.Program) *cobra.Command {
 		Use:   "hosts DIR",
 		Short: "List the hosts that have a certificate",
 		Long: `hosts lists the hosts that have a certificate. While hvdrun cluster serve runs, each running agent asks it twice a minute:
-LAST SEEN is when it last has, USED how many slots of the host had workers then, RUN of which runs, and CLOCK
-how far its clock was ahead of that of the machine with hvdrun cluster serve.`,
+LAST SEEN is the last time that it has, USED the number of its slots that had workers then, RUN their runs, and CLOCK
+how far its clock was ahead of the clock of the machine with hvdrun cluster serve.`,
 		Args:                  cobra.ExactArgs(1),
 		DisableFlagsInUseLine: true,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -361,8 +361,8 @@ func clusterRemoveCommand(p *cli.Program) *cobra.Command {
 		Use:   "remove DIR HOST…",
 		Short: "Stop renewing the certificates of hosts",
 		Long: `remove stops renewing the certificates of hosts: when they expire, the hosts are no longer in the cluster. They do not get
-the next gossip key, so after hvdrun cluster rotate no driver finds them. A host that is to return needs a token:
-an agent that is started with a valid one joins again.`,
+the next gossip key, so after hvdrun cluster rotate no driver finds them. To let a host return,
+start its agent with a new token.`,
 		Args:                  cobra.MinimumNArgs(2),
 		DisableFlagsInUseLine: true,
 		RunE: func(_ *cobra.Command, args []string) error {

@@ -60,7 +60,7 @@ func (d *slotDevices) watch(ctx context.Context, log logrus.FieldLogger, failed 
 		}
 		e.Device.Index = i
 		if d.health.Note(e) {
-			log.Errorf("%v; its slot is not used any more", e)
+			log.Errorf("%v; its slot is no longer used", e)
 			failed(i)
 		} else {
 			log.Warn(e)

@@ -178,7 +178,7 @@ func (b *benchFlags) measurement(s *settings.Settings) (m measurement, err error
 		case len(sizes) != 1:
 			return m, fmt.Errorf("--bucket: %q is several sizes", b.bucket)
 		case m.spec.Op != bench.Gradients:
-			return m, fmt.Errorf("--bucket: it is of --op %s alone", bench.Gradients)
+			return m, fmt.Errorf("--bucket: only --op %s has buckets", bench.Gradients)
 		}
 		m.spec.Bucket = sizes[0]
 	}

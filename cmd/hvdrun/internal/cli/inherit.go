@@ -22,7 +22,7 @@ const (
 // them in a goroutine until release is called.
 func Inherit(log logrus.FieldLogger, patience time.Duration) (release func()) {
 	if err := proc.Adopt(); err != nil {
-		log.Warnf("what workers leave behind may outlive them: %v", err)
+		log.Warnf("processes that workers leave behind may outlive them: %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var reaping sync.WaitGroup

@@ -31,15 +31,15 @@ func checkCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [flags]",
 		Short: "Check whether workers can be started on all hosts, and print a table",
-		Long: `check asks the source of hosts once, as a job with the same flags would, starts an agent on each host the way a job would
-(through ssh, or on this machine; where a cluster's agent runs, it takes that), and prints for each host whether that
-went well, how far its clock is off, which hvdrun runs there, its GPUs, how many of its slots have workers and of which run, and
-how many of the other hosts it reaches.
-Where it reaches another host at several addresses, a line names them, with the interfaces, the speeds of their links where
-these are known, and the round trip: workers measure them and use the fastest (see --network-interfaces).
+		Long: `check asks the source of hosts once, as a job with the same flags would, and starts an agent on each host the way a job
+would (through ssh, or on this machine; a cluster's agent is used if it runs there). It prints for each host whether that
+succeeded, the difference of its clock, its version of hvdrun, its GPUs, how many of its slots have workers and of which
+runs, and how many of the other hosts it reaches. If it reaches another host at several addresses, a line names them, with
+the interfaces, the known speeds of their links, and the round trip: workers measure them and use the fastest (see
+--network-interfaces).
 
-For each thing that is wrong there is a line that says where, and what it is: name lookup, connection, host key,
-authentication, directory, copy or command. The exit status is 1 then, and 6 if the source of hosts fails.`,
+For each problem a line says where it is, and what: name lookup, connection, host key, authentication, directory, copy or
+command. The exit status is 1 then, and 6 if the source of hosts fails.`,
 		Example: `  hvdrun check -H node1:8,node2:8
   hvdrun check --host-discovery-script ./discover.sh -i ~/.ssh/cluster`,
 		Args:                  cobra.NoArgs,

@@ -35,12 +35,12 @@ func discoverCommand(p *cli.Program) *cobra.Command {
 		Use:   "discover [flags]",
 		Short: "Print the hosts that the sources find, or test a source",
 		Long: `discover asks the source of hosts once, as a job with the same flags would, and prints the hosts in the order in which
-their ranks are given out. Of hosts with an agent it also says how many slots have workers (USED), and of which runs, with the
-number of slots of each where there are several. It exits with 6 if the source fails.
+they get ranks. For hosts with an agent it also shows how many slots have workers (USED), and of which runs (RUN). It exits
+with 6 if the source fails.
 
-With --watch it goes on until it is stopped, and prints each change and each failure as a job would learn of it. With
---verify it tests whether the source does what a job counts on, prints a line for each promise, and exits with 1 if one
-of them is broken; the hosts should not change meanwhile. discovery/README.md says what is promised.`,
+With --watch it continues until it is stopped, and prints each change and each failure as a job would learn of it. With
+--verify it tests the requirements of a source, prints a line for each, and exits with 1 if one is not met; the hosts should
+not change meanwhile. discovery/README.md lists the requirements.`,
 		Example: `  hvdrun discover --host-discovery-script ./discover.sh
   hvdrun discover --discovery-plugin ./racks --discovery-config room=2 --watch
   hvdrun discover --discovery-plugin ./racks --discovery-config room=2 --verify`,
@@ -129,7 +129,7 @@ func askUsed(ctx context.Context, s *settings.Settings, hosts []understoodHost, 
 		asking.Go(func() {
 			used, err := client.Used(ctx, s.Cluster.Credentials, h.Host, addr)
 			if err != nil {
-				log.Warnf("which slots of host %s are used is not known: %v", h.Host, err)
+				log.Warnf("the used slots of host %s are not known: %v", h.Host, err)
 				return
 			}
 			if h.Used = used; used == nil {

@@ -80,7 +80,7 @@ func openCluster(s *settings.Settings, cfg *gossip.Config, log logrus.FieldLogge
 	}
 	if s.Cluster.Credentials != nil {
 		if err := dir.RecordDriver(s.Cluster.Credentials); err != nil { // the folder may be mounted read-only
-			log.Warnf("%s: that a certificate was issued is not recorded there: %v", s.Origin("cluster"), err)
+			log.Warnf("%s: the issue of a certificate is not recorded there: %v", s.Origin("cluster"), err)
 		}
 	}
 	cfg.Key, cfg.OtherKeys = state.Ring.Keys[0], state.Ring.Keys[1:]

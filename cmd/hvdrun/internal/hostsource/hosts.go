@@ -69,7 +69,7 @@ func openScript(s *settings.Settings, log logrus.FieldLogger) (discovery.Discove
 	script.Env = []string{plan.EnvRunID + "=" + id}
 	return script, func() {
 		if err := guard.Close(); err != nil {
-			log.WithError(err).Warn("the discovery script has left something behind")
+			log.WithError(err).Warn("the discovery script has left processes behind")
 		}
 	}, nil
 }

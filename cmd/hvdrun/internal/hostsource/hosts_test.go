@@ -60,10 +60,10 @@ func TestSize(t *testing.T) {
 		{"-np 4 --min-np 5", "--min-np is 5, and -np is 4: they must be min-np ≤ np ≤ max-np"},
 		{"-np 4 --min-np 5 --host-discovery-script x", "--min-np is 5, and -np is 4: they must be min-np ≤ np ≤ max-np"},
 		{"-np 4 --max-np 3", "-np is 4, and --max-np is 3: they must be min-np ≤ np ≤ max-np"},
-		{"-H localhost:2 --hostfile f", "--hosts and --hostfile: each says which hosts there are; give one of them"},
+		{"-H localhost:2 --hostfile f", "--hosts and --hostfile: each names the hosts; give only one of them"},
 		{"-H localhost:2 --host-discovery-script x", "--hosts and --host-discovery-script: each"},
 		{"-H localhost:2 --discovery-plugin x", "--hosts and --discovery-plugin: each"},
-		{"-np 2 --discovery-config a=b", "--discovery-config: there is no --discovery-plugin to give it to"},
+		{"-np 2 --discovery-config a=b", "--discovery-config: it needs --discovery-plugin"},
 		{"-H localhost:x", "--hosts: plan: item 1"},
 		{"--hostfile no-such-file", "--hostfile: open no-such-file"},
 	} {

@@ -70,14 +70,14 @@ func pluginPath(s *settings.Settings) (string, error) {
 			return path, err
 		}
 		if slices.Contains(OwnPlugins, s.Plugin) { // file and http are other programs in PATH
-			return "", fmt.Errorf("there is no plugin %s, neither %s; go install %s%s@VERSION brings it",
+			return "", fmt.Errorf("plugin %s not found, neither %s; go install %s%s@VERSION installs it",
 				s.Plugin, strings.Join(places, " nor "), pluginPackages, s.Plugin)
 		}
 	}
 	path, err := exec.LookPath(s.Plugin)
 	if err != nil {
 		if like := settings.NearestOf(s.Plugin, OwnPlugins); bare && like != "" {
-			return "", fmt.Errorf("there is no plugin %s; did you mean %s?", s.Plugin, like)
+			return "", fmt.Errorf("plugin %s not found; did you mean %s?", s.Plugin, like)
 		}
 		return "", fmt.Errorf("%s cannot be run: %w", s.Plugin, proc.ExplainStart(errors.Unwrap(err), s.Plugin)) // err itself contains the path too
 	}
@@ -107,7 +107,7 @@ func openPlugin(s *settings.Settings, log logrus.FieldLogger) (discovery.Discove
 	return p, func() {
 		_ = p.Close()
 		if err := guard.Close(); err != nil {
-			log.WithError(err).Warn("the discovery plugin has left something behind")
+			log.WithError(err).Warn("the discovery plugin has left processes behind")
 		}
 	}, nil
 }

@@ -65,7 +65,7 @@ func slurmPlugin(s *settings.Settings) (string, error) {
 	if path != "" {
 		return path, nil
 	}
-	return "", fmt.Errorf("%s: there is no plugin slurm, neither %s; --discovery-plugin names one", s.Origin("slurm"), strings.Join(places, " nor "))
+	return "", fmt.Errorf("%s: plugin slurm not found, neither %s; --discovery-plugin names one", s.Origin("slurm"), strings.Join(places, " nor "))
 }
 
 // manyTasks matches SLURM_TASKS_PER_NODE if all nodes have the same number of tasks.
@@ -102,7 +102,7 @@ func TakeSlurm(s *settings.Settings, env []string, d *jobdir.Dir) (err error) {
 		return nil
 	}
 	if d == nil || !d.Named && filepath.Dir(d.Path) != jobdir.StateDirs(env, jobdir.Shared)[0] {
-		return cli.Failed(errors.New("--slurm: the job has no folder in the home folder, where its nodes would see it; " +
+		return cli.Failed(errors.New("--slurm: the job has no folder in the home folder, which its nodes must see; " +
 			"--job-dir names one that they see"))
 
 	}

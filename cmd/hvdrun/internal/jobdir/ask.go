@@ -88,7 +88,7 @@ func (d *Dir) Stopped(ctx context.Context) error {
 	if _, state, err := proc.Born(driver.PID); err != nil || state != 'T' && state != 't' {
 		return nil
 	}
-	return fmt.Errorf("job %s does not answer: its hvdrun, process %d, is stopped (SIGSTOP, or Ctrl-Z in its terminal); kill -CONT %[2]d lets it go on",
+	return fmt.Errorf("job %s does not answer: its hvdrun, process %d, is stopped (SIGSTOP, or Ctrl-Z in its terminal); kill -CONT %[2]d continues it",
 		d.About.RunID, driver.PID)
 }
 

@@ -332,7 +332,7 @@ func (d *Dir) End(result error, log logrus.FieldLogger) {
 			d.forgetSlurm())
 	}
 	if err != nil {
-		log.WithError(err).Warn("the job's folder is not in order")
+		log.WithError(err).Warn("the job's folder is not as expected")
 	}
 }
 

@@ -113,7 +113,7 @@ func (b *bringer) run(ctx context.Context) {
 		case err == nil:
 			b.brought, told = true, false
 		case !told && b.lists():
-			b.log.Warnf("asking for hosts: %v; the job goes on with its present hosts", err)
+			b.log.Warnf("asking for hosts: %v; the job continues with its present hosts", err)
 			told = true
 		}
 		select {

@@ -100,7 +100,7 @@ func inBackground(p *cli.Program) *os.File {
 // process that started it that the job has begun.
 func settle(told *os.File, d *jobdir.Dir) error {
 	if d == nil {
-		return errors.New("--detach: the job has no folder, where its output would be")
+		return errors.New("--detach: the job has no folder for its output")
 	}
 	f, err := safefile.Append(d.OutputPath(), os.O_WRONLY|os.O_CREATE, safefile.Private)
 	if err != nil {

@@ -42,7 +42,7 @@ func (h *eventsHook) start(_ context.Context, r *run) (err error) {
 // stop writes the queued events. It gives up once the file has accepted nothing for the patience.
 func (h *eventsHook) stop(r *run) {
 	if err := h.file.close(r.program.FlushPatience()); err != nil {
-		r.log.WithError(err).Error("the events file may miss events")
+		r.log.WithError(err).Error("the events file may lack events")
 	}
 }
 
@@ -95,7 +95,7 @@ func (f *eventFile) write(e job.Event) {
 // fail logs the first failure; the job goes on.
 func (f *eventFile) fail(err error) {
 	if !f.failed.Swap(true) {
-		f.log.WithError(err).Error("the events file misses events; the job goes on")
+		f.log.WithError(err).Error("the events file lacks events; the job continues")
 	}
 }
 

@@ -39,7 +39,7 @@ func checkInterfaces(s *settings.Settings, log logrus.FieldLogger) error {
 		}
 	}
 	if missing > 0 && missing == len(s.Tuning.NetworkInterfaces) {
-		return fmt.Errorf("%s: this machine has none of them; `ip link` lists its interfaces", s.Origin("network-interfaces"))
+		return fmt.Errorf("%s: this machine has no such interface; `ip link` lists its interfaces", s.Origin("network-interfaces"))
 	}
 	return nil
 }
@@ -134,7 +134,7 @@ func makeOutput(s *settings.Settings, log logrus.FieldLogger) error {
 func (j *Spec) keepCopy(ctx context.Context, p *cli.Program, s *settings.Settings, c *Claimed, log *logrus.Logger) (err error) {
 	switch {
 	case c != nil && (j.dir == nil || j.dir.Secrets.Dir == ""):
-		return cli.Failed(errors.New("no other node could go on with the job: it has no folder, or no place for its key"))
+		return cli.Failed(errors.New("no other node could take over the job: it has no folder, or no place for its key"))
 	case c != nil:
 		j.copy = c
 		err = c.keep(j.dir, nil)

@@ -30,7 +30,7 @@ func store(ctx context.Context, j settings.JournalSettings, log logrus.FieldLogg
 		return nil, fmt.Errorf("--journal: %w", err)
 	}
 	if j.KeyFile == "" {
-		return nil, errors.New("--journal-key-file is missing: what is in etcd is sealed with the key in it (hvdrun agent --generate-key F)")
+		return nil, errors.New("--journal-key-file is missing: its key encrypts what is in etcd (hvdrun agent --generate-key F makes one)")
 	}
 	if cfg.Secret, err = identity.ReadClusterKey(j.KeyFile); err != nil {
 		return nil, fmt.Errorf("--journal-key-file: %w", err)
@@ -254,7 +254,7 @@ func resumeCopy(ctx context.Context, p *cli.Program, s *settings.Settings, d *jo
 	c, previous, err := claimJob(ctx, p, store, d.About.RunID, log)
 	if err == nil && previous != d.About.Claim {
 		c.Release(false)
-		return nil, errors.New("another machine has gone on with it since: hvdrun resume --journal takes the job from etcd")
+		return nil, errors.New("another machine has taken it over since: hvdrun resume --journal takes the job from etcd")
 	}
 	if err == nil {
 		err = c.keep(d, known)

@@ -73,7 +73,7 @@ func (f *eventFile) replay(from int64) (marked func(json.RawMessage), replayed f
 	marked = func(b json.RawMessage) {
 		var mark eventMark
 		if err := json.Unmarshal(b, &mark); err != nil || mark.Lost {
-			f.log.Warn("the events file may miss events")
+			f.log.Warn("the events file may lack events")
 		}
 		f.told = mark.Told
 		m.from, m.all = from+mark.Told-int64(len(mark.Text)), []byte(mark.Text)
@@ -99,7 +99,7 @@ func (m *missedEvents) take(log logrus.FieldLogger) []byte {
 	}
 	missed, ok := bytes.CutPrefix(m.all, held)
 	if err != nil || !ok {
-		log.Warnf("the events file is not as it was left, and may miss events (%v)", err)
+		log.Warnf("the events file was changed, and may lack events (%v)", err)
 		return nil
 	}
 	return missed

@@ -91,7 +91,7 @@ func openTraces(s *settings.Settings, env []string, log logrus.FieldLogger) (*tr
 			log.Debugf("traces are not exported: %v", err)
 			return
 		}
-		log.Warnf("traces are not exported; the job goes on: %v", err)
+		log.Warnf("traces are not exported; the job continues: %v", err)
 	}
 	exporter, err := newExporter(s, target, of("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"))
 	switch {

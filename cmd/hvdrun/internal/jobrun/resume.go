@@ -33,8 +33,8 @@ func resumeCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume [JOB]",
 		Short: "Take over a job whose driver has died",
-		Long: `resume takes over a job whose hvdrun has died. Its agents have kept the workers for the time of --orphan-timeout; they train
-on, and none of them is started again. The settings, the environment and the working directory are those of the job; the
+		Long: `resume takes over a job whose hvdrun has died. Its agents have kept the workers for the time of --orphan-timeout; they continue
+to train, and none of them is restarted. The settings, the environment and the working directory are those of the job; the
 output of the workers goes to this terminal. JOB is the job's run id, the beginning of it, or the path of its folder; hvdrun
 jobs lists them. Leave it out if only one job can be resumed.
 

@@ -59,7 +59,7 @@ func drainCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "drain [JOB] HOST[:SLOT]",
 		Short: "Ask the workers of a host, or of one slot, to leave without loss",
-		Long: `drain asks the workers of a host, or of a slot, to leave at the next commit; training goes on without them, and no step is
+		Long: `drain asks the workers of a host, or of a slot, to leave at the next commit; training continues without them, and no step is
 lost. No worker is started there until hvdrun readmit, or until the host has left the list of hosts and returned. drain is
 refused if fewer than --min-np slots would be left.
 
@@ -78,7 +78,7 @@ func excludeCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exclude [JOB] HOST[:SLOT] [--for D]",
 		Short: "Stop the workers of a host, or of one slot, at once, and start none there",
-		Long: `exclude stops the workers of a host, or of a slot, at once: the others go back to their last commit and go on. No worker is
+		Long: `exclude stops the workers of a host, or of a slot, at once: the others go back to their last commit and continue. No worker is
 started there for the time of --for, or until hvdrun readmit. drain does this without loss.
 
 ` + jobdir.WhichJob,

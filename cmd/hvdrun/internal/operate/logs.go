@@ -71,9 +71,9 @@ func checkRank(ctx context.Context, d *jobdir.Dir, rank int) error {
 	case rank < size:
 		return nil
 	case s.State.Ended():
-		return cli.Failed(fmt.Errorf("job %s has no output of a rank %d: it ended with ranks 0 to %d", s.Job, rank, size-1))
+		return cli.Failed(fmt.Errorf("job %s has no output of rank %d: it ended with ranks 0 to %d", s.Job, rank, size-1))
 	}
-	return cli.Failed(fmt.Errorf("job %s has no output of a rank %d: it now has ranks 0 to %d", s.Job, rank, size-1))
+	return cli.Failed(fmt.Errorf("job %s has no output of rank %d: it now has ranks 0 to %d", s.Job, rank, size-1))
 }
 
 // printLogs prints a job's output. If follow is true, it blocks until the job or ctx ends.

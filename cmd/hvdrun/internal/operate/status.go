@@ -25,11 +25,10 @@ func statusCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status [JOB] [--json] [--watch]",
 		Short: "Show the state of a job: hosts, slots, ranks, exclusions, waits, the last events",
-		Long: `status asks the driver of a job how it is doing. Where the driver is gone, it tells how the job was when it was last heard
-of.
+		Long: `status asks the driver of a job for its state. If the driver is gone, it shows the last known state of the job.
 
-With --watch it goes on until the job has ended: on a terminal it shows the picture anew each second, elsewhere it prints a
-line for each event; with --json, an object a line whenever something has changed.
+With --watch it continues until the job has ended: on a terminal it shows the state again each second, elsewhere it prints a
+line for each event; with --json, an object a line at each change.
 
 ` + jobdir.WhichJob,
 		Args:                  cobra.MaximumNArgs(1),

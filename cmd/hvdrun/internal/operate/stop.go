@@ -84,7 +84,7 @@ func endWorkers(ctx context.Context, p *cli.Program, d *jobdir.Dir, now bool) er
 	case errors.Is(err, journal.ErrLocked):
 		return err
 	case err != nil && authority == nil || len(known) == 0 && err != nil:
-		return cli.Failed(fmt.Errorf("job %s: what its agents are reached with cannot be read, they end its workers after --orphan-timeout: %w",
+		return cli.Failed(fmt.Errorf("job %s: the credentials for its agents cannot be read; the agents end its workers after --orphan-timeout: %w",
 			d.About.RunID, err))
 
 	case err != nil:
@@ -111,7 +111,7 @@ func endWorkers(ctx context.Context, p *cli.Program, d *jobdir.Dir, now bool) er
 	}
 	ending.Wait()
 	if len(failed) > 0 {
-		return cli.Failed(fmt.Errorf("job %s: workers may be left, which their agents end after --orphan-timeout: %w",
+		return cli.Failed(fmt.Errorf("job %s: some workers may remain, which their agents end after --orphan-timeout: %w",
 			d.About.RunID, errors.Join(failed...)))
 
 	}

@@ -46,7 +46,7 @@ func Command(p *cli.Program) *cobra.Command {
 		Short: "Serve a page that shows and steers a job in a browser",
 		Long: `dashboard serves a page that shows a job live: hosts and slots, commits, generations and their causes, the use of time,
 stragglers, events, output and tasks. It can drain, exclude, scale and stop. It prints two URLs, one to watch and steer, one
-to watch only; whoever has a URL can do what it permits. Ctrl-C ends the page, and not the job. For a job that has ended it
+to watch only; whoever has a URL can do what it permits. Ctrl-C ends the page, not the job. For a job that has ended it
 shows the history.
 
 Only this machine can reach the page unless --listen names another address. There it uses TLS: with --tls-cert and
@@ -240,7 +240,7 @@ func Serve(s *settings.Settings, d *jobdir.Dir, resumed bool, log *logrus.Logger
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		if err := server.Serve(ctx); err != nil {
-			log.WithError(err).Warn("there is no page any more")
+			log.WithError(err).Warn("the page has ended")
 		}
 	})
 	return func() {

@@ -53,7 +53,7 @@ func setLease(s *Settings, text string) (err error) {
 func (s *Settings) checkGossip() error {
 	for _, name := range []string{"cluster", "gossip-key-file", "gossip-label", "gossip-bind", "gossip-advertise"} {
 		if s.Given(name) && !s.Given("gossip-join") && !s.Slurm.On {
-			return fmt.Errorf("%s: there is no --gossip-join to use it for", s.Origin(name))
+			return fmt.Errorf("%s: it needs --gossip-join", s.Origin(name))
 		}
 	}
 	if s.Given("gossip-key-file") && s.Given("cluster") {

@@ -32,7 +32,7 @@ func readConfigFile(path string) (text string, exposed bool, err error) {
 		return "", false, err
 	}
 	if perm := fi.Mode().Perm(); fi.Mode().IsRegular() && perm&0o002 != 0 && safefile.Network(path) == "" {
-		return "", false, fmt.Errorf("everybody may write to %s (mode %#o), which says what is run: chmod o-w it", path, perm)
+		return "", false, fmt.Errorf("everybody may write to %s (mode %#o), which names the command to run: chmod o-w it", path, perm)
 	}
 	text, err = cli.ReadAll(f, maxConfig)
 	return text, fi.Mode().Perm()&0o004 != 0, err
@@ -155,7 +155,7 @@ func (c *config) each(n *yaml.Node, section string) error {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], target(n.Content[i+1])
 		if key.Kind != yaml.ScalarNode {
-			return fmt.Errorf("%s:%d: a key is to be one word", c.path, key.Line)
+			return fmt.Errorf("%s:%d: a key must be one word", c.path, key.Line)
 		}
 		where := fmt.Sprintf("%s:%d: %s", c.path, key.Line, key.Value)
 		name := canonical(key.Value)
@@ -189,7 +189,7 @@ func (c *config) section(where, name string, value *yaml.Node) error {
 func (c *config) key(where, section, name string, value *yaml.Node) error {
 	if take, ok := jobKeys[name]; ok {
 		if section != jobSection {
-			return fmt.Errorf("it belongs into the section %s", jobSection)
+			return fmt.Errorf("it belongs in the section %s", jobSection)
 		}
 		return take(c, value)
 	}
@@ -205,7 +205,7 @@ func (c *config) key(where, section, name string, value *yaml.Node) error {
 		for _, st := range of {
 			in = append(in, st.section)
 		}
-		return fmt.Errorf("it belongs into the section %s", strings.Join(in, " or "))
+		return fmt.Errorf("it belongs in the section %s", strings.Join(in, " or "))
 	}
 	text, err := valueText(value, of[0])
 	if err != nil {
@@ -244,7 +244,7 @@ func valueOf(values map[string]origin, st *setting) (o origin, ok bool) {
 
 func unknownKey(name, section string) error {
 	if of, why := advice(name); of != "" {
-		return fmt.Errorf("a key of %s that is not taken: %s", of, why)
+		return fmt.Errorf("a key of %s that hvdrun does not have: %s", of, why)
 	}
 	var known []string
 	for _, st := range everySetting() {

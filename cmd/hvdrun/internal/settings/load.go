@@ -223,10 +223,10 @@ func (s *Settings) contradictions() error {
 		sources = append(sources, s.Origin(name))
 	}
 	if fixed && len(sources) > 1 {
-		return fmt.Errorf("%s: each says which hosts there are; give one of them", strings.Join(sources, " and "))
+		return fmt.Errorf("%s: each names the hosts; give only one of them", strings.Join(sources, " and "))
 	}
 	if s.Given("discovery-config") && !s.Given("discovery-plugin") && !s.Slurm.On {
-		return fmt.Errorf("%s: there is no --discovery-plugin to give it to", s.Origin("discovery-config"))
+		return fmt.Errorf("%s: it needs --discovery-plugin", s.Origin("discovery-config"))
 	}
 	return s.checkGossip()
 }

@@ -188,8 +188,8 @@ var Table = slices.Concat(
 		{Name: "np", first: "slots needed before the first start", aliases: []string{"num-proc"}, arg: "N", Source: true, unset: "the slots of -H, else the GPUs of this machine, or 1",
 			usage: "slots needed before the first start, mostly written -np N",
 			set:   count(func(s *Settings) *int { return &s.Np })},
-		{Name: "min-np", first: "fewest workers with which training goes on", aliases: []string{"min-num-proc"}, arg: "N", unset: "-np",
-			usage: "fewest workers with which training goes on; makes the job elastic",
+		{Name: "min-np", first: "fewest workers with which training continues", aliases: []string{"min-num-proc"}, arg: "N", unset: "-np",
+			usage: "fewest workers with which training continues; makes the job elastic",
 			set:   count(func(s *Settings) *int { return &s.MinNP })},
 		{Name: "max-np", first: "most workers", aliases: []string{"max-num-proc"}, arg: "N", unset: "no bound",
 			usage: "most workers; makes the job elastic",
@@ -202,13 +202,13 @@ var Table = slices.Concat(
 			set: func(s *Settings, text string) error {
 				n, err := parseBytes(text)
 				if err == nil && (n < scheduler.LeastMemory || n > math.MaxInt64) {
-					err = fmt.Errorf("%q is less than 128MiB, or too much", text)
+					err = fmt.Errorf("%q is less than 128MiB, or too large", text)
 				}
 				s.TasksMemory = int64(n)
 				return err
 			}},
 		{Name: "tasks-grace", arg: "D", def: "30s",
-			usage: "time that a function may go on after its task is cancelled or its time is up, until its worker is ended and started again; 0: for ever",
+			usage: "time that a function may still run after its task is cancelled or its time is up, before its worker is restarted; 0: no limit",
 			set:   durationOrNever(func(s *Settings) *time.Duration { return &s.TasksGrace })},
 		{Name: "spares", arg: "N", def: "0",
 			usage: "workers in addition to the maximum (--max-np, else -np) that wait with the state to replace a lost one",
@@ -223,7 +223,7 @@ var Table = slices.Concat(
 			usage: "with --restart-workers, Python code that the next interpreter runs in advance, such as 'import torch'",
 			set:   text(func(s *Settings) *string { return &s.Restart.Prestart })},
 		{Name: "core-limit", arg: "BYTES", def: "0",
-			usage: "largest core file of a crashed worker (4096, 64MiB, unlimited); the others go on while it is written",
+			usage: "largest core file of a crashed worker (4096, 64MiB, unlimited); the others continue while it is written",
 			set: func(s *Settings, text string) (err error) {
 				s.CoreLimit, err = parseBytes(text)
 				return err
@@ -232,13 +232,13 @@ var Table = slices.Concat(
 			usage: "keep hvdrun's package for PyTorch out of PYTHONPATH of workers",
 			set:   onOff(func(s *Settings) *bool { return &s.NoPythonPath })},
 		{Name: "bind-gpus", def: "false",
-			usage: "show each worker only the GPU of its slot, and use no slot whose GPU fails (agents have a setting of their own)",
+			usage: "show each worker only the GPU of its slot, and do not use a slot whose GPU fails (agents have their own setting)",
 			set:   onOff(func(s *Settings) *bool { return &s.BindGPUs })},
 		{Name: "name", arg: "NAME", unset: "none",
 			usage: "name of the job: its run id is the name with eight digits (nightly-3f2a91bc), and commands take the name for it",
 			set:   setName},
 		{Name: "job-dir", arg: "DIR", unset: "one in ~/.local/state/hvdrun/jobs",
-			usage: "the job's folder, from which it can be resumed; the job's key and environment are in it then",
+			usage: "the job's folder, from which it can be resumed; it then also contains the job's key and environment",
 			set:   text(func(s *Settings) *string { return &s.JobDir })},
 		{Name: "no-resume", def: "false",
 			usage: "keep the job's key and environment only in memory: if hvdrun dies, its workers soon end",
@@ -350,7 +350,7 @@ var Table = slices.Concat(
 			usage: "time within which resets count for the limit; 0: the whole job",
 			set:   setResetWindow},
 		{Name: "failure-limit", arg: "N", def: "5",
-			usage: "most consecutive worlds that end by failures of the program without a commit, or failures in one slot before its worker joins, where the other slots are too few; 0: no limit",
+			usage: "most consecutive worlds that end by failures of the program without a commit, or failures in one slot before its worker joins, if there are too few other slots; 0: no limit",
 			set:   setFailureLimit},
 		{Name: "verify-state", arg: "N", unset: "after each sync",
 			usage: "check after each N commits that all workers hold the same bits; 0: never",
@@ -389,7 +389,7 @@ var Table = slices.Concat(
 			usage: "TCP connections that share large messages between two workers of different hosts",
 			set:   setConnections},
 		{Name: "fusion-threshold-mb", arg: "N", def: "64",
-			usage: "reduce tensors that are due at the same time as one, up to so many MiB; 0: one by one", set: setFusion},
+			usage: "reduce tensors that are ready at the same time as one, up to N MiB; 0: one by one", set: setFusion},
 		{Name: "cycle-time-ms", arg: "T", def: "1",
 			usage: "longest time that an asynchronous operation waits for others to be fused with, in milliseconds",
 			set:   setCycleTime},
@@ -431,7 +431,7 @@ var Table = slices.Concat(
 		{Name: "log-level", arg: "L", Source: true, unset: "info",
 			usage: "lowest level that is logged: trace, debug, info, warning, error or fatal", set: setLogLevel},
 		{Name: "log-format", arg: "text|json", Source: true, def: "text",
-			usage: "how it is logged", set: setLogFormat},
+			usage: "format of the log", set: setLogFormat},
 		{Name: "verbose", Source: true, def: "false",
 			usage: "log at level debug, unless --log-level is given: actions of agents, commands of people",
 			set:   onOff(func(s *Settings) *bool { return &s.verbose })},

@@ -39,7 +39,7 @@ func (c *SlurmSettings) BatchPath() string { return filepath.Join(c.Folder, "bat
 
 func setSlurmArgs(s *Settings, text string) error {
 	if strings.ContainsAny(text, "\r\n") {
-		return errors.New("the options are to be in one line")
+		return errors.New("the options must be in one line")
 	}
 	s.Slurm.Args = text
 	return nil
@@ -52,13 +52,13 @@ var slurmOwn = []string{"job_id", "job_name", "script", "step", "slots", "host"}
 func (s *Settings) checkSlurm() error {
 	if !s.Slurm.On {
 		if s.Given("slurm-args") {
-			return fmt.Errorf("%s: there is no --slurm to use it for", s.Origin("slurm-args"))
+			return fmt.Errorf("%s: it needs --slurm", s.Origin("slurm-args"))
 		}
 		return nil
 	}
 	for _, name := range []string{"hosts", "hostfile", "host-discovery-script", "gossip-join", "cluster", "gossip-key-file", "gossip-label"} {
 		if s.Given(name) {
-			return fmt.Errorf("%s and %s: each says which hosts there are; give one of them", s.Origin("slurm"), s.Origin(name))
+			return fmt.Errorf("%s and %s: each names the hosts; give only one of them", s.Origin("slurm"), s.Origin(name))
 		}
 	}
 	if s.Given("journal") {

@@ -41,7 +41,7 @@ func parseRange(text string) (low, high time.Duration, err error) {
 		return 0, 0, err
 	}
 	if low > high {
-		return 0, 0, fmt.Errorf("the least, %v, exceeds the most, %v", low, high)
+		return 0, 0, fmt.Errorf("the minimum, %v, exceeds the maximum, %v", low, high)
 	}
 	return low, high, nil
 }

@@ -53,7 +53,7 @@ an hvdrun that is resumed on this machine.
 			host, _, err := net.SplitHostPort(listen)
 			switch {
 			case listen == "":
-				return errors.New("--listen: where? The address by which other machines reach this one, for example 10.0.0.1:7947")
+				return errors.New("--listen is missing: the address by which other machines reach this one, for example 10.0.0.1:7947")
 			case err != nil:
 				return fmt.Errorf("--listen: %w", err)
 			case host == "" || net.ParseIP(host).IsUnspecified():
@@ -83,7 +83,7 @@ an hvdrun that is resumed on this machine.
 func serveGateway(ctx context.Context, p *cli.Program, d *jobdir.Dir, listen, path string, valid time.Duration) error {
 	secrets, err := d.FindSecrets(p.Env)
 	if err != nil {
-		return fmt.Errorf("the job cannot invite anybody: %w", err)
+		return fmt.Errorf("the job cannot write an invitation: %w", err)
 	}
 	authority, err := identity.DecodeAuthority(secrets.Authority)
 	if err != nil {

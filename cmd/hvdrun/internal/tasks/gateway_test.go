@@ -118,7 +118,7 @@ func TestGateway(t *testing.T) {
 // The commands say at once what is wrong with their flags.
 func TestGatewayFlags(t *testing.T) {
 	for want, args := range map[string][]string{
-		"--listen: where?":                    {"--invitation", "f"},
+		"--listen is missing":                 {"--invitation", "f"},
 		"--listen: name the address":          {"--listen", ":7", "--invitation", "f"},
 		"--listen: name the address by which": {"--listen", "0.0.0.0:7", "--invitation", "f"},
 		"--listen: address x":                 {"--listen", "x", "--invitation", "f"},

@@ -55,9 +55,9 @@ func openScreen(p *cli.Program) (in, out *os.File, err error) {
 	name, _ := cli.Lookup(p.Env, "TERM")
 	switch {
 	case !drawn || !is || !cli.IsTerminal(in):
-		return nil, nil, errors.New("top needs a terminal for its input and output; `hvdrun status --watch` does without")
+		return nil, nil, errors.New("top needs a terminal for its input and output; `hvdrun status --watch` needs none")
 	case name == "" || name == "dumb":
-		return nil, nil, fmt.Errorf("top needs a terminal whose cursor can be moved, and TERM is %q; `hvdrun status --watch` does without", name)
+		return nil, nil, fmt.Errorf("top needs a terminal whose cursor can be moved, and TERM is %q; `hvdrun status --watch` needs none", name)
 	}
 	return in, out, nil
 }

@@ -161,7 +161,7 @@ func runTorchDriver(ctx context.Context, p *cli.Program) error {
 	in := json.NewDecoder(conn)
 	var start driverStart
 	if err := in.Decode(&start); err != nil {
-		return cli.Failed(errors.Join(fmt.Errorf("the agent of this node does not say what to drive: %w", err), conn.Close()))
+		return cli.Failed(errors.Join(fmt.Errorf("the agent of this node does not name a job to drive: %w", err), conn.Close()))
 	}
 	fs := pflag.NewFlagSet("hvdrun", pflag.ContinueOnError)
 	fs.SetInterspersed(false)
@@ -190,7 +190,7 @@ func runTorchDriver(ctx context.Context, p *cli.Program) error {
 func goOn(ctx context.Context, p *cli.Program, start driverStart, c *jobrun.Claimed, log *logrus.Logger) error {
 	if start.Found.Behind {
 		c.Release(false)
-		return cli.Failed(errors.New("the job cannot be resumed: its last records are on no node"))
+		return cli.Failed(errors.New("the job cannot be resumed: no node has its last records"))
 	}
 	// The flags are those of the job, except for the address of this node's agent.
 	d, err := jobrun.PlaceCopy(p, c, "", jobdir.Copy{Records: start.Found.Records, Files: start.Found.Files, Args: start.Args})
@@ -198,6 +198,6 @@ func goOn(ctx context.Context, p *cli.Program, start driverStart, c *jobrun.Clai
 		c.Release(false)
 		return cli.Failed(fmt.Errorf("the job cannot be resumed: %w", err))
 	}
-	log.Infof("job %s goes on with the driver of this node", d.About.RunID)
+	log.Infof("the driver of this node takes over job %s", d.About.RunID)
 	return jobrun.ResumeClaimed(ctx, p, d, c)
 }

@@ -99,7 +99,7 @@ func (f *torchFlags) localWorkers() (int, error) {
 	case "gpu":
 		n := hostsource.Gpus()
 		if n == 0 {
-			return 0, errors.New("--nproc-per-node: gpu: no GPU is seen on this node; a number of workers can be given instead")
+			return 0, errors.New("--nproc-per-node: gpu: this node has no visible GPU; give a number of workers instead")
 		}
 		return n, nil
 	case "auto":
@@ -158,7 +158,7 @@ func runTorchAgent(ctx context.Context, p *cli.Program, f *torchFlags, cfg torch
 	}
 	defer func() {
 		if err := guard.Close(); err != nil {
-			log.WithError(err).Warn("the workers have left something behind")
+			log.WithError(err).Warn("the workers have left processes behind")
 		}
 	}()
 	ctx, release, err := f.handleSignals(ctx)
@@ -334,7 +334,7 @@ func (f *torchFlags) meet(ctx context.Context, env []string, cfg *torchrun.Confi
 		return err
 	}
 	if len(others) > 0 {
-		cfg.Log.Warnf("torchrun: --rdzv-conf: not known, and without effect: %s; known are %s", strings.Join(others, ", "), strings.Join(confKeys, ", "))
+		cfg.Log.Warnf("torchrun: --rdzv-conf: unknown keys, which have no effect: %s; the keys are %s", strings.Join(others, ", "), strings.Join(confKeys, ", "))
 	}
 	switch {
 	case f.standalone:
@@ -397,7 +397,7 @@ func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf
 	case insecure && path != "":
 		return nil, errors.New("--rdzv-conf: insecure and key_file: give one of them")
 	case insecure:
-		cfg.Log.Warn("torchrun: insecure=true: whoever reaches the ports of this job can change what its processes read")
+		cfg.Log.Warn("torchrun: insecure=true: anyone who can reach the ports of this job can change what its processes read")
 	case path != "":
 		if key, err = identity.ReadClusterKey(path); err != nil {
 			return nil, fmt.Errorf("--rdzv-conf: key_file: %w", err)
@@ -478,7 +478,7 @@ func (f *torchFlags) meetStatic(ctx context.Context, env []string, cfg *torchrun
 	}
 	if f.nodeRank == 0 {
 		if !here {
-			cfg.Log.Warnf("torchrun: %s is not a known name of this machine, which has rank 0 and listens at all of its addresses", host)
+			cfg.Log.Warnf("torchrun: %s is not a known name of this machine, which has rank 0 and listens at all its addresses", host)
 			_, port, _ := net.SplitHostPort(addr)
 			addr = net.JoinHostPort("", port)
 		}
@@ -498,7 +498,7 @@ func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchru
 		return fmt.Errorf("--rdzv-conf: %w", err)
 	}
 	if text := conf["store_type"]; text != "" && text != "tcp" {
-		return fmt.Errorf("--rdzv-conf: store_type: %q: tcp is taken", text)
+		return fmt.Errorf("--rdzv-conf: store_type: %q: only tcp is supported", text)
 	}
 	port := dynamicPort
 	if f.backend == "etcd" {
@@ -553,7 +553,7 @@ func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, hos
 	defer cancel()
 	shared, end, err = peers.Meet(bounded, addr, here)
 	if here && guessed && errors.Is(err, syscall.EADDRINUSE) { // another agent on this machine hosts the store
-		log.Infof("torchrun: another program of this machine has %s: it is taken for the agent that has the store", addr)
+		log.Infof("torchrun: another program of this machine listens at %s: it is assumed to be the agent that has the store", addr)
 		here = false
 		shared, end, err = peers.Meet(bounded, addr, false)
 	}

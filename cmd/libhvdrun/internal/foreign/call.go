@@ -218,7 +218,7 @@ func (c *Call) checkArg(rank, size int) error {
 		}
 	case Broadcast, Send, Recv:
 		if c.Arg < 0 || int(c.Arg) >= size {
-			return fmt.Errorf("there is no rank %d among %d", c.Arg, size)
+			return fmt.Errorf("rank %d is out of range: there are %d ranks", c.Arg, size)
 		}
 		if c.Kind != Broadcast && int(c.Arg) == rank {
 			return errors.New("a message of a rank to itself")
