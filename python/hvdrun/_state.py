@@ -205,7 +205,7 @@ class State:
     def __setattr__(self, name: str, value: Any) -> None:
         old = self._parts.get(name)
         if name not in self._parts or isinstance(old, torch.Tensor) or hasattr(old, "load_state_dict"):
-            raise AttributeError(f"hvdrun: {name!r} is no value of the state that can be assigned")
+            raise AttributeError(f"hvdrun: {name!r} is not a value of the state and cannot be assigned: a tensor takes new values by copy_")
         if isinstance(value, torch.Tensor):
             raise TypeError(f"hvdrun: the value {name!r} of the state cannot become a tensor: assign a number (.item()), or have a tensor "
                             "from the beginning and write to it")
@@ -288,7 +288,7 @@ class State:
         if differ and (any(differ) if update is None else all(differ) and self._wrapped):
             name = measures[differ.index(True)][0]
             raise ValueError(
-                f"hvdrun: the gradients of the optimizer {name!r} differ from rank to rank, so that each rank would train a model of its own: "
+                f"hvdrun: the gradients of the optimizer {name!r} differ from rank to rank, so each rank would train its own model: "
                 "call the module by its attribute of the state, such as state.model(x), which averages the gradients; where the program "
                 "averages them itself, it does so before step.commit(), with ddp=None in job.state; no_sync is for passes of one step, which "
                 "step.micro(n) makes")

@@ -1,18 +1,18 @@
-"""Elastic training with PyTorch: processes stay when others die, come or go.
+"""Elastic training with PyTorch: when a process dies, the others keep running.
 
     import hvdrun.torch as hvd
 
     job = hvd.init("gloo")                               # in place of init_process_group
     state = job.state(model=net, optimizer=opt, step=0)  # what a newcomer gets
     for step in job.steps(state, total=1000, batch=256, samples=len(x)):
-        with step:                                       # takes the error of a broken world
+        with step:                                       # catches the error of a broken world
             loss = step.mean(lossf(state.model(x[step.indices]), y[step.indices]))
             opt.zero_grad()
             loss.backward()
             step.commit()                                # have all the gradients? Then opt.step()
 
-Under hvdrun the step is repeated in the next world when a rank is lost. Under torchrun, or alone, the same program runs in the one
-world that there is. docs/pytorch.md is the guide.
+Under hvdrun the step is repeated in the next world when a rank is lost. Under torchrun, or alone, the same program runs in a
+single world. docs/pytorch.md is the guide.
 """
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def __dir__() -> list[str]:
 
 
 class Changed(Exception):
-    """A training function that hvdrun.torch.run has called raises it after a commit, to go to the next world: see job.changed."""
+    """Raised by the training function of hvdrun.torch.run after a commit, to enter the next world: see job.changed."""
 
 
 class Removed(SystemExit):
-    """This process is in no further world. It ends the program with status 0 where nobody catches it.
+    """This process gets no place in a further world. If it is not caught, it ends the program with status 0.
 
     Attributes:
-        last: whether the job ends, and this rank is the one to save the state, which hvdrun waits for.
+        last: whether the job ends and this rank must save the state; hvdrun waits for it.
     """
 
     last: bool
@@ -88,12 +88,12 @@ def init(backend: str = "gloo", timeout: timedelta = timedelta(minutes=30)) -> J
     """Returns this process's part in the job, in place of torch.distributed.init_process_group.
 
     Under hvdrun the process enters a world when Job.steps or run begins, so that others train while it prepares. Under torchrun, or
-    alone, there is a process group when init returns, which blocks until all ranks are there. A second call, as of a notebook's cell
-    that runs again, returns the same job.
+    alone, init blocks until all ranks have come, and makes the process group. A second call, for example when a notebook's cell
+    runs again, returns the same job.
 
     Args:
         backend: "gloo", "nccl" or "hvdrun". With "nccl" the GPU of the local rank becomes the current one.
-        timeout: the longest that a collective may take, for ranks that are silent and that nobody reports lost.
+        timeout: the maximum time of a collective, for ranks that are silent and not reported as lost.
 
     Raises:
         ValueError: the job has another backend already.
@@ -129,7 +129,7 @@ def _init(backend, timeout):
         transport = _backend.Transport(welcome, timeout)
     else:
         if "store" not in welcome:
-            raise RuntimeError("hvdrun: it has no store for torch.distributed: it is older than this package")
+            raise RuntimeError("hvdrun: it has no store for torch.distributed: it is older than this package; install the package of its version, or none")
         way = Reconfigured if backend == "gloo" and Reconfigured.possible() and not os.environ.get("HVD_TORCH_ANEW") else Anew
         transport = way(backend, welcome["store"], timeout)
     _worker.on_sigterm(worker)
@@ -141,15 +141,16 @@ def _init(backend, timeout):
 
 # What torch says of a program that uses torch.distributed before the first world, and what to do.
 _NOT_YET = ("Default process group has not been initialized",
-            "hvdrun: worlds begin with job.steps or hvdrun.torch.run, so that others train while this process prepares. Before, use job.rank "
-            "and job.size; what needs collectives goes into a function of job.on_reset, and samples come by step.indices")
+            "hvdrun: worlds begin with job.steps or hvdrun.torch.run, so that others train while this process prepares. Before that, use "
+            "job.rank and job.size; put what needs collectives into a function of job.on_reset, and take samples by step.indices")
 
 
 def run(state: State, train: Callable[[], _Result], more: bool = False) -> _Result:
-    """Calls train() on all ranks of a world, and again in the next world when that breaks or changes, until it returns: its value.
+    """Calls train() on all ranks of a world, again in the next world when the world breaks or changes, and returns its value.
 
-    It is for loops that are not ours. train goes on from the state: it calls state.begin before a step or another collective act, and
-    state.commit when the act can be applied. After a commit, it raises Changed if job.changed, at a place where it can be called again.
+    It is for loops of other libraries. train continues from the state: it calls state.begin before a step or another collective
+    action, and state.commit when the action can be applied. After a commit, it raises Changed if job.changed, at a place where it can
+    be called again.
 
     Args:
         state: a State, of Job.state.
@@ -157,7 +158,7 @@ def run(state: State, train: Callable[[], _Result], more: bool = False) -> _Resu
         more: whether collectives follow (Job.together, or another run): see Job.steps.
 
     Returns:
-        what train has returned.
+        the value of train.
 
     Raises:
         Removed: this process is in no further world.
@@ -213,8 +214,8 @@ def _number(name, default):
 class Job:
     """This process's part in the job. Its methods are for the main thread.
 
-    Before the first world, rank and size are those for which hvdrun has started the process. They change with each world: ask for
-    them where they are used.
+    Before the first world, rank and size are those for which hvdrun has started the process. They change with each world: read
+    them where you use them.
 
     Attributes:
         changed: whether all ranks have agreed, in the last commit, that the hosts have changed.
@@ -279,13 +280,13 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors are that all backends of the world can exchange."""
+        """The device of tensors that all backends of the world can exchange."""
         return self._transport.device
 
     def on_reset(self, call: _Call) -> _Call:
-        """Has a function called in each world, the first included, when the state is in step and before modules are wrapped.
+        """Registers a function that is called in each world, the first included, after the sync of the state and before modules are wrapped.
 
-        It is the place for process groups of the program's own. A function that is there already is not added.
+        Create process groups of your own there. A registered function is not added again.
 
         Args:
             call: a function without arguments, which may use collectives; all ranks call the same.
@@ -298,12 +299,12 @@ class Job:
         return call
 
     def report(self, **numbers: float) -> None:
-        """Tells hvdrun numbers of the program, such as loss=0.5, for the page, the status and the metrics of the job.
+        """Sends numbers such as loss=0.5 to the page, the status and the metrics of the job.
 
-        It does not block. The page draws the numbers of rank 0. Without hvdrun, nothing is told.
+        It does not block. The page draws the numbers of rank 0. Without hvdrun it does nothing.
 
         Args:
-            numbers: the newest values, by at most 16 names in all.
+            numbers: the newest values; a program has at most 16 names.
         """
         if self._worker is not None:
             self._worker.figures({name: float(value) for name, value in numbers.items()})
@@ -316,11 +317,11 @@ class Job:
 
         Args:
             ddp: options of DistributedDataParallel; None: modules are not wrapped.
-            each_epoch: names of schedulers that commit steps at the end of an epoch, and not in each step.
-            **parts: what a newcomer gets; see State. step is 0 where it is not given.
+            each_epoch: names of schedulers that commit steps at the end of an epoch instead of in each step.
+            **parts: what a newcomer gets; see State. step is 0 by default.
 
         Raises:
-            TypeError: a part has what the state would not see, or a checkpoint cannot have; the error names it.
+            TypeError: a part contains something that the state cannot track, or a checkpoint cannot have; the error names it.
             ValueError: a part has a name that State has, two tensors have the same name, or each_epoch names no scheduler.
         """
         return State(self, None if ddp is None else dict(ddp), parts, tuple(each_epoch))
@@ -328,25 +329,25 @@ class Job:
     def steps(self, state: State, total: int, batch: int, samples: int | None = None, shuffle: bool = True, seed: int = 0,
               evaluate: Callable[[], object] | None = None, every: int | str | None = None,
               data: torch.utils.data.DataLoader[Any] | None = None, more: bool = False) -> Iterator[Step]:
-        """Yields a Step until state.step is total; one that fails comes again, in the next world.
+        """Yields a Step until state.step is total; a step that fails is repeated in the next world.
 
-        It blocks between steps while a world forms. All ranks give the same numbers.
+        It blocks between steps while a world forms. All ranks must give the same numbers.
 
         Args:
             state: what a step changes, of Job.state.
             total: the value of state.step after the last step: a number of steps, from the beginning of the training.
             batch: the number of samples of a step, on all ranks together.
-            samples: the length of the data set, which is shuffled anew in each epoch; None: that of data, or, without data, indices
-                go on without end.
+            samples: the length of the data set, which each epoch shuffles again; None: that of data, or, without data, indices
+                without an end.
             shuffle: whether each epoch has another order.
             seed: the seed of that order.
-            evaluate: a function that all ranks call after every so many steps, and after the last. It may use collectives, and is
+            evaluate: a function that all ranks call every few steps (every), and after the last. It may use collectives, and is
                 called again in the next world if a rank is lost meanwhile.
             every: a number of steps, or "epoch"; None: only after the last step.
-            data: a DataLoader whose data set, worker processes and collate_fn make step.data ahead of time. Its own sampler and size
-                of a batch are not used.
+            data: a DataLoader whose data set, worker processes and collate_fn make step.data in advance. Its own sampler and batch
+                size are not used.
             more: whether collectives follow, by Job.together or hvdrun.torch.run. This rank then counts as done when its process
-                ends: the others have --finish-timeout from when the first one has ended.
+                ends; the others have --finish-timeout after the end of the first one.
 
         Yields:
             a Step, which the body enters by `with step:` and commits.
@@ -379,7 +380,7 @@ class Job:
         ahead = Ahead(data, plan, self) if data is not None else None
         tail = _tail(sys._getframe(1)) if self.rank == 0 else None
         if tail:
-            print(f"hvdrun: {tail}: code after `with step` also runs after a step that has failed, which comes again: put it under "
+            print(f"hvdrun: {tail}: code after `with step` also runs after a step that has failed and is repeated: put it under "
                   "`if step.done:`", file=sys.stderr, flush=True)
         self._come(state)
 
@@ -412,18 +413,18 @@ class Job:
     def together(self, state: State, call: Callable[[], _Result]) -> _Result:
         """Calls call() on all ranks after the training, and again in the next world if a rank is lost meanwhile.
 
-        It follows job.steps(…, more=True) or run(…, more=True). A rank that comes later skips the calls that the others have ended,
-        and gets the value of one of them, which is therefore sent by pickle.
+        It follows job.steps(…, more=True) or run(…, more=True). A rank that comes later skips the calls that the others have completed,
+        and gets their value, which is sent by pickle.
 
         Args:
             state: that of the training.
             call: a function without arguments, which may use collectives.
 
         Returns:
-            what call has returned.
+            the value of call.
 
         Raises:
-            RuntimeError: the training has not ended, or was not to be followed by anything.
+            RuntimeError: the training has not ended, or more was not given.
             Removed: this process is in no further world.
             Exception: what call raises, unless a world has broken.
         """
@@ -603,7 +604,7 @@ class Job:
             if self._own >= _OWN or self._vain >= _VAIN:
                 return False
             if own or self._vain > _OWN:
-                print(f"hvdrun: rank {self.rank}: step {state.step} has failed, though no rank is known to be lost, and comes again: "
+                print(f"hvdrun: rank {self.rank}: step {state.step} has failed, though no rank is known to be lost, and is repeated: "
                       f"{_first_line(err)}", file=sys.stderr, flush=True)
         # The peers that wait for this rank fail too, and at once.
         self._transport.cut()
@@ -691,15 +692,15 @@ class Job:
 
     @contextlib.contextmanager
     def saving(self, commits: int) -> Iterator[Callable[[int], None]]:
-        """Tells hvdrun of a checkpoint that is written within it, if that is the job's last one, so that hvdrun waits for its end.
+        """A context in which a checkpoint is written. If it is the job's last one, hvdrun waits for its end.
 
         State.save does this itself.
 
         Args:
-            commits: the number of steps that the checkpoint has.
+            commits: the number of steps in the checkpoint.
 
         Yields:
-            a function that is called with the number of bytes that are on disk so far.
+            a function to call with the number of bytes that are on disk so far.
         """
         if self._worker is None or not self._last and not (self._over and self.rank == 0):
             yield lambda written: None
@@ -808,11 +809,11 @@ class _Slices:
 
 
 class Plan(_indices.Plan):
-    """The batches of a training, whose size does not depend on the number of ranks. Job.steps has one; others may make their own.
+    """The batches of a training, whose size does not depend on the number of ranks. Job.steps makes one; other loops make their own.
 
     Args:
         batch: the number of samples of a step, on all ranks together.
-        samples: the length of the data set, which each epoch passes once; None: indices go on without end.
+        samples: the length of the data set, of which each epoch uses each sample once; None: indices without an end.
         shuffle: whether each epoch has another order, by torch.randperm.
         seed: the seed of that order.
 
@@ -826,10 +827,10 @@ class Plan(_indices.Plan):
 
 
 class Micro:
-    """A part of a step's samples, which one forward and backward pass takes: see Step.micro.
+    """The samples of one forward and backward pass of a step: see Step.micro.
 
     Attributes:
-        indices: the samples of this rank in this pass, which may be none.
+        indices: the samples of this rank in this pass; the list may be empty.
     """
 
     indices: list[int]
@@ -839,7 +840,7 @@ class Micro:
         self.indices = indices
 
     def mean(self, loss: torch.Tensor) -> torch.Tensor:
-        """As Step.mean, for the samples of this pass.
+        """Step.mean for the samples of this pass.
 
         Args:
             loss: the mean over the samples of this pass, without a dimension; or one with an element for each sample.
@@ -851,15 +852,15 @@ class Micro:
 
 
 class Step:
-    """One step of the training: an update of the state from one batch. It is a context that takes the error of a broken world.
+    """One step of the training: an update of the state from one batch. It is a context that catches the error of a broken world.
 
     Attributes:
         number: the value of state.step before it, from 0.
         epoch: the pass over the data set to which it belongs, from 0.
         ends_epoch: whether it is the last step of its epoch.
         batch: its number of samples, on all ranks together; the last step of an epoch may have fewer.
-        indices: the samples of this rank, which may be none.
-        done: whether it is committed. Code after the context, such as a line of a log, goes under `if step.done`.
+        indices: the samples of this rank; the list may be empty.
+        done: whether it is committed. Put code after the context, such as a log line, under `if step.done`.
     """
 
     number: int
@@ -885,8 +886,8 @@ class Step:
 
     @property
     def data(self) -> Any:
-        """What the DataLoader data of Job.steps has made of indices; None for a rank without samples in this step. Blocks until it is
-        there."""
+        """The batch that the DataLoader data of Job.steps has made of indices; None for a rank without samples in this step. Blocks
+        until it is ready."""
         if self._ahead is None:
             raise AttributeError("hvdrun: step.data needs job.steps(data=DataLoader(…))")
         if self._data is None:
@@ -895,13 +896,13 @@ class Step:
 
     @property
     def scale(self) -> float:
-        """By which a sum over this rank's samples is multiplied, so that the mean over ranks is the mean over the batch."""
+        """The factor for a sum over this rank's samples that makes the mean over ranks the mean over the batch."""
         return self._job.size / self.batch
 
     def mean(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss whose gradients, averaged over ranks as DistributedDataParallel does, are those of the mean over the batch.
 
-        Parts may be uneven, or empty. For several passes a step there is Micro.mean.
+        Parts may be uneven or empty. For several passes a step, use Micro.mean.
 
         Args:
             loss: the mean over this rank's samples, without a dimension; or one with an element for each sample.
@@ -923,12 +924,12 @@ class Step:
         return loss.sum() * self.scale
 
     def micro(self, passes: int) -> Iterator[Micro]:
-        """Yields so many Micro: this rank's samples divided over several passes, whose gradients add up.
+        """Divides this rank's samples over several passes, whose gradients add up, and yields a Micro for each.
 
-        Ranks exchange gradients in the last pass alone, as with DistributedDataParallel.no_sync.
+        Ranks exchange gradients only in the last pass, as with DistributedDataParallel.no_sync.
 
         Args:
-            passes: how many; all ranks give the same number.
+            passes: their number, the same on all ranks.
         """
         n = len(self.indices)
         for i in range(passes):
@@ -939,19 +940,19 @@ class Step:
                 yield Micro(self, self.indices[n * i // passes:n * (i + 1) // passes])
 
     def stop(self) -> None:
-        """Makes this step the last one, if any rank says so before it commits."""
+        """Makes this step the last one on all ranks. Call it before commit, on any rank."""
         self._stop = True
 
     def commit(self, update: Callable[[], object] | None = None) -> None:
-        """Applies the step when all ranks have come so far: collective, the last thing in the context.
+        """Applies the step when all ranks have called it: a collective, and the last call in the context.
 
         Args:
-            update: what applies the step, in place of a step of all optimizers of the state and then of its schedulers. It uses no
-                collectives: a rank that is lost meanwhile would leave the others with half a step.
+            update: a function that applies the step, instead of stepping all optimizers of the state and then its schedulers. It uses
+                no collectives: a rank that is lost meanwhile would leave the others with half a step.
 
         Raises:
-            RuntimeError: a rank was lost before, and nothing is applied, which the context takes; or commit is called twice, or outside
-                of the context, or has nothing to apply.
+            RuntimeError: a rank was lost before, so nothing is applied, and the context catches the error; or commit is called twice,
+                or outside of the context, or has nothing to apply.
             ValueError: the gradients differ from rank to rank.
         """
         if not self._entered:

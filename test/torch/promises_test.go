@@ -92,7 +92,7 @@ func TestErrors(t *testing.T) {
 	for way, want := range map[string]string{
 		"wrapped": "",
 		"own":     "connection to feature store lost",
-		"after":   "though no rank is known to be lost, and comes again: ",
+		"after":   "though no rank is known to be lost, and is repeated: ",
 	} {
 		t.Run(way, func(t *testing.T) {
 			out := runs(t, true, elasticJob("2", program(t, "errors.py"), filepath.Join(t.TempDir(), "mark"), way)...)
@@ -139,8 +139,8 @@ func TestMistakes(t *testing.T) {
 		"no samples":                       "samples=0: the data set is empty",
 		"an unknown option":                "nonsense",
 		"mean of a number":                 "step.mean of a float",
-		"an unknown value":                 "'loss' is no value of the state",
-		"a module is assigned":             "'model' is no value of the state",
+		"an unknown value":                 "'loss' is not a value of the state",
+		"a module is assigned":             "'model' is not a value of the state",
 		"a checkpoint of other shapes":     "the part 'model' does not fit",
 		"a checkpoint without a part":      "has no part 'best' of the state",
 		"a folder that is not there":       "False",
