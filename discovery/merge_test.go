@@ -178,7 +178,7 @@ func TestMergeOfTooMuch(t *testing.T) {
 		if len(h.lists) != 2 || !strings.HasSuffix(h.lists[0], " x:1") || !strings.HasSuffix(h.lists[1], " y:1") {
 			t.Errorf("told %q", h.lists)
 		}
-		if len(h.failures) != 1 || !strings.Contains(h.failures[0].Error(), "cannot be") {
+		if len(h.failures) != 1 || !strings.Contains(h.failures[0].Error(), "the list is not valid") {
 			t.Errorf("failures %v", h.failures)
 		}
 	})

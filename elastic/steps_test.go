@@ -160,7 +160,7 @@ func TestStepsRefused(t *testing.T) {
 		}
 	}
 	good := NewSteps[float32](w, StepsOptions{Microbatches: 2}, 1)
-	if err := step(good); err == nil || !strings.Contains(err.Error(), "give them to NewState") {
+	if err := step(good); err == nil || !strings.Contains(err.Error(), "give it to NewState") {
 		t.Errorf("Step of steps without a state: %v", err)
 	}
 	NewState(w, good)

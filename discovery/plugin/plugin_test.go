@@ -161,7 +161,7 @@ func TestStartErrors(t *testing.T) {
 		{"exit", "it is not a discovery plugin, or not one of hvdrun: it exited with status 3: no such cluster"},
 		{"empty", "it is not a discovery plugin, or not one of hvdrun: it exited with status 0"},
 		{"plain", "it serves without TLS"},
-		{"far", "it is to serve on a unix socket or a port of 127.0.0.1"},
+		{"far", "it must serve on a unix socket or a port of 127.0.0.1"},
 		{"netrpc", "it does not serve gRPC"},
 		{"nobody", "connection error: "},
 	} {

@@ -250,7 +250,7 @@ func TestJobAgentOfTheDead(t *testing.T) {
 	for _, c := range []struct {
 		starter int
 		want    string
-	}{{os.Getppid(), "no driver came within 100ms"}, {1 << 30, "the driver that has started it ended"}} {
+	}{{os.Getppid(), "no driver came within 100ms"}, {1 << 30, "the driver that started it ended"}} {
 		_, in := jobAgents(t, nil)
 		authority, err := identity.NewAuthority("r")
 		if err != nil {

@@ -33,11 +33,11 @@ func TestInvitation(t *testing.T) {
 		t.Errorf("%v, %v, %v", addresses, creds, err)
 	}
 	for want, bad := range map[string]Invitation{
-		"0 addresses":         {Credentials: client.Encode()},
-		"missing port":        {Addresses: []string{"h"}, Credentials: client.Encode()},
-		"those of a worker":   {Addresses: []string{"h:1"}, Credentials: worker.Encode()},
-		"credentials are not": {Addresses: []string{"h:1"}, Credentials: "x"},
-		"65 addresses":        {Addresses: make([]string, 65), Credentials: client.Encode()},
+		"0 addresses":               {Credentials: client.Encode()},
+		"missing port":              {Addresses: []string{"h"}, Credentials: client.Encode()},
+		"those of a worker":         {Addresses: []string{"h:1"}, Credentials: worker.Encode()},
+		"credentials are malformed": {Addresses: []string{"h:1"}, Credentials: "x"},
+		"65 addresses":              {Addresses: make([]string, 65), Credentials: client.Encode()},
 	} {
 		if err := WriteInvitation(path, bad); err != nil {
 			t.Fatal(err)

@@ -412,7 +412,7 @@ func TestListsAreWhole(t *testing.T) {
 		"a list of no kind":  json(`{"apiVersion":"v1","items":[],"metadata":{"resourceVersion":"1"}}`),
 		"a list of services": json(`{"kind":"ServiceList","apiVersion":"v1","items":[],"metadata":{"resourceVersion":"1"}}`),
 		"no version":         json(`{"kind":"PodList","apiVersion":"v1","items":[],"metadata":{}}`),
-		"a pod of no name":   json(`{"kind":"PodList","apiVersion":"v1","items":[{}],"metadata":{"resourceVersion":"1"}}`),
+		"a pod without a name":   json(`{"kind":"PodList","apiVersion":"v1","items":[{}],"metadata":{"resourceVersion":"1"}}`),
 		"a pod that is null": json(`{"kind":"PodList","apiVersion":"v1","items":[null],"metadata":{"resourceVersion":"1"}}`),
 		"half a list":        json(half),
 		"pages without end":  json(`{"kind":"PodList","apiVersion":"v1","items":[],"metadata":{"resourceVersion":"1","continue":"x"}}`),

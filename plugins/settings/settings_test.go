@@ -62,7 +62,7 @@ func TestAllFaults(t *testing.T) {
 	r.Int("a", 0, 0, 1)
 	r.Required("d")
 	err := r.Err()
-	if err == nil || strings.Count(err.Error(), "p: setting") != 4 {
+	if err == nil || strings.Count(err.Error(), "p: ") != 4 {
 		t.Errorf("%v: want four faults", err)
 	}
 }

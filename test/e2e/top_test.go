@@ -250,7 +250,7 @@ func TestTopEnds(t *testing.T) {
 			t.Error("there are colours in spite of NO_COLOR")
 		}
 	}
-	if out, err := r.Subcommand(t.Context(), "top", folder).CombinedOutput(); err == nil || !strings.Contains(string(out), "`hvdrun status --watch` does without") {
+	if out, err := r.Subcommand(t.Context(), "top", folder).CombinedOutput(); err == nil || !strings.Contains(string(out), "`hvdrun status --watch` needs none") {
 		t.Errorf("without a terminal: %v, %s", err, out)
 	}
 	end(t, r)

@@ -97,7 +97,7 @@ func TestStoreIsAway(t *testing.T) {
 					switch {
 					case e.Level == logrus.WarnLevel && strings.HasSuffix(e.Message, errAway.Error()):
 						warnings++
-					case e.Level == logrus.InfoLevel && strings.Contains(e.Message, "is in reach again, after "):
+					case e.Level == logrus.InfoLevel && strings.Contains(e.Message, "can be reached again, after "):
 						back++
 					default:
 						t.Error(e.Message)

@@ -245,9 +245,9 @@ func TestFirewallRejects(t *testing.T) {
 	await("worker on a", "rank-0", "started")
 	await("worker on b", "rank-1", "started")
 	accept := n.reject("b")
-	await("missing store", "b.log", "the store of the nodes is out of reach")
+	await("missing store", "b.log", "the store of the nodes cannot be reached")
 	accept()
-	await("store", "b.log", "the store of the nodes is in reach again")
+	await("store", "b.log", "the store of the nodes can be reached again")
 	for _, one := range nodes {
 		if strings.Contains(one.said(), "the agent of node") {
 			t.Errorf("node %s has taken the other for dead", one.host)
