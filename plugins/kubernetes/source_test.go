@@ -407,15 +407,15 @@ func TestListsAreWhole(t *testing.T) {
 	}
 	half := `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"p1"`
 	for what, answer := range map[string]func(w http.ResponseWriter, r *http.Request) bool{
-		"nothing":            json(""),
-		"an empty object":    json("{}"),
-		"a list of no kind":  json(`{"apiVersion":"v1","items":[],"metadata":{"resourceVersion":"1"}}`),
-		"a list of services": json(`{"kind":"ServiceList","apiVersion":"v1","items":[],"metadata":{"resourceVersion":"1"}}`),
-		"no version":         json(`{"kind":"PodList","apiVersion":"v1","items":[],"metadata":{}}`),
-		"a pod without a name":   json(`{"kind":"PodList","apiVersion":"v1","items":[{}],"metadata":{"resourceVersion":"1"}}`),
-		"a pod that is null": json(`{"kind":"PodList","apiVersion":"v1","items":[null],"metadata":{"resourceVersion":"1"}}`),
-		"half a list":        json(half),
-		"pages without end":  json(`{"kind":"PodList","apiVersion":"v1","items":[],"metadata":{"resourceVersion":"1","continue":"x"}}`),
+		"nothing":              json(""),
+		"an empty object":      json("{}"),
+		"a list of no kind":    json(`{"apiVersion":"v1","items":[],"metadata":{"resourceVersion":"1"}}`),
+		"a list of services":   json(`{"kind":"ServiceList","apiVersion":"v1","items":[],"metadata":{"resourceVersion":"1"}}`),
+		"no version":           json(`{"kind":"PodList","apiVersion":"v1","items":[],"metadata":{}}`),
+		"a pod without a name": json(`{"kind":"PodList","apiVersion":"v1","items":[{}],"metadata":{"resourceVersion":"1"}}`),
+		"a pod that is null":   json(`{"kind":"PodList","apiVersion":"v1","items":[null],"metadata":{"resourceVersion":"1"}}`),
+		"half a list":          json(half),
+		"pages without end":    json(`{"kind":"PodList","apiVersion":"v1","items":[],"metadata":{"resourceVersion":"1","continue":"x"}}`),
 		"half a list and a drop": func(w http.ResponseWriter, r *http.Request) bool {
 			json(half)(w, r)
 			w.(http.Flusher).Flush()
