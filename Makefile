@@ -2,19 +2,19 @@
 
 GO ?= go
 ARGS ?=
-# Words of ARGS are for the program, not for the shell, as in ARGS='-run A/(b|c)', unless they are quoted there.
+# The program gets the words of ARGS unchanged by the shell, as in ARGS='-run A/(b|c)', unless they contain quotes.
 ifeq ($(findstring ',$(ARGS))$(findstring ",$(ARGS)),)
 override ARGS := $(foreach word,$(ARGS),'$(word)')
 endif
 FUZZTIME ?= 60s
 
-# make prove: how long each proving ground runs, and a seed to be done again in one of them.
+# make prove: how long each proving ground runs, and a seed to repeat in one of them.
 PROVE ?= 10m
 SEED ?=
 ROOM ?= collectives
 ROOMS = $(patsubst test/prove/%/main.go,%,$(wildcard test/prove/*/main.go))
 
-# What make check and make demo need besides Go and its modules: a file or a program, and the Debian package that has it.
+# What make check and make demo need besides Go and its modules: a file or a program, and its Debian package.
 NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ssh:openssh-client \
 	/usr/sbin/sshd:openssh-server etcd:etcd-server \
 	/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc:python3-grpcio \
@@ -22,7 +22,7 @@ NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ss
 	/usr/lib/python3/dist-packages/cryptography:python3-cryptography \
 	/usr/sbin/slurmctld:slurmctld /usr/sbin/slurmd:slurmd /usr/bin/scontrol:slurm-client /usr/sbin/munged:munge
 
-# bring installs the packages of what is missing, as root: a list such as NEEDS; several packages of a program stand between slashes.
+# bring installs the missing packages of a list such as NEEDS, as root; slashes separate several packages of a program.
 define bring
 @missing=; for need in $(1); do \
 	command -v "$${need%%:*}" >/dev/null || test -e "$${need%%:*}" || missing="$$missing $$(echo "$${need#*:}" | tr / " ")"; \
@@ -58,7 +58,7 @@ FRAMEWORKS = frameworks/gomlx examples/gomlx
 MODULES = examples/discovery-plugin $(KUBERNETES) $(BROWSER) $(FRAMEWORKS)
 UNCHECKED = -gcflags=github.com/gomlx/compute/...=-d=checkptr=0
 
-# The headers of NVML declare much as deprecated, and the C compiler would say so in each build with cgo.
+# The headers of NVML declare much as deprecated, of which the C compiler would warn in each build with cgo.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 # A program under the race detector otherwise sleeps for a second before it exits.
@@ -84,7 +84,7 @@ lib: ## build libhvdrun.so, for programs in C and for PyTorch, and its header in
 	@CGO_ENABLED=1 $(GO) build -buildmode=c-shared -trimpath -tags netgo,osusergo -ldflags '-s -w' -o bin/lib/libhvdrun.so ./cmd/libhvdrun
 	@cp cmd/libhvdrun/hvdrun.h bin/lib/ && rm -f bin/lib/libhvdrun.h
 
-wheel: lib ## build a wheel of the Python package with the library for this machine into bin/, with pip, setuptools and wheel: make wheel VERSION=v1.2.3
+wheel: lib ## build a wheel of the Python package and the library into bin/, with pip, setuptools and wheel: make wheel VERSION=v1.2.3
 	@echo "== wheel: bin/"
 	@rm -rf bin/.wheel && cp -r python bin/.wheel && cp bin/lib/libhvdrun.so bin/.wheel/hvdrun/
 	@HVD_WHEEL_VERSION=$(VERSION) python3 -m pip wheel -q --no-deps --no-build-isolation --no-index -w bin bin/.wheel && rm -rf bin/.wheel
@@ -97,16 +97,16 @@ PURE = GOFLAGS= CGO_ENABLED=0
 # Compilers collect their garbage less often, as long as that takes little memory.
 QUICK = GOGC=400 GOMEMLIMIT=2GiB
 
-check: deps ## all that a change must pass: 8 minutes on two cores; brings what it needs
+check: deps ## all checks that a change must pass: 8 minutes on two cores; installs what it needs
 	@$(PURE) $(QUICK) $(GO) run ./test/check
 
-check-costs: deps ## make check, which fails too where tests of a package are dear beside those of others
+check-costs: deps ## make check, which also fails if the tests of a package cost much more than budget.txt allows
 	@$(PURE) $(QUICK) $(GO) run ./test/check costs
 
-check-all: deps ## all proofs that there are, for hours; PARTS='torch slurm' chooses some
+check-all: deps ## all tests and checks, for hours; PARTS='torch slurm' chooses some
 	@$(PURE) $(QUICK) $(GO) run ./test/check all $(PARTS)
 
-deps: ## bring what the checks need: Debian packages (as root) and Go modules
+deps: ## install what the checks need: Debian packages (as root) and Go modules
 	$(call bring,$(NEEDS))
 	@echo "== deps: Go modules"
 	@$(GO) mod download
@@ -114,11 +114,11 @@ deps: ## bring what the checks need: Debian packages (as root) and Go modules
 	@$(GO) -C $(LICENSES) mod download
 	@$(GO) -C $(KUBERNETES) mod download
 
-fresh: ## check that generated code is what its generators write
+fresh: ## check that generated code is up to date
 	@echo "== the vector code and the list of licences are what their generators write"
 	@for dir in $(VECTOR) $(LICENSES); do $(PURE) $(GO) -C $$dir vet . && $(PURE) $(GO) -C $$dir test . || exit 1; done
 
-tidy-examples: ## bring the modules of examples, plugins and frameworks in step with this one
+tidy-examples: ## update the requirements of the modules of examples, plugins and frameworks
 	@for dir in $(MODULES); do $(GO) -C $$dir mod tidy || exit 1; done
 
 frameworks: ## check and test the modules of frameworks; ARGS go to go test
@@ -135,7 +135,7 @@ kubernetes: ## check and test the plugin kubernetes, a module of its own; ARGS g
 		$(GO) -C $(KUBERNETES) vet . && (cd $(KUBERNETES) && $$lint .) && \
 		$(GO) -C $(KUBERNETES) test -vet=off -ldflags=-w -timeout 30m $(SHORT) $(ARGS) .
 
-check-page: ## test the page in a browser, and make its pictures anew; as root it brings chromium; ARGS go to go test
+check-page: ## test the page in a browser, and make its pictures anew; as root it installs chromium; ARGS go to go test
 	$(call bring,chromium:chromium/fonts-dejavu-core)
 	$(GO) -C $(BROWSER) test -count=1 -timeout 30m . -shots $(CURDIR)/docs $(ARGS)
 
@@ -149,10 +149,10 @@ $(call bring,debootstrap:debootstrap)
 	touch $(1)/ready; } || { tail $(1).log >&2; exit 1; }
 endef
 
-# Another Debian's torch runs in a chroot, which is made once (20 minutes on a slow machine, 3 GB).
+# Another Debian's torch runs in a chroot, which is made once (20 minutes on a slow machine, 3 GB of disk).
 DEBIAN = $(CURDIR)/bin/.debian/$(SUITE)
 ifdef SUITE
-check-torch: ## run PyTorch programs by hvdrun torchrun; as root it brings python3-torch, with SUITE=trixie that of another Debian (from MIRROR); ARGS go to go test, such as -run Soak -soak 10m
+check-torch: ## run PyTorch programs by hvdrun torchrun; as root it installs python3-torch, with SUITE=trixie that of another Debian (from MIRROR); ARGS go to go test, such as -run Soak -soak 10m
 	$(call debian,$(DEBIAN),$(SUITE),python3-torch python3-pip python3-setuptools python3-wheel mypy $(if $(filter sid,$(SUITE)),python3-transformers python3-accelerate python3-torch-ignite python3-xgboost))
 	DEBIAN_ROOT=$(DEBIAN) $(GO) test -count=1 -timeout 90m -v ./test/torch $(ARGS) -python $(CURDIR)/test/torch/python
 else
@@ -180,7 +180,7 @@ test: ## run the tests, with more rounds than make check does, under the race de
 	$(GO) test -race -vet=off -timeout 60m -p 3 $(SHORT) $$netns $(ARGS) \
 		$$($(GO) list ./... | grep -vxF "$$($(GO) list $$netns $(JOBS) $(DECIDES) ./test/torch)") || status=1; exit $$status
 
-fuzz: ## feed the parsers of foreign bytes what may break them, each for FUZZTIME (60s); ARGS go to go test
+fuzz: ## fuzz the parsers of bytes from other processes, each for FUZZTIME (60s); ARGS go to go test
 	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9]+' . | sed 's|/[^/]*:func | |' | sort | { status=0; while read -r dir target; do \
 		echo "== $$target of $$dir"; \
 		$(GO) -C $$dir test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $(ARGS) . </dev/null || status=1; \
@@ -198,12 +198,12 @@ check-net: ## run a job over hosts that are network namespaces; needs root
 	@$(GO) vet -tags netns ./test/e2e/netns
 	$(GO) test -tags netns -race -vet=off -timeout 30m -count=1 $(ARGS) ./test/e2e/netns
 
-check-metrics: ## check the alarms with Prometheus's own promtool, and have Prometheus scrape a job; as root it brings the package prometheus; ARGS go to go test
+check-metrics: ## check the alarms with Prometheus's own promtool, and have Prometheus scrape a job; as root it installs the package prometheus; ARGS go to go test
 	$(call bring,promtool:prometheus)
 	$(GO) test -race -vet=off -count=1 $(ARGS) ./internal/metrics
 	$(GO) test -vet=off -count=1 -run '^TestPrometheus$$' $(ARGS) ./test/e2e
 
-check-calls: ## run jobs to which the kernel refuses a call, for each call and each error, and print what came of it; ARGS go to go test
+check-calls: ## run jobs to which the kernel refuses a call, for each call and each error, and print the outcomes; ARGS go to go test
 	@echo "== refused system calls"
 	@$(PURE) $(GO) test -vet=off -count=1 -v -run '^TestRefusedCalls$$' $(ARGS) ./test/calls -whole
 
@@ -219,22 +219,22 @@ check-kubernetes: ## run jobs on a real API server, which it builds first with K
 		mkdir bin/kubernetes/kueue.d && cp -r --no-preserve=mode "$$from/crd" "$$from/webhook" bin/kubernetes/kueue.d/
 	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) ./test/kubernetes
 
-check-slurm: ## run jobs that ask a real Slurm for their nodes (--slurm); needs what make deps brings; ARGS go to go test
+check-slurm: ## run jobs that ask a real Slurm for their nodes (--slurm); needs what make deps installs; ARGS go to go test
 	@echo "== Slurm"
 	$(GO) test -vet=off -count=1 -timeout 30m -v $(ARGS) -run '^(TestElasticJob|TestDriverInJob|TestNodeVariables)$$' ./plugins/slurm
 
-generate: ## make generated files anew (needs protoc)
+generate: ## generate files again (needs protoc)
 	@echo "== go generate"
 	@$(GO) generate ./...
 
-prove: ## do random programs of collectives, then random jobs, each for PROVE (10m); SEED=n ROOM=collectives|jobs does one again
+prove: ## run random programs of collectives, then random jobs, each for PROVE (10m); SEED=n ROOM=collectives|jobs repeats one
 	@if [ -n "$(SEED)" ]; then $(GO) run ./test/prove/$(ROOM) -seed $(SEED) -one $(ARGS); else \
 		status=0; for room in $(ROOMS); do \
 			echo "== $$room for $(PROVE)"; $(GO) run ./test/prove/$$room -for $(PROVE) $(ARGS) || status=1; \
 		done; exit $$status; \
 	fi
 
-# A kind of random jobs alone, with what a target asks for in place of what its seeds say.
+# One kind of random jobs, with the settings of a target instead of random ones.
 KIND = $(GO) run ./test/prove/jobs -seed 1 -kind
 DRIVERS = $(KIND) drivers -cases 1 -drivers 100 -steps 20000
 RECOVERY = $(KIND) recovery -cases 1 -kills 200 -joins 40 -arrivals 20
@@ -254,13 +254,13 @@ chaos-steps: ## kill workers, spares and hvdrun while 1 to 8 workers train by el
 bench-recovery: ## measure recovery from deaths and growth; ARGS go to the program
 	@$(RECOVERY) $(ARGS)
 
-bench-pace: ## measure how much of its pace a job of four keeps while a worker is killed each second for ten minutes; ARGS go to the program
+bench-pace: ## measure the pace of a job of four workers while one is killed each second for ten minutes; ARGS go to the program
 	@$(KIND) pace -cases 1 -how kill -pause 1s -steps 11500 $(ARGS)
 
-bench-scale: ## measure how the driver bears 100, 300 and 1,000 workers; ARGS go to the program
+bench-scale: ## measure the driver with 100, 300 and 1,000 workers; ARGS go to the program
 	@$(KIND) scale -cases 1 -sizes 100,300,1000 -rounds 3 $(ARGS)
 
-gpu-programs: ## build what gpu-check runs into bin/gpu-check/, to be carried to a machine without Go
+gpu-programs: ## build the programs of gpu-check into bin/gpu-check/, for a machine without Go
 	@echo "== build: bin/gpu-check/"
 	@mkdir -p bin/gpu-check
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags='-s -w' -o bin/gpu-check/ ./test/gpucheck ./cmd/hvdrun ./examples/gpu
@@ -272,7 +272,7 @@ gpu-check: ## check and measure collectives on this machine's GPU, with programs
 	fi
 	@bin/gpu-check/gpucheck -json bin/gpu-check/gpu-check.json $(ARGS)
 
-look: ## print the widest structs, the longest functions, the largest files and packages, and names exported for nobody; ARGS go to the program
+look: ## print the widest structs, the longest functions, the largest files and packages, and exported names without a user; ARGS go to the program
 	@$(GO) run ./internal/look $(ARGS) .
 
 deb: ## build the Debian package into bin/: the same bytes for the same commit; ARCH=arm64 for another machine
@@ -282,25 +282,24 @@ deb: ## build the Debian package into bin/: the same bytes for the same commit; 
 release: ## build the files of a release into bin/release/, the same bytes for the same commit: make release VERSION=v1.2.3
 	@GO=$(GO) deploy/release/build "$(VERSION)" bin/release
 
-check-deb: ## install, use, upgrade and purge the Debian package in a fresh Debian; needs root and brings debootstrap
+check-deb: ## install, use, upgrade and purge the Debian package in a fresh Debian; needs root and installs debootstrap
 	$(call bring,debootstrap:debootstrap)
 	@GO=$(GO) deploy/package/check
 
-check-release: ## build a release twice, and try its files where there is no Go; needs root and brings debootstrap and buildah
+check-release: ## build a release twice, and test its files on a system without Go; needs root and installs debootstrap and buildah
 	$(call bring,debootstrap:debootstrap buildah:buildah)
 	@GO=$(GO) deploy/release/check
 
-check-systemd: ## boot a fresh Debian, and run jobs by the units of the Debian package; needs root and brings debootstrap and systemd-container
+check-systemd: ## boot a fresh Debian, and run jobs by the units of the Debian package; needs root and installs debootstrap and systemd-container
 	$(call bring,debootstrap:debootstrap systemd-nspawn:systemd-container)
 	@GO=$(GO) deploy/package/check-systemd
 
-check-container: ## build the steps of deploy/container/Dockerfile, and run the image; needs root and brings debootstrap and buildah
+check-container: ## build the steps of deploy/container/Dockerfile, and run the image; needs root and installs debootstrap and buildah
 	$(call bring,debootstrap:debootstrap buildah:buildah)
 	@GO=$(GO) deploy/container/check
 
-# What the tables of the README and those behind docs/figures.svg were measured with; bin/figures/ has the output. Libraries of others are
-# measured where they are installed (docs/collectives.md). The tables are copied into BENCHMARKS.md by hand, with what else ran; then
-# make figures draws.
+# These commands measure the tables of the README and those behind docs/figures.svg; bin/figures/ has the output. Other libraries are
+# measured if they are installed (docs/collectives.md). Copy the tables into BENCHMARKS.md, with what else ran; then run make figures.
 measure: build ## measure what the README's figures show, into bin/figures/: 10 minutes on two quiet cores; then copy the tables into BENCHMARKS.md
 	@mkdir -p bin/figures
 	$(RECOVERY) -tsv bin/figures/recovery.tsv >bin/figures/recovery.txt
@@ -309,7 +308,7 @@ measure: build ## measure what the README's figures show, into bin/figures/: 10 
 	$(DRIVERS) >bin/figures/drivers.txt
 	@ls -l bin/figures
 
-# The newest releases of other libraries, in a Debian of their own; 2 GB. docs/collectives.md says what the settings are.
+# The newest releases of other libraries, in a separate Debian of 2 GB. docs/collectives.md describes the settings.
 PEERS = $(CURDIR)/bin/.debian/peers
 PEERS_2 = openmpi,openmpi-nocma,openmpi-acoll,openmpi-xhc,openmpi-ucx,mpich,mpich-ucc,torch,gloo
 PEERS_4 = openmpi,openmpi-linear,openmpi-acoll,openmpi-ucx,openmpi-rabenseifner,mpich,mpich-posix,torch,gloo
@@ -323,15 +322,15 @@ measure-peers: build ## measure AllReduce beside the newest Open MPI, MPICH, PyT
 	done' >bin/figures/peers.txt
 	@cat bin/figures/peers.txt
 
-figures: ## draw docs/figures.svg anew from the tables of BENCHMARKS.md; make measure fills bin/figures/, make check-page the pictures
+figures: ## draw docs/figures.svg from the tables of BENCHMARKS.md
 	$(GO) test -vet=off -count=1 -run '^TestFigures$$' ./internal/bench -update
 
-picture: build ## draw docs/faults.svg anew from the events of internal/replay/testdata; RECORD=1 runs that job again first
+picture: build ## draw docs/faults.svg from the events of internal/replay/testdata; RECORD=1 first runs that job again
 	@if [ -n "$(RECORD)" ]; then internal/replay/record internal/replay/testdata/faults.jsonl; fi
 	@bin/hvdrun replay internal/replay/testdata/faults.jsonl --picture docs/faults.svg
 
 man: ## write manual pages of hvdrun and its commands to bin/man/
 	@$(GO) test -vet=off -count=1 -run '^TestManPages$$' ./cmd/hvdrun -man '$(CURDIR)/bin/man' >/dev/null && echo "== man: bin/man/"
 
-clean: ## remove what build made
+clean: ## remove the built files
 	rm -rf bin

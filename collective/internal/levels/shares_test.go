@@ -60,7 +60,7 @@ func TestDivide(t *testing.T) {
 		"unknown by now":           {unknown, kept, kept},
 		"hardly other than before": {speedsOf(9000, 9000, 4700), kept, kept},
 		"equal by now":             {speedsOf(9000, 9000, 9000), kept, nil},
-		"has been replaced":       {speedsOf(4500, 9000, 9000), kept, []int{0, 2, 97, 192}},
+		"has been replaced":        {speedsOf(4500, 9000, 9000), kept, []int{0, 2, 97, 192}},
 	} {
 		n := 3
 		if len(tt.speeds) == 16 {
