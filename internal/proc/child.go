@@ -19,16 +19,13 @@ type Child struct {
 	PID int
 
 	ended   chan struct{} // closed when it has ended
-	release chan struct{} // closed when no more signals will be sent: it may be reaped
-	exit    chan exit     // of capacity 1
+	release chan struct{} // closed when it has been reaped, or may be
+	reaping sync.Once
+	status  syscall.WaitStatus // set by reap, as err is
+	err     error
 
 	mu       sync.Mutex
-	released bool
-}
-
-type exit struct {
-	status syscall.WaitStatus
-	err    error
+	released bool // no more signals will be sent
 }
 
 // Start starts a command, whose streams must be files. After success the caller must call Reap, and
@@ -84,7 +81,7 @@ func start(worker bool, fork func() (pid int, err error)) (*Child, error) {
 		})
 		forked <- err
 		if err == nil {
-			c.exit <- c.wait()
+			c.wait()
 		}
 	}()
 	if err := <-forked; err != nil {
@@ -94,23 +91,29 @@ func start(worker bool, fork func() (pid int, err error)) (*Child, error) {
 }
 
 func newChild() *Child {
-	return &Child{ended: make(chan struct{}), release: make(chan struct{}), exit: make(chan exit, 1)}
+	return &Child{ended: make(chan struct{}), release: make(chan struct{})}
 }
 
-// wait blocks until the child has ended, closes ended, blocks until release is closed, and reaps
-// it.
-func (c *Child) wait() (e exit) {
+// wait blocks until the child has ended, closes ended, and blocks until the child has been reaped.
+func (c *Child) wait() {
 	for unix.Waitid(unix.P_PID, c.PID, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 		continue
 	}
 	close(c.ended)
 	<-c.release
-	for {
-		if _, e.err = syscall.Wait4(c.PID, &e.status, 0, nil); e.err != syscall.EINTR {
-			own.reaped(c.PID)
-			return e
+	c.reap()
+}
+
+// reap reaps the child, which has ended, unless that is done.
+func (c *Child) reap() {
+	c.reaping.Do(func() {
+		for {
+			if _, c.err = syscall.Wait4(c.PID, &c.status, 0, nil); c.err != syscall.EINTR {
+				own.reaped(c.PID)
+				return
+			}
 		}
-	}
+	})
 }
 
 // Ended returns a channel that is closed when the process has ended. Until Reap the process keeps
@@ -143,9 +146,13 @@ func (c *Child) Signal(sig syscall.Signal) {
 // status. It must be called once.
 func (c *Child) Reap() (syscall.WaitStatus, error) {
 	c.Signal(syscall.SIGKILL)
-	c.abandon()
-	e := <-c.exit
-	return e.status, e.err
+	c.mu.Lock()
+	c.released = true
+	c.mu.Unlock()
+	<-c.ended
+	c.reap() // here: the thread that waits for the child may have to wait for a processor
+	close(c.release)
+	return c.status, c.err
 }
 
 // abandon sends the child no more signals, and lets it be reaped whenever it ends. It does not

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // stuck is a process that does not end, and whose core is being dumped as long as the file says so.
@@ -108,5 +110,23 @@ func TestDumpWatch(t *testing.T) {
 	defer w.close()
 	if w.dumping() || w.pause != dumpLook || w.what() != "dumps its core" {
 		t.Errorf("dumping %v, pause %v, %q", w.dumping(), w.pause, w.what())
+	}
+}
+
+// TestReapByItself: Reap reaps a child that has ended without the thread that waits for it, which
+// may not get a processor for a while.
+func TestReapByItself(t *testing.T) {
+	pid, err := syscall.ForkExec("/bin/sh", []string{"sh", "-c", "exit 7"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newChild()
+	c.PID = pid
+	if err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		t.Fatal(err)
+	}
+	close(c.ended)
+	if status, err := c.Reap(); err != nil || status.ExitStatus() != 7 {
+		t.Errorf("%v, %v", status, err)
 	}
 }
