@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Usage is what a process and its living descendants use.
@@ -27,9 +29,13 @@ type Usage struct {
 // UsageOf returns what a process uses, or the zero Usage if it has ended.
 func UsageOf(pid int) Usage {
 	var u Usage
-	parents, ok := below([]int{pid})
-	if !ok {
-		parents = map[int]int{pid: 0}
+	parents := map[int]int{pid: 0}
+	// A search of the threads leaves entries in the kernel's cache, which it drops when the process
+	// ends and is reaped: on busy processors that can take tens of milliseconds.
+	if pid != os.Getpid() || hasChildren() {
+		if all, ok := below([]int{pid}); ok {
+			parents = all
+		}
 	}
 	for p := range parents {
 		fields, err := stat(p)
@@ -48,6 +54,12 @@ func UsageOf(pid int) Usage {
 	machine, _ := os.ReadFile("/proc/meminfo")
 	u.Used, u.Limit = tightest(parseMeminfo(string(machine)), groupMemory(memoryGroup(string(own), string(mounts))))
 	return u
+}
+
+// hasChildren reports whether this process has children, including dead ones.
+func hasChildren() bool {
+	err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil)
+	return err != unix.ECHILD
 }
 
 // parseUsage takes the processor time and the resident memory from the fields of /proc/PID/stat.

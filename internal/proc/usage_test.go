@@ -2,6 +2,7 @@ package proc
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -80,5 +81,40 @@ func TestTightest(t *testing.T) {
 	}
 	if used, limit := tightest(machine, memory{5, 10}, memory{7, 0}); used != 5 || limit != 10 {
 		t.Errorf("%d of %d", used, limit)
+	}
+}
+
+// TestHasChildren: a process without children, such as most workers, need not search its threads
+// for them.
+func TestHasChildren(t *testing.T) {
+	const inner = "PROC_TEST_CHILDREN"
+	if os.Getenv(inner) == "" { // this process may have children of other tests
+		cmd := exec.Command(os.Args[0], "-test.run=^TestHasChildren$")
+		cmd.Env = append(os.Environ(), inner+"=1")
+		if text, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		return
+	}
+	if hasChildren() {
+		t.Error("before the first child")
+	}
+	cmd := exec.Command("cat")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if !hasChildren() {
+		t.Error("with a child")
+	}
+	in.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if hasChildren() {
+		t.Error("after the end of the child")
 	}
 }
