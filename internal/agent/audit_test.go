@@ -141,7 +141,7 @@ func newDriver(t *testing.T, h *host, who identity.Subject) *driver {
 }
 
 // TestCallsAreRecorded: each method of the agent's service, and each kind of message in a session,
-// leaves a record that names the driver by its certificate, or is on the list of those that ask for
+// leaves a record that names the driver by its certificate, or is on the list of calls that ask for
 // nothing. Arguments and environments are in no record.
 func TestCallsAreRecorded(t *testing.T) {
 	h, log := newRecordedHost(t)
@@ -162,7 +162,7 @@ func TestCallsAreRecorded(t *testing.T) {
 	for _, name := range names {
 		ask, known := asked[name]
 		if !known {
-			t.Errorf("%s has no record, and is not on the list of those that ask for nothing", name)
+			t.Errorf("%s has no record, and is not on the list of calls that ask for nothing", name)
 		}
 		if ask == nil {
 			continue

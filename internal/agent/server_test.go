@@ -378,7 +378,7 @@ func (c *cable) setSilent(silent bool) {
 	c.woken.Broadcast()
 }
 
-// A stream that breaks again and again costs not one byte, neither of those that were sent nor of
+// A stream that breaks again and again loses no byte, neither of the ones sent nor of
 // those that were not.
 func TestCutStreamsLoseNothing(t *testing.T) {
 	h := newHost(t, 2)

@@ -213,7 +213,7 @@ func TestAgentsAskForThemselves(t *testing.T) {
 		t.Errorf("it became another host: %v", err)
 	}
 	if _, err := ask(within(t), s.addr, as, &enrollpb.EnrollRequest{Host: "a", Request: make([]byte, 100)}); !errors.Is(err, errRefused) {
-		t.Errorf("a request that is none: %v", err)
+		t.Errorf("an invalid request: %v", err)
 	}
 	if err := s.dir.Update(func(st *cluster.State) error { return st.Remove("a") }); err != nil {
 		t.Fatal(err)

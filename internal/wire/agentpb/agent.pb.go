@@ -1646,7 +1646,7 @@ type Exited struct {
 	TakenBy string `protobuf:"bytes,9,opt,name=taken_by,json=takenBy,proto3" json:"taken_by,omitempty"`
 	// What else is known of its end, such as a kill by the kernel for lack of memory.
 	Why string `protobuf:"bytes,10,opt,name=why,proto3" json:"why,omitempty"`
-	// The line of its standard error by which the program says why it fails; empty if there is none.
+	// The line of the program's standard error that says why it failed; empty if no line does.
 	Said          string `protobuf:"bytes,11,opt,name=said,proto3" json:"said,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,6 +1,5 @@
 // Command gen writes the vector code of package kernel for amd64 into a given folder. It is a
-// module of its own, so that neither it nor the assembler that it uses is a requirement of programs
-// that use the package.
+// module of its own: programs that use the package require neither it nor its assembler.
 package main
 
 import (
