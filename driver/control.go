@@ -109,7 +109,7 @@ func (l *controlled) stopJob(c job.Command) (string, error) {
 	if c.Now {
 		return "the workers are killed", nil
 	}
-	return fmt.Sprintf("the workers are being stopped, within %v, or as long as a last checkpoint grows", l.cfg.Timeouts.Drain), nil
+	return fmt.Sprintf("the workers are being stopped, within %v, or as long as the last checkpoint grows", l.cfg.Timeouts.Drain), nil
 }
 
 // InspectStatus returns the last status of a job without a driver, from its journal. The time since

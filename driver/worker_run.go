@@ -175,7 +175,7 @@ func (l *loop) workerDefaults(local int) (env []string) {
 	if local > 1 && missing("OMP_NUM_THREADS") {
 		env = append(env, "OMP_NUM_THREADS=1")
 		l.oneThread.Do(func() {
-			l.cfg.Log.Info("workers that share a host have OMP_NUM_THREADS=1, as nobody has set it")
+			l.cfg.Log.Info("OMP_NUM_THREADS is not set: it is 1 for workers that share a host")
 		})
 	}
 	return env

@@ -91,7 +91,7 @@ func TestStoryOfASession(t *testing.T) {
 	told("world 7:")
 	_ = syscall.Kill(r.PID, syscall.SIGINT)
 	finish(t, r, 128+2, controlledSteps)
-	want := `INFO workers that share a host have OMP_NUM_THREADS=1, as nobody has set it
+	want := `INFO OMP_NUM_THREADS is not set: it is 1 for workers that share a host
 INFO job ID: 4 workers on 1 host; hvdrun top ID shows them
 INFO world 1: 4 workers on 1 host, a step after TIME
 WARN host localhost slot 2 rank 2 was killed by signal 9 (killed)
@@ -106,8 +106,8 @@ INFO world 6: 3 workers on 1 host, a step after TIME: 127.0.0.1 went
 INFO resumed in generation 6 with 3 workers; the previous driver's last event was TIME ago
 INFO command: 2 workers, before 2 or more workers
 INFO world 7: 2 workers on 1 host, a step after TIME: workers allowed: 2
-WARN stopped by signal: interrupt: stopping the workers, 30s at most, or as long as a last checkpoint grows; again to kill them
-INFO the job was stopped after TIME: 2 workers, N commits, no last checkpoint; events in FILE
+WARN stopped by signal: interrupt: stopping the workers, 30s at most, or as long as the last checkpoint grows; again to kill them
+INFO the job was stopped after TIME: 2 workers, N commits, no checkpoint written; events in FILE
 INFO trained PARTS`
 	if got := strings.Join(logOf(t, r), "\n"); got != want {
 		t.Errorf("the log is\n%s\nwant\n%s", got, want)

@@ -61,7 +61,7 @@ func WatchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kill fun
 			if errors.Is(context.Cause(ctx), cli.StopSignal{Signal: syscall.SIGPIPE}) {
 				level = logrus.DebugLevel // like other programs, silent when a closed pipe ends it
 			}
-			log.Logf(level, "%v: stopping the workers, %v at most, or as long as a last checkpoint grows; again to kill them",
+			log.Logf(level, "%v: stopping the workers, %v at most, or as long as the last checkpoint grows; again to kill them",
 				context.Cause(ctx), grace)
 		case <-done:
 			return

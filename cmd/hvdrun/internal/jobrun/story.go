@@ -283,7 +283,7 @@ func (t *story) ends(e job.Entry) {
 	case e.Checkpoint > 0:
 		text += fmt.Sprintf(", checkpoint of commit %s written", show.Grouped(e.Checkpoint))
 	case !t.stateless:
-		text += ", no last checkpoint"
+		text += ", no checkpoint written"
 	}
 	if t.places != "" {
 		text += "; " + t.places

@@ -165,7 +165,7 @@ world 2: 2 workers on 2 hosts, a step after 7.2s
 world 3: 1 worker on 1 host, a step after 20ms: rank 1 on c:0 held up the others
 world 4: 2 workers on 2 hosts, a step after 10ms
 world 5: 1 worker on 1 host, a step after 30ms: a worker left
-the job was stopped after 11s: 1 worker, 12 commits, no last checkpoint; events in ev
+the job was stopped after 11s: 1 worker, 12 commits, no checkpoint written; events in ev
 `
 		if got := s.text(); got != want {
 			t.Errorf("told is\n%s\nwant\n%s", got, want)
@@ -175,7 +175,7 @@ the job was stopped after 11s: 1 worker, 12 commits, no last checkpoint; events 
 		before.happens(job.JobDone, "status", 1, "message", "m", "commits", uint64(1))
 		before.close()
 		want = `world 2: 1 worker on 1 host, a step after 50ms
-the job has failed, status 1, after 11s: 1 worker, at least 1 commit, no last checkpoint; events in ev
+the job has failed, status 1, after 11s: 1 worker, at least 1 commit, no checkpoint written; events in ev
 `
 		if got := before.text(); got != want {
 			t.Errorf("told by another driver is\n%s\nwant\n%s", got, want)
