@@ -216,7 +216,7 @@ func (m *measurement) place(s *settings.Settings) (err error) {
 func (m *measurement) checkParts(ranks int) error {
 	for _, size := range m.spec.Sizes {
 		if m.spec.Into && m.spec.Op != bench.ReduceScatter && size%(4*ranks) != 0 {
-			return fmt.Errorf("--sizes: %s are not even parts of whole elements for %d ranks, as --into and --async need", bench.SizeText(size), ranks)
+			return fmt.Errorf("--sizes: %s cannot be divided into equal parts of whole elements for %d ranks, as --into and --async need", bench.SizeText(size), ranks)
 		}
 	}
 	return nil
