@@ -164,7 +164,7 @@ stopped. Agents warn when they have not reached it for half of the life of their
 	fs := cmd.Flags()
 	fs.StringVar(&listen, "listen", defaultEnrollAddr, "`ADDR:PORT` where agents are served")
 	life := addDuration(fs, "agent-life", enroll.DefaultAgentLife, "how long an agent's certificate is valid; it is renewed from a third of that on")
-	pause := addDuration(fs, "pause", enroll.DefaultPause, "pause between two questions of an agent")
+	pause := addDuration(fs, "pause", enroll.DefaultPause, "pause between two requests of an agent")
 	for _, name := range []string{"log-level", "log-format"} {
 		settings.AddFlag(fs, settings.SettingNamed(name))
 	}
@@ -231,9 +231,9 @@ expires, or until hvdrun cluster remove.`,
 func rotate(ctx context.Context, p *cli.Program, dir *cluster.Dir, hold time.Duration) error {
 	err := dir.Update(func(s *cluster.State) error {
 		if !s.BeginRotation(time.Now()) {
-			fmt.Fprintln(p.Stdout, "going on where the last rotation stopped")
+			fmt.Fprintln(p.Stdout, "continuing the last rotation")
 		}
-		fmt.Fprintf(p.Stdout, "each of three steps takes %v at least (--hold), and until all hosts ask for their keys again\n", hold)
+		fmt.Fprintf(p.Stdout, "each of three steps takes at least %v (--hold), and lasts until all hosts have asked for their keys again\n", hold)
 		fmt.Fprintln(p.Stdout, stepText(s.Ring.Phase))
 		return nil
 	})
@@ -248,7 +248,7 @@ func rotate(ctx context.Context, p *cli.Program, dir *cluster.Dir, hold time.Dur
 		}
 		switch {
 		case advanced && phase == cluster.Stable:
-			fmt.Fprintln(p.Stdout, "the key of the gossip is replaced")
+			fmt.Fprintln(p.Stdout, "the gossip key is replaced")
 			return nil
 		case advanced:
 			fmt.Fprintln(p.Stdout, stepText(phase))

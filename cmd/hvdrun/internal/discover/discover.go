@@ -61,7 +61,7 @@ not change meanwhile. discovery/README.md lists the requirements.`,
 		},
 	}
 	settings.AddFlags(cmd.Flags(), true)
-	cmd.Flags().BoolVar(&watch, "watch", false, "go on, and print what changes")
+	cmd.Flags().BoolVar(&watch, "watch", false, "continue, and print changes")
 	cmd.Flags().BoolVar(&verify, "verify", false, "test whether the source keeps what every source promises")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, with --watch one a line")
 	cmd.MarkFlagsMutuallyExclusive("watch", "verify")

@@ -119,11 +119,11 @@ func Taken(s *settings.Settings, np int) string {
 	case s.Given("np"):
 		return ""
 	case s.Hosts != "" || s.Hostfile != "":
-		return fmt.Sprintf("-np is not given: %d is taken, from %s", np, fixedOrigin(s))
+		return fmt.Sprintf("-np is not given: using %d, from %s", np, fixedOrigin(s))
 	case s.Given("slots-per-host"):
-		return fmt.Sprintf("-np is not given: %d is taken, from %s", np, s.Origin("slots-per-host"))
+		return fmt.Sprintf("-np is not given: using %d, from %s", np, s.Origin("slots-per-host"))
 	case np == s.MinNP:
-		return fmt.Sprintf("-np is not given: %d is taken, from %s", np, s.Origin("min-np"))
+		return fmt.Sprintf("-np is not given: using %d, from %s", np, s.Origin("min-np"))
 	case Gpus() > 0:
 		return fmt.Sprintf("-np is not given: %d is taken, the GPUs of this machine", np)
 	}

@@ -100,9 +100,9 @@ func TestTaken(t *testing.T) {
 		{"-np 4", ""},
 		{"-np 4 -H localhost:4", ""},
 		{"", here},
-		{"-H localhost:2,127.0.0.1:3", "5 is taken, from --hosts"},
-		{"--min-np 300", "300 is taken, from --min-np"},
-		{"--slots 3 --min-np 1", "3 is taken, from --slots-per-host"},
+		{"-H localhost:2,127.0.0.1:3", "using 5, from --hosts"},
+		{"--min-np 300", "using 300, from --min-np"},
+		{"--slots 3 --min-np 1", "using 3, from --slots-per-host"},
 	} {
 		s, err := parsed(t, c.args)
 		if err != nil {

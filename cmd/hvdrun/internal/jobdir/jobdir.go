@@ -169,7 +169,7 @@ func New(p *cli.Program, s *settings.Settings, command []string, authority *iden
 	var failed []string
 	home, _ := cli.Lookup(p.Env, "HOME")
 	if state, _ := cli.Lookup(p.Env, "XDG_STATE_HOME"); !filepath.IsAbs(state) && !filepath.IsAbs(home) {
-		failed = append(failed, "neither XDG_STATE_HOME nor HOME says where")
+		failed = append(failed, "neither XDG_STATE_HOME nor HOME is set")
 	}
 	for _, all := range StateDirs(p.Env, Shared) {
 		d.Path = filepath.Join(all, d.About.RunID)

@@ -153,7 +153,7 @@ the next commit; if there are slots for more, workers are started at once. --max
 			return order(cmd.Context(), p, strings.Join(args, ""), c)
 		},
 	}
-	cmd.Flags().StringVar(&least, "min-np", "", "fewest workers with which training goes on")
+	cmd.Flags().StringVar(&least, "min-np", "", "fewest workers with which training continues")
 	cmd.Flags().StringVar(&most, "max-np", "", "most workers")
 	return cmd
 }

@@ -52,7 +52,7 @@ prints the output of the worker of that rank alone; -f follows the output until 
 			return checkRank(cmd.Context(), d, rank)
 		},
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "print what comes, too, until the job has ended")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the output until the job has ended")
 	return cmd
 }
 

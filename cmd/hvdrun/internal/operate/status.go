@@ -55,7 +55,7 @@ line for each event; with --json, an object a line at each change.
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object, with --watch one a line")
-	cmd.Flags().BoolVar(&watch, "watch", false, "go on until the job has ended")
+	cmd.Flags().BoolVar(&watch, "watch", false, "continue until the job has ended")
 	return cmd
 }
 
@@ -180,7 +180,7 @@ func headline(s job.Status) string {
 		fmt.Fprintf(&b, " (allowed: %s)", show.SizeText(s))
 	}
 	if s.Journal != "" {
-		fmt.Fprintf(&b, "; could not be resumed now, its journal is %s", s.Journal)
+		fmt.Fprintf(&b, "; cannot be resumed now: its journal is %s", s.Journal)
 	}
 	return b.String()
 }
@@ -235,7 +235,7 @@ func slotTable(out io.Writer, s job.Status) {
 			notes = append(notes, "the host drains")
 		}
 		if !h.Listed {
-			notes = append(notes, "the host is not listed any more")
+			notes = append(notes, "the host is no longer listed")
 		}
 		if len(h.Slots) == 0 {
 			fmt.Fprintf(w, "%s\t-\t-\t-\t-\t-\t-\t-\t-\t%s\n", cli.EscapeCell(h.Host), strings.Join(append(notes, "no slots"), ", "))

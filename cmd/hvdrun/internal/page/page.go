@@ -81,7 +81,7 @@ With --url it prints the URLs of the page that the job's own hvdrun serves (--da
 			return cli.Failed(context.Cause(cmd.Context()))
 		},
 	}
-	cmd.Flags().StringVar(&listen, "listen", "", "address and port (default: port 8470 of loopback, or another where that is taken)")
+	cmd.Flags().StringVar(&listen, "listen", "", "address and port (default: port 8470 of loopback, or another if that is in use)")
 	cmd.Flags().StringVar(&cert, "tls-cert", "", "file `F` of the certificate for TLS, in PEM")
 	cmd.Flags().StringVar(&key, "tls-key", "", "file `F` of its private key")
 	cmd.Flags().BoolVar(&url, "url", false, "print the URLs of the page that the job's hvdrun serves")

@@ -67,8 +67,8 @@ With --picture it writes an animated SVG, for a document, and ends.`,
 			return cli.Failed(context.Cause(cmd.Context()))
 		},
 	}
-	cmd.Flags().StringVar(&listen, "listen", "", "address and port (default: port 8470 of loopback, or another where that is taken)")
-	cmd.Flags().Float64Var(&speed, "speed", 0, "`N` times as fast as the job (default: as fast as it takes a minute, at least 1)")
+	cmd.Flags().StringVar(&listen, "listen", "", "address and port (default: port 8470 of loopback, or another if that is in use)")
+	cmd.Flags().Float64Var(&speed, "speed", 0, "`N` times as fast as the job (default: the speed at which it takes a minute, at least 1)")
 	cmd.Flags().StringVar(&picture, "picture", "", "write an animated SVG to `FILE`")
 	return cmd
 }
@@ -124,5 +124,5 @@ func (s *replayed) at(now time.Time) job.Status {
 
 // Command refuses all commands.
 func (s *replayed) Command(context.Context, job.Command) (string, error) {
-	return "", &job.RefusedError{Reason: "the job is a past one, which takes no commands"}
+	return "", &job.RefusedError{Reason: "a past job takes no commands"}
 }

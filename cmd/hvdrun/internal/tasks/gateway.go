@@ -75,7 +75,7 @@ an hvdrun that is resumed on this machine.
 	}
 	cmd.Flags().StringVar(&listen, "listen", "", "the `ADDRESS` by which other machines reach this one, host:port; port 0: any")
 	cmd.Flags().StringVar(&invitation, "invitation", "", "write the invitation to `FILE`")
-	cmd.Flags().DurationVar(&valid, "valid", 24*time.Hour, "the invitation is valid for that `TIME`")
+	cmd.Flags().DurationVar(&valid, "valid", 24*time.Hour, "`TIME` for which the invitation is valid")
 	return cmd
 }
 

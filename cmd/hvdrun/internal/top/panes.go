@@ -213,7 +213,7 @@ func (m *top) about() []string {
 		if h.Host == m.picked.host && h.Draining {
 			lines = append(lines, "its host drains")
 		} else if h.Host == m.picked.host && !h.Listed {
-			lines = append(lines, "its host is not listed any more")
+			lines = append(lines, "its host is no longer listed")
 		}
 	}
 	if s.What != "" {
