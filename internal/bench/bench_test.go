@@ -105,7 +105,7 @@ func ring(t *testing.T, n int, body func(g *collective.Group) error) {
 
 // Every operation is correct, also with more ranks than elements, and is measured at each size.
 func TestMeasure(t *testing.T) {
-	for _, op := range Ops {
+	for _, op := range ops {
 		for _, n := range []int{1, 2, 3, 5} {
 			sizes := []int{4, 28, 4096}
 			if op == Barrier {
@@ -440,7 +440,7 @@ func TestPeerCommands(t *testing.T) {
 	}
 	remote.Shell = []string{"ssh", "-i", "my key"}
 	want := `cannot be started: the command of ssh has the word "my key", and mpirun takes no blanks and colons there`
-	if _, err := Peers[0].Command(t.TempDir(), remote, spec); err == nil || err.Error() != want {
+	if _, err := peers[0].Command(t.TempDir(), remote, spec); err == nil || err.Error() != want {
 		t.Error(err)
 	}
 	want = "is only measured on one machine"
@@ -492,7 +492,7 @@ func TestCarried(t *testing.T) {
 
 func TestProbe(t *testing.T) {
 	at := Place{Hosts: []plan.Host{{Name: "b", Slots: 1}}, Shell: []string{"ssh", "-T"}}
-	if got := strings.Join(Peers[0].Probe(at, "b"), "|"); got != "ssh|-T|b|command -v orted || command -v prted" {
+	if got := strings.Join(peers[0].Probe(at, "b"), "|"); got != "ssh|-T|b|command -v orted || command -v prted" {
 		t.Error(got)
 	}
 	if got := peerNamed(t, "gloo").Probe(at, "b"); got != nil {
@@ -507,7 +507,7 @@ func TestProbe(t *testing.T) {
 		{255, "Welcome\nssh: connect to host b port 22: Connection refused\n",
 			"host b cannot be reached by ssh, as mpirun needs: ssh: connect to host b port 22: Connection refused"},
 	} {
-		if err := Peers[0].Unusable("b", c.code, c.output); err.Error() != c.want {
+		if err := peers[0].Unusable("b", c.code, c.output); err.Error() != c.want {
 			t.Errorf("%d: %v, want %s", c.code, err, c.want)
 		}
 	}
@@ -530,7 +530,7 @@ func TestReadPeer(t *testing.T) {
 // Peers that are not installed name the packages to install.
 func TestPrepare(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	for _, p := range Peers {
+	for _, p := range peers {
 		_, err := p.Prepare(t.TempDir(), AllReduce)
 		if err == nil || !strings.Contains(err.Error(), "is not installed (Debian: apt-get install ") {
 			t.Errorf("%s: %v", p.Name, err)

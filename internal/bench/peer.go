@@ -110,9 +110,9 @@ func (p Peer) tool(name string) string {
 	return name
 }
 
-// Peers are all peers: the libraries with their defaults, Open MPI over TCP only, and those with
+// peers are all peers: the libraries with their defaults, Open MPI over TCP only, and those with
 // the settings that make them fastest on one machine, each for some sizes and numbers of ranks.
-var Peers = slices.Concat(
+var peers = slices.Concat(
 	with(Peer{compiler: "mpicc", source: "mpi.c", launcher: "mpirun", suffix: ".openmpi", remote: "orted",
 		packages: "openmpi-bin libopenmpi-dev", version: []string{"mpirun", "--version"}, command: openMPI},
 		"openmpi", "",
@@ -171,7 +171,7 @@ func (p Peer) About(version string) string {
 func ParsePeers(text string) ([]Peer, error) {
 	var found []Peer
 	var names []string
-	for _, p := range Peers {
+	for _, p := range peers {
 		names = append(names, p.Name)
 	}
 	for word := range strings.SplitSeq(text, ",") {
@@ -182,7 +182,7 @@ func ParsePeers(text string) ([]Peer, error) {
 		case slices.ContainsFunc(found, func(p Peer) bool { return p.Name == names[i] }):
 			return nil, fmt.Errorf("%s is listed twice", names[i])
 		}
-		found = append(found, Peers[i])
+		found = append(found, peers[i])
 	}
 	return found, nil
 }

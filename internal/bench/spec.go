@@ -40,8 +40,8 @@ const (
 	Stream    Op = "stream"
 )
 
-// Ops are the operations that a user may select.
-var Ops = []Op{AllReduce, Async, Broadcast, AllGather, ReduceScatter, AllToAll, SendRecv, Barrier, Gradients}
+// ops are the operations that a user may select.
+var ops = []Op{AllReduce, Async, Broadcast, AllGather, ReduceScatter, AllToAll, SendRecv, Barrier, Gradients}
 
 const (
 	minSamples = 10
@@ -135,13 +135,13 @@ func (op Op) HasAsync() bool {
 	return op == AllReduce || op == Broadcast || op == AllGather || op == ReduceScatter
 }
 
-// ParseOp parses the name of one of Ops.
+// ParseOp parses the name of one of ops.
 func ParseOp(text string) (Op, error) {
-	if op := Op(strings.ToLower(text)); slices.Contains(Ops, op) {
+	if op := Op(strings.ToLower(text)); slices.Contains(ops, op) {
 		return op, nil
 	}
-	names := make([]string, len(Ops))
-	for i, op := range Ops {
+	names := make([]string, len(ops))
+	for i, op := range ops {
 		names[i] = string(op)
 	}
 	return "", fmt.Errorf("%q is not one of %s", text, strings.Join(names, ", "))

@@ -24,8 +24,8 @@ type World struct {
 	Lost float64 `json:"lost"`
 }
 
-// Steps are the upper bounds, in seconds, of the bars of Recoveries. A last bar counts longer ones.
-var Steps = []float64{0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60}
+// steps are the upper bounds, in seconds, of the bars of Recoveries. A last bar counts longer ones.
+var steps = []float64{0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60}
 
 // Recoveries counts resets by the time until training continued, separately for those after a
 // failure or a stall and for all others.
@@ -71,7 +71,7 @@ type history struct {
 
 func newHistory() *history {
 	return &history{
-		counts:  Recoveries{Steps: Steps, Failed: make([]int, len(Steps)+1), Planned: make([]int, len(Steps)+1)},
+		counts:  Recoveries{Steps: steps, Failed: make([]int, len(steps)+1), Planned: make([]int, len(steps)+1)},
 		rates:   curve{pause: time.Second},
 		figures: map[string]*curve{},
 	}
@@ -145,7 +145,7 @@ func (h *history) trains(f *job.Entry) {
 			bars = h.counts.Failed
 		}
 		i := 0
-		for i < len(Steps) && w.Lost > Steps[i] {
+		for i < len(steps) && w.Lost > steps[i] {
 			i++
 		}
 		bars[i]++

@@ -11,11 +11,11 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// MaxLanes, MaxWaits and MaxEntered are the largest numbers of lanes, waits and phases in a Beat.
+// MaxLanes, maxWaits and maxEntered are the largest numbers of lanes, waits and phases in a Beat.
 const (
 	MaxLanes   = 16
-	MaxWaits   = 64
-	MaxEntered = 16
+	maxWaits   = 64
+	maxEntered = 16
 )
 
 const maxWhat = 256 // bytes of an operation's name
@@ -110,13 +110,13 @@ type Beat struct {
 	// Usage is what the worker's process uses; nil: unknown.
 	Usage *proc.Usage `json:"usage,omitempty"`
 	// Figures are the newest numbers that the worker's program has reported, each name once. It has
-	// at most MaxFigures elements.
+	// at most maxFigures elements.
 	Figures []Figure `json:"figures,omitempty"`
-	// Waits gives the durations of operations that ended recently. It has at most MaxWaits
+	// Waits gives the durations of operations that ended recently. It has at most maxWaits
 	// elements.
 	Waits []Wait `json:"waits,omitempty"`
 	// Entered lists, in order, the phases that the worker has entered on its way into the world of
-	// the generation. Nil: they were sent before. It has at most MaxEntered elements.
+	// the generation. Nil: they were sent before. It has at most maxEntered elements.
 	Entered []Entered `json:"entered,omitempty"`
 }
 
@@ -126,11 +126,11 @@ type Figure struct {
 	Value float64 `json:"value"` // null on the wire if not finite
 }
 
-// MaxFigures is the largest number of elements of Beat.Figures.
-const MaxFigures = 16
+// maxFigures is the largest number of elements of Beat.Figures.
+const maxFigures = 16
 
 // SetFigure adds f to all, or replaces the figure with its name, and returns the result. It returns
-// an error if the name is not permitted or there are more than MaxFigures names.
+// an error if the name is not permitted or there are more than maxFigures names.
 func SetFigure(all []Figure, f Figure) ([]Figure, error) {
 	if err := checkWord(f.Name); err != nil {
 		return all, err
@@ -139,8 +139,8 @@ func SetFigure(all []Figure, f Figure) ([]Figure, error) {
 		all[i] = f
 		return all, nil
 	}
-	if len(all) >= MaxFigures {
-		return all, fmt.Errorf("%q is one name too many; at most %d are allowed", f.Name, MaxFigures)
+	if len(all) >= maxFigures {
+		return all, fmt.Errorf("%q is one name too many; at most %d are allowed", f.Name, maxFigures)
 	}
 	return append(all, f), nil
 }
@@ -267,15 +267,15 @@ func (b Beat) clipped() Beat {
 	for i := range b.Lanes {
 		b.Lanes[i].What, b.Lanes[i].For = clip(b.Lanes[i].What, maxWhat), max(0, b.Lanes[i].For)
 	}
-	b.Waits = slices.Clone(b.Waits[:min(len(b.Waits), MaxWaits)])
+	b.Waits = slices.Clone(b.Waits[:min(len(b.Waits), maxWaits)])
 	for i := range b.Waits {
 		b.Waits[i].For = max(0, b.Waits[i].For)
 	}
-	b.Entered = slices.Clone(b.Entered[:min(len(b.Entered), MaxEntered)])
+	b.Entered = slices.Clone(b.Entered[:min(len(b.Entered), maxEntered)])
 	for i := range b.Entered {
 		b.Entered[i].Ago = max(0, b.Entered[i].Ago)
 	}
-	b.Figures = b.Figures[:min(len(b.Figures), MaxFigures)]
+	b.Figures = b.Figures[:min(len(b.Figures), maxFigures)]
 	if c := b.Counters; c != nil && len(c.Operations) > MaxOperations {
 		less := *c
 		less.Operations, b.Counters = c.Operations[:MaxOperations], &less
@@ -292,10 +292,10 @@ func (b *Beat) Check() error {
 		return errOutOfRange
 	case len(b.Lanes) > MaxLanes:
 		return fmt.Errorf("%d lanes; at most %d", len(b.Lanes), MaxLanes)
-	case len(b.Waits) > MaxWaits:
-		return fmt.Errorf("%d waits; at most %d", len(b.Waits), MaxWaits)
-	case len(b.Entered) > MaxEntered:
-		return fmt.Errorf("%d phases; at most %d", len(b.Entered), MaxEntered)
+	case len(b.Waits) > maxWaits:
+		return fmt.Errorf("%d waits; at most %d", len(b.Waits), maxWaits)
+	case len(b.Entered) > maxEntered:
+		return fmt.Errorf("%d phases; at most %d", len(b.Entered), maxEntered)
 	case b.Usage != nil && b.Usage.Processor < 0:
 		return errOutOfRange
 	}

@@ -55,7 +55,7 @@ func TestBeatRefused(t *testing.T) {
 		"lanes":           func(b *Beat) { b.Lanes = make([]Lane, MaxLanes+1) },
 		"a long name":     func(b *Beat) { b.Lanes[0].What = strings.Repeat("x", maxWhat+1) },
 		"a negative wait": func(b *Beat) { b.Lanes[0].For = -1 },
-		"waits":           func(b *Beat) { b.Waits = make([]Wait, MaxWaits+1) },
+		"waits":           func(b *Beat) { b.Waits = make([]Wait, maxWaits+1) },
 		"entered":         func(b *Beat) { b.Entered = []Entered{{9, 1}} },
 		"never entered":   func(b *Beat) { b.Entered = []Entered{{Joins, -1}} },
 		"operations":      func(b *Beat) { b.Counters = &Counters{Operations: make([]Operations, MaxOperations+1)} },
@@ -93,16 +93,16 @@ func TestFigures(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	var all []Figure
-	for i := range MaxFigures {
+	for i := range maxFigures {
 		if all, err = SetFigure(all, Figure{fmt.Sprint("f", i), 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if all, err = SetFigure(all, Figure{"f3", 2}); err != nil || len(all) != MaxFigures || all[3].Value != 2 {
+	if all, err = SetFigure(all, Figure{"f3", 2}); err != nil || len(all) != maxFigures || all[3].Value != 2 {
 		t.Errorf("%v, %v", all, err)
 	}
 	for _, name := range []string{"one.too.many", "", "the loss", strings.Repeat("x", 33)} {
-		if again, err := SetFigure(all, Figure{name, 1}); err == nil || len(again) != MaxFigures {
+		if again, err := SetFigure(all, Figure{name, 1}); err == nil || len(again) != maxFigures {
 			t.Errorf("%q is taken", name)
 		}
 	}

@@ -190,7 +190,7 @@ func (c *Client) fail(err error) {
 func (c *Client) speak(conn net.Conn) (begun bool, err error) {
 	defer conn.Close()
 	defer context.AfterFunc(c.ctx, func() { conn.Close() })()
-	in := NewReader(conn, MostDown)
+	in := NewReader(conn, mostDown)
 	if _, err := conn.Write(append(Up("hello", Hello{Version: Version, Full: true}), '\n')); err != nil {
 		return false, err
 	}
@@ -398,7 +398,7 @@ func (c *Client) Report(ctx context.Context, r Report, generation, commits uint6
 }
 
 // ReportBackend reports to the driver the backend of the device collectives of a generation. It
-// blocks as Report does, and returns the same errors, or one for a name that CheckBackend refuses.
+// blocks as Report does, and returns the same errors, or one for a name that checkBackend refuses.
 func (c *Client) ReportBackend(ctx context.Context, generation uint64, backend string) error {
 	return c.report(ctx, ReportLine{What: "backend", Generation: generation, Backend: backend})
 }
@@ -491,9 +491,9 @@ func (c *Client) Close() error {
 func (r *ReportLine) Check() error {
 	switch {
 	case r.What == "backend":
-		return CheckBackend(r.Backend)
+		return checkBackend(r.Backend)
 	case r.What == "failed":
-		return CheckError(r.Error)
+		return checkError(r.Error)
 	case reportOf[r.What] == 0:
 		return fmt.Errorf("%q is no report", clip(r.What, maxAddr))
 	}

@@ -52,7 +52,7 @@ func FuzzBeat(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if len(b.Lanes) > MaxLanes || len(b.Waits) > MaxWaits || len(b.Entered) > MaxEntered || len(b.Figures) > MaxFigures || b.Quiet < 0 || !b.Phase.valid() {
+		if len(b.Lanes) > MaxLanes || len(b.Waits) > maxWaits || len(b.Entered) > maxEntered || len(b.Figures) > maxFigures || b.Quiet < 0 || !b.Phase.valid() {
 			t.Errorf("taken: %+v", b)
 		}
 		if b.Counters != nil && (len(b.Counters.Operations) > MaxOperations || b.Counters.CommitTime < 0) {
@@ -93,7 +93,7 @@ func FuzzMessage(f *testing.F) {
 	f.Add([]byte(`{"is":"world","tail":-1}`+"\n"), uint64(0))
 	f.Add([]byte(`{"is":"updated","seq":3,"change":["added"]}`+"\n"), uint64(0))
 	f.Fuzz(func(t *testing.T, text []byte, after uint64) {
-		m, tail, err := NewReader(strings.NewReader(string(text)), MostDown).Message()
+		m, tail, err := NewReader(strings.NewReader(string(text)), mostDown).Message()
 		if err != nil {
 			return
 		}

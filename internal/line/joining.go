@@ -203,16 +203,16 @@ func CleanError(text string) string {
 	return text
 }
 
-// CheckError returns an error for a text that CleanError would change.
-func CheckError(text string) error {
+// checkError returns an error for a text that CleanError would change.
+func checkError(text string) error {
 	if text == "" || !utf8.ValidString(text) || CleanError(text) != text {
 		return fmt.Errorf("an error's text of %d bytes; 1 to %d in one line are allowed", len(text), MaxError)
 	}
 	return nil
 }
 
-// CheckBackend returns an error if the name of a backend is not valid.
-func CheckBackend(name string) error {
+// checkBackend returns an error if the name of a backend is not valid.
+func checkBackend(name string) error {
 	if name == "" || len(name) > maxBackend {
 		return fmt.Errorf("a backend name of %d bytes; 1 to %d are allowed", len(name), maxBackend)
 	}

@@ -34,10 +34,10 @@ const (
 
 	// MostUp bounds a line of a worker, in bytes.
 	MostUp = 1 << 20
-	// MostDown bounds a line to a worker, in bytes.
-	MostDown = 16 << 20
-	// MostTail bounds the bytes after a line to a worker.
-	MostTail = 16 << 20
+	// mostDown bounds a line to a worker, in bytes.
+	mostDown = 16 << 20
+	// mostTail bounds the bytes after a line to a worker.
+	mostTail = 16 << 20
 )
 
 // Hello is the first line of a worker.
@@ -275,8 +275,8 @@ func (r *Reader) Message() (m Message, tail []byte, err error) {
 	if err := json.Unmarshal(text, &m); err != nil {
 		return m, nil, fmt.Errorf("line: a line of the launcher that is not JSON: %w", err)
 	}
-	if m.Tail < 0 || m.Tail > MostTail {
-		return m, nil, fmt.Errorf("line: %d bytes after a line; at most %d", m.Tail, MostTail)
+	if m.Tail < 0 || m.Tail > mostTail {
+		return m, nil, fmt.Errorf("line: %d bytes after a line; at most %d", m.Tail, mostTail)
 	}
 	if m.Tail > 0 {
 		tail = make([]byte, m.Tail)

@@ -34,7 +34,7 @@ func TestMessages(t *testing.T) {
 	u, l := notify.Update{Seq: 8, Change: plan.Added | plan.Removed, Generation: 4}, notify.Loss{Generation: 4, Ranks: []int{1, 7}}
 	text := string(Updated(u)) + "\n" + string(Lost(l)) + "\n" + string(Dismissed(ErrLast)) + "\n" +
 		string(Text(Message{Is: "world", Tail: 3})) + "\nabc" + string(Error("a mistake", true)) + "\n" + `{"is":"world","tail":17000000}` + "\n"
-	in := NewReader(strings.NewReader(text), MostDown)
+	in := NewReader(strings.NewReader(text), mostDown)
 	next := func() (Message, []byte) {
 		t.Helper()
 		m, tail, err := in.Message()

@@ -38,7 +38,7 @@ func (t *Trace) Enter(p Phase, now time.Time) {
 		t.recording.Store(true)
 	case !t.recording.Load():
 		return
-	case len(t.entered) == MaxEntered: // too many changes of world
+	case len(t.entered) == maxEntered: // too many changes of world
 		t.entered = nil
 	}
 	t.entered = append(t.entered, phaseAt{p, now})

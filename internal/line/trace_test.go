@@ -46,7 +46,7 @@ func TestTrace(t *testing.T) {
 		enter(c, j)
 	}
 	enter(c, s, tr, sv)
-	if n := len(w.Told(now)); n == 0 || n > MaxEntered {
+	if n := len(w.Told(now)); n == 0 || n > maxEntered {
 		t.Errorf("%d phases", n)
 	}
 }

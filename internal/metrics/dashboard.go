@@ -103,7 +103,7 @@ func Dashboard() ([]byte, error) {
 	}
 	const width, height, columns = 8, 8, 3
 	y, id := 0, 1
-	for _, section := range Sections() {
+	for _, section := range sections() {
 		row := panel{ID: id, Type: "row", Title: string(section), GridPos: gridPos{1, 24, 0, y}, Collapsed: new(section == OfRanks)}
 		id, y = id+1, y+1
 		var panels []panel
@@ -127,7 +127,7 @@ func Dashboard() ([]byte, error) {
 }
 
 // panel returns the panel that shows the metric.
-func (m *Metric) panel(id int, from *source) panel {
+func (m *metric) panel(id int, from *source) panel {
 	p := panel{
 		ID: id, Type: "timeseries", Title: m.title(), Description: m.Help + ".", Datasource: from,
 		FieldConfig: &fieldConfig{Defaults: fieldDefaults{Unit: m.Unit, Min: new(0.0)}, Overrides: []struct{}{}},
@@ -147,11 +147,11 @@ func (m *Metric) panel(id int, from *source) panel {
 		p.Targets = []target{{RefID: "A", Expr: m.Name + selector, LegendFormat: legend, Instant: true}}
 	case m.Query != "":
 		p.Targets = []target{{RefID: "A", Expr: m.Query, LegendFormat: legend}}
-	case m.Kind == Counter:
+	case m.Kind == counter:
 		p.Targets = []target{{RefID: "A", Expr: fmt.Sprintf("sum by (%s) (rate(%s%s[$__rate_interval]))", by, m.Name, selector), LegendFormat: legend}}
-	case m.Kind == Histogram:
+	case m.Kind == histogram:
 		for i, q := range []string{"0.5", "0.9", "0.99"} {
-			p.Targets = append(p.Targets, target{RefID: string(rune('A' + i)), LegendFormat: q + " " + legend, Expr: Quantile(q, m.Name+selector, "$__rate_interval", by)})
+			p.Targets = append(p.Targets, target{RefID: string(rune('A' + i)), LegendFormat: q + " " + legend, Expr: quantile(q, m.Name+selector, "$__rate_interval", by)})
 		}
 	default:
 		p.Targets = []target{{RefID: "A", Expr: m.Name + selector, LegendFormat: legend}}
@@ -166,7 +166,7 @@ func (m *Metric) panel(id int, from *source) panel {
 }
 
 // title returns the metric's name in words.
-func (m *Metric) title() string {
+func (m *metric) title() string {
 	name := strings.TrimPrefix(m.Name, "hvdrun_")
 	for _, suffix := range []string{"_total", "_seconds", "_bytes"} {
 		name = strings.TrimSuffix(name, suffix)
@@ -174,9 +174,9 @@ func (m *Metric) title() string {
 	return strings.ReplaceAll(name, "_", " ")
 }
 
-// Quantile returns the expression for a quantile of a histogram, with native or classic buckets.
+// quantile returns the expression for a quantile of a histogram, with native or classic buckets.
 // selector is the metric, possibly with matchers.
-func Quantile(q, selector, window, by string) string {
+func quantile(q, selector, window, by string) string {
 	name, matchers, _ := strings.Cut(selector, "{")
 	if matchers != "" {
 		matchers = "{" + matchers

@@ -55,13 +55,13 @@ func NewDriver(read func(context.Context) (job.Measures, error), version string)
 	return d
 }
 
-func (m *Metric) counter() prometheus.CounterOpts {
+func (m *metric) counter() prometheus.CounterOpts {
 	return prometheus.CounterOpts{Name: m.Name, Help: m.Help}
 }
 
 // histogram returns options for native buckets that grow by at most a tenth, and are merged if
 // there are too many.
-func (m *Metric) histogram() prometheus.HistogramOpts {
+func (m *metric) histogram() prometheus.HistogramOpts {
 	return prometheus.HistogramOpts{
 		Name: m.Name, Help: m.Help, Buckets: m.Buckets,
 		NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160, NativeHistogramMinResetDuration: time.Hour,
@@ -143,9 +143,9 @@ func (d *Driver) Collect(ch chan<- prometheus.Metric) {
 // sink receives values of metrics.
 type sink chan<- prometheus.Metric
 
-func (s sink) put(m *Metric, value float64, labels ...string) {
+func (s sink) put(m *metric, value float64, labels ...string) {
 	kind := prometheus.GaugeValue
-	if m.Kind == Counter {
+	if m.Kind == counter {
 		kind = prometheus.CounterValue
 	}
 	s <- prometheus.MustNewConstMetric(m.desc, kind, value, labels...)

@@ -42,8 +42,8 @@ func TestFilesAreFresh(t *testing.T) {
 		t.Fatal(err)
 	}
 	for file, want := range map[string][]byte{
-		dashboardFile: board, rulesFile: Rules(),
-		tableFile: []byte(Table()),
+		dashboardFile: board, rulesFile: rules(),
+		tableFile: []byte(table()),
 	} {
 		if *update {
 			if err := os.WriteFile(file, want, 0o644); err != nil {
@@ -138,10 +138,10 @@ func TestNames(t *testing.T) {
 	for i, f := range families {
 		found[f.GetName()] = i
 	}
-	if len(found) != len(All()) {
-		t.Errorf("%d metrics, %d in the list", len(found), len(All()))
+	if len(found) != len(all()) {
+		t.Errorf("%d metrics, %d in the list", len(found), len(all()))
 	}
-	for _, m := range All() {
+	for _, m := range all() {
 		i, is := found[m.Name]
 		if !is {
 			t.Errorf("%s is not told", m.Name)
@@ -158,7 +158,7 @@ func TestNames(t *testing.T) {
 		if want := slices.Sorted(slices.Values(m.Labels)); !slices.Equal(labels, want) {
 			t.Errorf("%s has labels %v, want %v", m.Name, labels, want)
 		}
-		if m.Kind == Histogram {
+		if m.Kind == histogram {
 			h := f.GetMetric()[0].GetHistogram()
 			if len(h.GetPositiveSpan()) == 0 || len(h.GetBucket()) != len(m.Buckets) {
 				t.Errorf("%s has %d classic buckets, and native ones %v", m.Name, len(h.GetBucket()), h.GetPositiveSpan())
@@ -259,7 +259,7 @@ func TestDashboard(t *testing.T) {
 			t.Errorf("%s shows nothing", p.Title)
 		}
 	}
-	for _, m := range All() {
+	for _, m := range all() {
 		if !bytes.Contains(text, []byte(m.Name)) {
 			t.Errorf("%s is not on the dashboard", m.Name)
 		}
@@ -278,7 +278,7 @@ func TestAlertsUseKnownMetrics(t *testing.T) {
 	for _, a := range alerts() {
 		for _, word := range strings.FieldsFunc(a.Expr, func(r rune) bool { return r != '_' && (r < 'a' || r > 'z') }) {
 			name := strings.TrimSuffix(word, "_bucket")
-			if strings.HasPrefix(word, "hvdrun_") && !slices.ContainsFunc(list, func(m *Metric) bool { return m.Name == name }) {
+			if strings.HasPrefix(word, "hvdrun_") && !slices.ContainsFunc(list, func(m *metric) bool { return m.Name == name }) {
 				t.Errorf("%s: there is no metric %s", a.Name, word)
 			}
 		}

@@ -41,7 +41,7 @@ func alerts() []alert {
 		{"HvdrunResets", `sum by (job, instance) (increase(hvdrun_resets_total{` + losses + `}[1h])) > 5`, "0m", "warning",
 			"{{ $labels.instance }} has lost workers {{ $value | printf \"%.0f\" }} times in an hour",
 			"The label cause and the log give the reason. death: a worker failed. stall: a worker that held up the others was stopped. departure: a worker left by itself. broken: a connection between two live workers broke; check the network. Exclude a slot or host that is lost each time with `hvdrun exclude` until it is repaired."},
-		{"HvdrunRecoverySlow", strings.ReplaceAll(Quantile("0.9", `hvdrun_recovery_seconds{`+losses+`}`, "1h", "job, instance"), " or ", " > 60 or ") + " > 60", "0m", "warning",
+		{"HvdrunRecoverySlow", strings.ReplaceAll(quantile("0.9", `hvdrun_recovery_seconds{`+losses+`}`, "1h", "job, instance"), " or ", " > 60 or ") + " > 60", "0m", "warning",
 			"{{ $labels.instance }} takes {{ $value | humanizeDuration }} from a loss to the next commit",
 			"`hvdrun status` shows which part of the recovery takes long. A recovery ends with a commit, so long steps make it long. The silent death of a whole host is noticed after --agent-timeout, and a survivor that does not join is stopped after --join-timeout."},
 		{"HvdrunExcluded", `sum by (job, instance) (hvdrun_job_slots{state="excluded"}) > 0`, "15m", "warning",
@@ -59,7 +59,7 @@ func alerts() []alert {
 		{"HvdrunJournalBehind", `hvdrun_journal_behind == 1`, "1m", "critical",
 			"the job of {{ $labels.instance }} could not be resumed: its journal cannot be written",
 			"Usually the disk of the folder of the job is full, or etcd, which keeps the copy, is out of reach. The job trains on, but cannot be resumed if its driver dies now. `hvdrun status` shows the error. The driver writes the journal anew when it can."},
-		{"HvdrunNotificationsSlow", strings.ReplaceAll(Quantile("0.99", "hvdrun_notification_delay_seconds", "10m", "job, instance"), " or ", " > 5 or ") + " > 5", "0m", "warning",
+		{"HvdrunNotificationsSlow", strings.ReplaceAll(quantile("0.99", "hvdrun_notification_delay_seconds", "10m", "job, instance"), " or ", " > 5 or ") + " > 5", "0m", "warning",
 			"workers of {{ $labels.instance }} acknowledge changes of hosts after {{ $value | humanizeDuration }}",
 			"The workers get too little processor time, or the network to them is slow or loses packets. Training goes on, but the world changes later than it could. The log names workers that do not answer."},
 		{"HvdrunBadSlots", `hvdrun_agent_slots{state="bad"} > 0`, "1m", "warning",
@@ -68,8 +68,8 @@ func alerts() []alert {
 	}
 }
 
-// Rules returns the alarms as a file of rules for Prometheus.
-func Rules() []byte {
+// rules returns the alarms as a file of rules for Prometheus.
+func rules() []byte {
 	var b strings.Builder
 	b.WriteString("# Made by: go test ./internal/metrics -update\ngroups:\n  - name: hvdrun\n    rules:\n")
 	for _, a := range alerts() {
@@ -83,11 +83,11 @@ func Rules() []byte {
 	return []byte(b.String())
 }
 
-// Table returns the metrics as text, section by section.
-func Table() string {
+// table returns the metrics as text, section by section.
+func table() string {
 	var b strings.Builder
 	b.WriteString("Made by: go test ./internal/metrics -update\n")
-	for _, section := range Sections() {
+	for _, section := range sections() {
 		fmt.Fprintf(&b, "\n%s\n", section)
 		for _, m := range list {
 			if m.Of == section {

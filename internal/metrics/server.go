@@ -26,8 +26,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// Path is the path at which metrics are served.
-const Path = "/metrics"
+// path is the path at which metrics are served.
+const path = "/metrics"
 
 // Config configures the server of metrics.
 type Config struct {
@@ -111,7 +111,7 @@ func Listen(cfg Config, all ...prometheus.Collector) (*Server, error) {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET "+Path, guarded(cfg.Token, promhttp.HandlerFor(prometheus.GathererFunc(discreet(registry.Gather, cfg.Log)), promhttp.HandlerOpts{
+	mux.Handle("GET "+path, guarded(cfg.Token, promhttp.HandlerFor(prometheus.GathererFunc(discreet(registry.Gather, cfg.Log)), promhttp.HandlerOpts{
 		MaxRequestsInFlight: 4, Timeout: 2 * readTimeout,
 	})))
 	s := &Server{ln: ln, tls: cfg.Certificate != nil, server: &http.Server{
@@ -148,7 +148,7 @@ func (s *Server) URL() string {
 	if s.tls {
 		scheme = "https"
 	}
-	return scheme + "://" + s.ln.Addr().String() + Path
+	return scheme + "://" + s.ln.Addr().String() + path
 }
 
 // Serve serves until ctx ends, and then until current scrapes have ended, for at most a second.

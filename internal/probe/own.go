@@ -15,15 +15,15 @@ import (
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
-// mostRecords bounds the goroutines that Own looks at.
+// mostRecords bounds the goroutines that own looks at.
 const mostRecords = 100_000
 
-// Own returns the goroutines of this process, except the calling one. It stops the world only at
+// own returns the goroutines of this process, except the calling one. It stops the world only at
 // the beginning: the stack of each goroutine is recorded when it is next scheduled, or at once if
 // it waits. This is by far the cheapest way: for 10,000 goroutines it takes 9 ms and stops the
 // world for 0.3 ms, while runtime.Stack stops it for 77 ms. A signal interrupts a goroutine in a
 // loop without calls.
-func Own() []stacks.Goroutines {
+func own() []stacks.Goroutines {
 	records := make([]runtime.StackRecord, min(runtime.NumGoroutine()+64, mostRecords))
 	n, ok := runtime.GoroutineProfile(records)
 	for !ok && n < mostRecords {
@@ -101,10 +101,10 @@ func deepStacks() []stacks.Goroutines {
 	return g.all
 }
 
-// isOwn reports whether the stack is that of Own's caller.
+// isOwn reports whether the stack is that of own's caller.
 func isOwn(frames []stacks.Frame) bool {
 	for _, f := range frames {
-		if f.Func == stacks.Module+"/internal/probe.Own" || f.Func == stacks.Module+"/internal/probe.deepStacks" {
+		if f.Func == stacks.Module+"/internal/probe.own" || f.Func == stacks.Module+"/internal/probe.deepStacks" {
 			return true
 		}
 	}
@@ -130,7 +130,7 @@ func resolve(pcs []uintptr) (all []stacks.Frame) {
 // OwnText returns the result of Own as JSON of at most most bytes. Goroutines beyond that are left
 // out and counted.
 func OwnText(most int) []byte {
-	w := stacks.Worker{Goroutines: Own()}
+	w := stacks.Worker{Goroutines: own()}
 	for {
 		text, err := json.Marshal(w)
 		if err != nil || len(text) <= most || len(w.Goroutines) == 0 {

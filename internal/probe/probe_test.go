@@ -39,13 +39,13 @@ func TestOwn(t *testing.T) {
 	defer func() { close(c); stop.Store(true); ended.Wait() }()
 	var text string
 	for range 1000 {
-		all := Own()
+		all := own()
 		found, depth := 0, 0
 		text = ""
 		for _, g := range all {
 			text += stacks.Text(g.Frames) + "\n"
 			for _, f := range g.Frames {
-				if strings.HasSuffix(f.Func, "probe.Own") {
+				if strings.HasSuffix(f.Func, "probe.own") {
 					t.Fatal("the caller is among them")
 				}
 				if strings.HasSuffix(f.Func, "probe.deeper") {
@@ -59,7 +59,7 @@ func TestOwn(t *testing.T) {
 		}
 		runtime.Gosched()
 	}
-	all := Own()
+	all := own()
 	if len(all) == 0 || len(all) > stacks.MaxGroups {
 		t.Fatalf("%d groups:\n%s", len(all), text)
 	}
@@ -137,6 +137,6 @@ func BenchmarkOwn(b *testing.B) {
 	}
 	defer close(c)
 	for b.Loop() {
-		Own()
+		own()
 	}
 }

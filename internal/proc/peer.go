@@ -15,8 +15,8 @@ import (
 	"strings"
 )
 
-// ErrStranger is returned by PeerBelow if a process that is not below root holds the other end.
-var ErrStranger = errors.New("proc: the connection is not of a process that this one has started")
+// errStranger is returned by PeerBelow if a process that is not below root holds the other end.
+var errStranger = errors.New("proc: the connection is not of a process that this one has started")
 
 // OwnPeer is PeerBelow with this process as the root.
 func OwnPeer(conn net.Conn) error { return PeerBelow(conn, os.Getpid()) }
@@ -27,7 +27,7 @@ func PeerBelow(conn net.Conn, root int) error {
 	local, ok1 := conn.LocalAddr().(*net.TCPAddr)
 	remote, ok2 := conn.RemoteAddr().(*net.TCPAddr)
 	if !ok1 || !ok2 {
-		return ErrStranger
+		return errStranger
 	}
 	inode, err := inodeOf(connection(remote.AddrPort(), local.AddrPort()))
 	if err != nil {
@@ -43,7 +43,7 @@ func PeerBelow(conn net.Conn, root int) error {
 			return nil
 		}
 	}
-	return ErrStranger
+	return errStranger
 }
 
 // belowOf returns those of the processes that are below the root, including the root.
@@ -137,7 +137,7 @@ func inodeOf(is wanted) (string, error) {
 			return inode, nil
 		}
 	}
-	return "", ErrStranger
+	return "", errStranger
 }
 
 // findInode reads lines as "sl local rem st tx:rx tr:when retrnsmt uid timeout inode …".

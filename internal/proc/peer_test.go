@@ -61,7 +61,7 @@ func TestOwnPeer(t *testing.T) {
 			}
 			hold.Close()
 			_ = child.Wait()
-			if err := OwnPeer(of); !errors.Is(err, ErrStranger) {
+			if err := OwnPeer(of); !errors.Is(err, errStranger) {
 				t.Errorf("of a process that has gone: %v", err)
 			}
 		})

@@ -51,10 +51,10 @@ func Born(pid int) (birth uint64, state byte, err error) {
 	return birth, fields[statState][0], err
 }
 
-// EndedBy returns the signal that is ending a process. 0: none is, or it is not known yet, because
+// endedBy returns the signal that is ending a process. 0: none is, or it is not known yet, because
 // older kernels report it only when the main thread ends. A killed process exists until the kernel
 // has freed its memory, which takes tens of milliseconds for each gigabyte.
-func EndedBy(pid int) syscall.Signal {
+func endedBy(pid int) syscall.Signal {
 	fields, err := stat(pid)
 	if err != nil {
 		return 0

@@ -50,7 +50,7 @@ func TestEndedBy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if by := EndedBy(c.PID); by != 0 {
+	if by := endedBy(c.PID); by != 0 {
 		t.Errorf("of a process that lives: %v", by)
 	}
 	c.Signal(syscall.SIGSTOP)
@@ -59,17 +59,17 @@ func TestEndedBy(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if by := EndedBy(c.PID); by != 0 {
+	if by := endedBy(c.PID); by != 0 {
 		t.Errorf("of a process that is stopped: %v", by)
 	}
 	c.Signal(syscall.SIGKILL)
-	if by := EndedBy(c.PID); by != syscall.SIGKILL { // it is there until it is reaped
+	if by := endedBy(c.PID); by != syscall.SIGKILL { // it is there until it is reaped
 		t.Errorf("of a process that was killed: %v", by)
 	}
 	if _, err := c.Reap(); err != nil {
 		t.Fatal(err)
 	}
-	if by := EndedBy(c.PID); by != 0 {
+	if by := endedBy(c.PID); by != 0 {
 		t.Errorf("of a process that is gone: %v", by)
 	}
 }

@@ -191,7 +191,7 @@ func (t *Tree) endsByItself(ctx context.Context, stop Stop) bool {
 		case <-stop.Look:
 		case <-look.C:
 		}
-		by := EndedBy(t.PID)
+		by := endedBy(t.PID)
 		switch {
 		case told:
 		case t.dump.dumping():

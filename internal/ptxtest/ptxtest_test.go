@@ -86,7 +86,7 @@ func TestFaults(t *testing.T) {
 		{"ld.param.u64 %d0, [a];\n\tld.global.b64 %d1, [%d0+4];", false},
 		{"mov.u64 %d1, a;\n\tld.param.u64 %d0, [%d1+16];", true},
 	} {
-		var f *Fault
+		var f *fault
 		if err := run(t, c.body, &memory{0x1000, make([]byte, 32)}, 1, 1); !errors.As(err, &f) || f.Aligned != c.aligned {
 			t.Errorf("%s: %v", c.body, err)
 		}

@@ -11,8 +11,8 @@ type Memory interface {
 	Span(address uint64, n int) []byte
 }
 
-// Fault says that a kernel has accessed memory that it must not access.
-type Fault struct {
+// fault says that a kernel has accessed memory that it must not access.
+type fault struct {
 	Kernel  string
 	Text    string // of the instruction
 	Address uint64
@@ -21,7 +21,7 @@ type Fault struct {
 }
 
 // Error names the instruction and the address.
-func (f *Fault) Error() string {
+func (f *fault) Error() string {
 	what := "is in no allocation"
 	if !f.Aligned {
 		what = "is not aligned"
@@ -121,7 +121,7 @@ func (t *thread) access(s *step) error {
 		b = t.memory.Span(address, size)
 	}
 	if aligned := address%uint64(size) == 0; b == nil || !aligned {
-		return &Fault{Kernel: t.kernel.Name, Text: s.text, Address: address, Size: size, Aligned: aligned}
+		return &fault{Kernel: t.kernel.Name, Text: s.text, Address: address, Size: size, Aligned: aligned}
 	}
 	for i, r := range s.dst {
 		at := b[i*s.width:][:s.width]

@@ -44,10 +44,10 @@ type Handler interface {
 	// goroutine, calls noted once the report need not be repeated to another driver.
 	Reported(from identity.Subject, r line.Report, generation, commits uint64, noted func())
 	// BackendReported is called, as Reported is, with the backend of the device collectives of a
-	// generation, a name that passes line.CheckBackend.
+	// generation, a name that package line permits.
 	BackendReported(from identity.Subject, generation uint64, backend string, noted func())
 	// FailureReported is called, as Reported is, with the error of the worker's program, a text
-	// that passes line.CheckError.
+	// that package line permits.
 	FailureReported(from identity.Subject, text string, noted func())
 	// Beaten is called for a heartbeat: about once a second from each worker.
 	Beaten(from identity.Subject, b line.Beat)

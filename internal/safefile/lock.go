@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoLocks: the file system has no locks, such as Lustre without the option flock, or NFS without
+// errNoLocks: the file system has no locks, such as Lustre without the option flock, or NFS without
 // a lock daemon.
-var ErrNoLocks = errors.New("the file system has no locks")
+var errNoLocks = errors.New("the file system has no locks")
 
 // ErrLocked: another process, or another open file of this one, holds the lock.
 var ErrLocked = errors.New("it is locked")
@@ -19,7 +19,7 @@ var ErrLocked = errors.New("it is locked")
 var flock = unix.Flock
 
 // TryLock locks the whole file until it is closed. It does not block. The file must be open for
-// writing, as NFS requires. The error wraps ErrLocked, or ErrNoLocks if the file system has no
+// writing, as NFS requires. The error wraps ErrLocked, or errNoLocks if the file system has no
 // locks.
 func TryLock(f *os.File) error { return Flock(f, unix.LOCK_EX|unix.LOCK_NB) }
 
@@ -73,7 +73,7 @@ func lockError(path string, err error) error {
 	case errors.Is(err, unix.EAGAIN):
 		return fmt.Errorf("%s: %w", path, ErrLocked)
 	case cannot(err):
-		return fmt.Errorf("locking %s: %w (%w): a folder on another file system is needed, or a mount option such as flock", path, ErrNoLocks, err)
+		return fmt.Errorf("locking %s: %w (%w): a folder on another file system is needed, or a mount option such as flock", path, errNoLocks, err)
 	}
 	return fmt.Errorf("locking %s: %w", path, err)
 }

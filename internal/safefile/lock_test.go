@@ -23,9 +23,9 @@ func TestTryLock(t *testing.T) {
 		locked bool
 	}{
 		{nil, nil, true},
-		{unix.EAGAIN, ErrLocked, false}, {unix.EACCES, ErrNoLocks, false}, {unix.EPERM, ErrNoLocks, false},
-		{unix.ENOSYS, ErrNoLocks, false}, {unix.ENOLCK, ErrNoLocks, false},
-		{unix.EOPNOTSUPP, ErrNoLocks, false}, {unix.EINVAL, ErrNoLocks, false},
+		{unix.EAGAIN, ErrLocked, false}, {unix.EACCES, errNoLocks, false}, {unix.EPERM, errNoLocks, false},
+		{unix.ENOSYS, errNoLocks, false}, {unix.ENOLCK, errNoLocks, false},
+		{unix.EOPNOTSUPP, errNoLocks, false}, {unix.EINVAL, errNoLocks, false},
 		{unix.EIO, nil, false}, {unix.EBADF, nil, false}, {unix.ESTALE, nil, false},
 	} {
 		interrupted := false
@@ -37,7 +37,7 @@ func TestTryLock(t *testing.T) {
 			return c.call
 		}
 		err := TryLock(f)
-		if (err == nil) != c.locked || errors.Is(err, ErrLocked) != (c.is == ErrLocked) || errors.Is(err, ErrNoLocks) != (c.is == ErrNoLocks) {
+		if (err == nil) != c.locked || errors.Is(err, ErrLocked) != (c.is == ErrLocked) || errors.Is(err, errNoLocks) != (c.is == errNoLocks) {
 			t.Errorf("%v: %v", c.call, err)
 		}
 		if err != nil && (!strings.Contains(err.Error(), f.Name()) || !strings.Contains(err.Error(), "lock")) {

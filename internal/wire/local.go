@@ -21,7 +21,7 @@ import (
 // ServeLocal is Serve on a unix socket, for processes of this process's user and of root only: the
 // kernel identifies the peer's user before any data is read.
 func ServeLocal(ctx context.Context, ln Listener, register func(grpc.ServiceRegistrar), release func()) error {
-	return serve(ctx, MaxMessage, ln, proving{sameUser{insecure.NewCredentials()}, ln}, register, release)
+	return serve(ctx, maxMessage, ln, proving{sameUser{insecure.NewCredentials()}, ln}, register, release)
 }
 
 // sameUser accepts peers of this process's user and of root.
@@ -161,7 +161,7 @@ func ServeLocalConns(ctx context.Context, ln Listener, handle func(ctx context.C
 		}
 		from, err := checkUser(conn)
 		if err != nil {
-			if r, ok := ln.(Refuser); ok {
+			if r, ok := ln.(refuser); ok {
 				r.Refused(conn, err)
 			}
 			conn.Close()

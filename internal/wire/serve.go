@@ -24,8 +24,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// MaxMessage bounds, in bytes, a message to a server.
-const MaxMessage = 1 << 20
+// maxMessage bounds, in bytes, a message to a server.
+const maxMessage = 1 << 20
 
 // MaxStart bounds, in bytes, a message to an agent, which contains a worker's command and
 // environment: Linux accepts at most 6 MiB of them.
@@ -71,9 +71,9 @@ type Listener interface {
 	Proven(conn net.Conn) bool
 }
 
-// Refuser is a Listener that is told which connections did not authenticate, and why, before they
+// refuser is a Listener that is told which connections did not authenticate, and why, before they
 // are closed.
-type Refuser interface {
+type refuser interface {
 	Refused(conn net.Conn, why error)
 }
 
@@ -95,7 +95,7 @@ type Raw struct {
 func Serve(
 	ctx context.Context, ln Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(), raw ...Raw,
 ) error {
-	return ServeUpTo(ctx, MaxMessage, ln, tlsConf, register, release, raw...)
+	return ServeUpTo(ctx, maxMessage, ln, tlsConf, register, release, raw...)
 }
 
 // ServeUpTo is Serve with another bound on the size of a message, in bytes, which is checked before
@@ -205,7 +205,7 @@ type proving struct {
 func (p proving) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secured, info, err := p.TransportCredentials.ServerHandshake(conn)
 	if err != nil {
-		if r, ok := p.ln.(Refuser); ok {
+		if r, ok := p.ln.(refuser); ok {
 			r.Refused(conn, err)
 		}
 		conn.Close()
@@ -261,11 +261,11 @@ func addrOf(a net.Addr) netip.Addr {
 // I/O until the first call or Connect. It stays open until Close; a broken connection is restored
 // by the next call, with pauses from 50 ms up to maxPause.
 func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.ClientConn, error) {
-	return NewClientBy(nil, addr, tlsConf, maxPause)
+	return newClientBy(nil, addr, tlsConf, maxPause)
 }
 
-// Dial connects to a TCP address, and makes the kernel watch the connection (see Watch).
-func Dial(ctx context.Context, addr string) (net.Conn, error) {
+// dial connects to a TCP address, and makes the kernel watch the connection (see Watch).
+func dial(ctx context.Context, addr string) (net.Conn, error) {
 	dialer := net.Dialer{Timeout: dialTimeout}
 	conn, err := dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -275,12 +275,12 @@ func Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return watched{conn}, nil
 }
 
-// NewClientBy is NewClient with another function that connects; nil: as NewClient connects.
-func NewClientBy(
+// newClientBy is NewClient with another function that connects; nil: as NewClient connects.
+func newClientBy(
 	by func(ctx context.Context, addr string) (net.Conn, error), addr string, tlsConf *tls.Config, maxPause time.Duration,
 ) (*grpc.ClientConn, error) {
 	if by == nil {
-		by = Dial
+		by = dial
 	}
 	return newClient(by, addr, explaining{credentials.NewTLS(tlsConf)}, maxPause)
 }

@@ -24,7 +24,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if err := Become(); err != nil {
+	if err := become(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -31,7 +31,7 @@ type Argument struct{ Index, First, Last uint32 }
 const word = "refuse-a-call"
 
 // Wrap returns the command, of this very executable, that runs the program whose path and arguments
-// are appended. [Become] must see its arguments.
+// are appended. become must see its arguments.
 func (r Refusal) Wrap() []string {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -40,10 +40,10 @@ func (r Refusal) Wrap() []string {
 	return []string{os.Args[0], word, string(text)}
 }
 
-// Become is for the beginning of a TestMain. It returns nil at once where this process was not
+// become is for the beginning of a TestMain. It returns nil at once where this process was not
 // started by the words of [Refusal.Wrap]; where it was, it becomes the program that they run, or
 // returns why not.
-func Become() error {
+func become() error {
 	if len(os.Args) < 4 || os.Args[1] != word {
 		return nil
 	}

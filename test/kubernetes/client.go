@@ -19,20 +19,20 @@ type Client struct {
 	http       *http.Client
 }
 
-// StatusError is an answer other than what was asked for.
-type StatusError struct {
+// statusError is an answer other than what was asked for.
+type statusError struct {
 	Code    int
 	Message string
 }
 
 // Error has what the server says.
-func (e *StatusError) Error() string {
+func (e *statusError) Error() string {
 	return fmt.Sprintf("kubernetes: %d: %s", e.Code, e.Message)
 }
 
-// Code returns the status of a *StatusError, and 0 for other errors.
+// Code returns the status of a *statusError, and 0 for other errors.
 func Code(err error) int {
-	if s, ok := errors.AsType[*StatusError](err); ok {
+	if s, ok := errors.AsType[*statusError](err); ok {
 		return s.Code
 	}
 	return 0
@@ -41,7 +41,7 @@ func Code(err error) int {
 // Content types of a patch.
 const (
 	MergePatch     = "application/merge-patch+json"
-	StrategicPatch = "application/strategic-merge-patch+json"
+	strategicPatch = "application/strategic-merge-patch+json"
 )
 
 // Do sends a request with a body, unless that is nil, and decodes the answer, unless into is nil.
@@ -98,7 +98,7 @@ func (c *Client) open(ctx context.Context, method, path, contentType string, bod
 	if json.Unmarshal(said, &status) != nil {
 		status.Message = string(said)
 	}
-	return nil, &StatusError{answer.StatusCode, status.Message}
+	return nil, &statusError{answer.StatusCode, status.Message}
 }
 
 // event is one of a watch.

@@ -375,7 +375,7 @@ func (r *running) report(ctx context.Context, phase, message string) {
 	path := Path(r.pod.Metadata.Namespace, "Pod", r.pod.Metadata.Name) + "/status"
 	body := map[string]any{"metadata": map[string]any{"uid": r.pod.Metadata.UID}, "status": status}
 	for range 20 {
-		err := r.k.Patch(ctx, path, StrategicPatch, body, nil)
+		err := r.k.Patch(ctx, path, strategicPatch, body, nil)
 		if err == nil || ctx.Err() != nil || Code(err) == http.StatusNotFound || Code(err) == http.StatusConflict || Code(err) == http.StatusUnprocessableEntity {
 			return
 		}
