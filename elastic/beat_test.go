@@ -70,7 +70,8 @@ func (m *listener) usage() *proc.Usage {
 	return &proc.Usage{Resident: 1 << 20}
 }
 
-// TestUsage: a worker that has its process to itself tells what that uses.
+// TestUsage: usage returns what the process of a worker uses. If several workers share the process,
+// it returns nil.
 func TestUsage(t *testing.T) {
 	if u := (&driven{pid: os.Getpid()}).usage(); u == nil || u.Resident == 0 {
 		t.Errorf("%+v", u)
@@ -124,7 +125,7 @@ func TestBeats(t *testing.T) {
 		if looks < 10 || looks > 12 {
 			t.Errorf("the process was looked at %d times in 10 s", looks)
 		}
-		for range 20 { // a reset in which each phase is told
+		for range 20 { // a reset in which each phase is reported
 			w.doing.hasNews()
 			synctest.Wait()
 		}
@@ -320,9 +321,9 @@ func TestStoppedIsNotWaiting(t *testing.T) {
 	groups[0].Close()
 }
 
-// TestWaitsBeginAnewInEachWorld: an operation of a new world is not confused with the operation of
-// the same number in the previous world, and an observation is reported for the world in which it
-// was made.
+// TestWaitsBeginAnewInEachWorld: an operation of a new world is not confused with the operation
+// that has the same number in the previous world. A beat reports an observation for the world in
+// which it was made.
 func TestWaitsBeginAnewInEachWorld(t *testing.T) {
 	m := &listener{script: newScript()}
 	w := &Worker{meeting: m}
@@ -378,8 +379,9 @@ func TestBeatsOfManyGroups(t *testing.T) {
 	}
 }
 
-// TestBeatsWithoutDriver: a disconnected driver is not called, and one that does not answer is not
-// called more often than one that does.
+// TestBeatsWithoutDriver: a worker that is not connected to its driver sends no beats. A driver
+// that does not answer is called no more often than one that answers. After the connection is back,
+// a beat is sent at once.
 func TestBeatsWithoutDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &listener{script: newScript(), warning: 2 * time.Second, deaf: context.DeadlineExceeded}

@@ -7,7 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 )
 
-// A follower finds that its state is not that of the member whose steps it applies.
+// The checksums of sampled chunks match a commit of the same state, and do not match one in which a
+// byte of any part differs, so a follower detects that its state differs from the member's.
 func TestStateOfAnother(t *testing.T) {
 	w, err := newWorker(t.Context(), solo{}).arrive(t.Context())
 	if err != nil {

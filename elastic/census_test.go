@@ -5,7 +5,7 @@ import "slices"
 // shard is a Local value of one worker. Its place is that of its first owner.
 type shard struct {
 	Place int
-	H     uint64 // of the last step of its owner
+	H     uint64 // digest of its owner's last step
 }
 
 // census records where the shards are in a world.
@@ -14,7 +14,7 @@ type census struct {
 	counted    int // ranks
 	places     []int
 	orphans    []int
-	deaths     int // in the job, when the first rank came
+	deaths     int // deaths in the job until the first rank was counted
 	removed    int
 }
 
@@ -28,10 +28,10 @@ func (p *process) enrol() {
 		j.mu.Lock()
 	}
 	generation := p.worker.Generation()
-	// A new worker can take over a shard that has waited for it: the shard is then of the step in
-	// which its worker left.
+	// A new worker can take over a shard that was orphaned in the previous world. The shard then
+	// has the step at which its owner left.
 	waited := p.seen.Place != p.shard.Place && (j.counted == nil || j.counted.generation != generation-1 || slices.Contains(j.counted.orphans, p.shard.Place))
-	waited = waited || p.seen == p.shard && p.seenSteps == p.record.Steps // and still is
+	waited = waited || p.seen == p.shard && p.seenSteps == p.record.Steps // and is still unchanged
 	now := mix(p.record.H, uint64(p.shard.Place))
 	if p.shard.H != now && !waited && p.shard.H|p.seen.H != 0 {
 		fail("worker %d: a shard of another state: %+v in %+v", p.id, p.shard, p.record)

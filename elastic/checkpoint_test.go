@@ -171,8 +171,9 @@ func TestCheckpointsThatAreDamaged(t *testing.T) {
 	}
 }
 
-// Where no checkpoint is intact, no rank begins anew before a person has removed the damaged ones,
-// however often the job is run. A file under the name of another commit is not taken for that.
+// If no checkpoint is intact, no run of the job starts from the beginning before a user has removed
+// the damaged files. An intact file with the name of another commit does not count as damaged: the
+// error says which name it needs.
 func TestCheckpointsOfWhichNoneIsIntact(t *testing.T) {
 	dir, none, log := t.TempDir(), t.TempDir(), &logs{}
 	_, errs := durableJob(t, log, 4, dir, dir)
@@ -379,8 +380,8 @@ func TestCheckpointsAreDue(t *testing.T) {
 	}
 }
 
-// Of two concurrent jobs with one folder, all ranks of the second end before it has changed
-// anything. After the first has ended it continues from there.
+// If two jobs use one folder at the same time, all ranks of the second end before it has changed
+// anything. When the first has ended, the second continues from its checkpoint.
 func TestTwoJobsInOneFolder(t *testing.T) {
 	dir := t.TempDir()
 	run := func(job string, train func(*State, *int) error) []error {
@@ -441,7 +442,7 @@ func TestFolderLockedLater(t *testing.T) {
 	lock.Release()
 }
 
-// A save that has failed does not prevent that the state is read from a checkpoint.
+// After a save that failed, the state can still be read from a checkpoint.
 func TestCheckpointAfterAFailedSave(t *testing.T) {
 	dir := t.TempDir()
 	_, errs := durableJob(t, &logs{}, 3, dir)

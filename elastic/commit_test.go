@@ -30,12 +30,12 @@ func (h holding) equal(o holding) bool {
 }
 
 // After any sequence of changes, saves, commits, failed saves and restores, the live state is the
-// last one set, and a restore sets all parts to one save.
+// last one set, and a restore sets all parts to the values of one save.
 func TestStateIsOneState(t *testing.T) {
 	w := stillWorld(t, 1, 0)[0]
 	rapid.Check(t, func(t *rapid.T) {
-		// A tensor of several chunks, of which only some change, a small one, values, a sampler and
-		// a user's part.
+		// The parts are a tensor of several chunks, of which only some change, a small tensor,
+		// values, a sampler and a user's part.
 		large, small, at, tags := make([]int64, 2*snapshot.ChunkSize/8+3), make([]int32, 4), 0, map[string]int{}
 		bad := any(0)
 		sampler, user := NewSampler(1000, SamplerOptions{}), &userPart{}
@@ -74,7 +74,7 @@ func TestStateIsOneState(t *testing.T) {
 				err := s.Restore()
 				settled = true
 				if saved == nil {
-					// The user's part had something to restore.
+					// A restore fails only if the user's part has nothing to restore.
 					if !errors.Is(err, errNothingSaved) {
 						t.Fatalf("restored: %v", err)
 					}
@@ -102,7 +102,7 @@ func TestStateIsOneState(t *testing.T) {
 				bad = 0
 				settled = settled && what != "async"
 				if err != nil {
-					user.saved = before // as a part of another package should do
+					user.saved = before // as a part of another package should
 					continue
 				}
 				if what != "save" {
@@ -118,8 +118,8 @@ func TestStateIsOneState(t *testing.T) {
 	})
 }
 
-// A failure between CommitAsync and Settle goes back to that commit, although counters may have
-// changed since.
+// After a failure between CommitAsync and Settle, the state is restored to that commit, although
+// counters may have changed since.
 func TestCommitAsync(t *testing.T) {
 	w := stillWorld(t, 1, 0)[0]
 	weights, step := make([]float32, 3*snapshot.ChunkSize/4), 0
@@ -173,7 +173,8 @@ func touch(all [][]float32, parts int) {
 	}
 }
 
-// The blocking time of a commit of 256 MB and of a plain copy of the same bytes, alternating.
+// BenchmarkCommit alternates between a commit of 256 MB and a plain copy of the same bytes, and
+// reports how long each blocks training.
 func BenchmarkCommit(b *testing.B) {
 	const size = 256 << 20
 	for _, c := range []struct {
@@ -222,9 +223,9 @@ func BenchmarkCommit(b *testing.B) {
 	}
 }
 
-// The blocking time of a commit of 256 MB, of a plain copy of the changed part, and the additional
-// time of the step before it: with the same part of the state changed in each step, or another one
-// in turn.
+// BenchmarkChanges measures how long a commit of 256 MB and a plain copy of the changed part block,
+// and the additional time of the step before. In each step either the same part of the state
+// changes, or the next one in turn.
 func BenchmarkChanges(b *testing.B) {
 	const size = 256 << 20
 	for _, c := range []struct {
@@ -295,9 +296,9 @@ func BenchmarkChanges(b *testing.B) {
 	}
 }
 
-// A loop on one processor whose forward and backward pass takes twice as long as a copy of its
-// state: without commits, with Commit, with CommitAsync, and with a plain copy by a goroutine,
-// alternating. Each measured step includes the copy of the previous one.
+// BenchmarkLoop runs a training loop on one processor whose forward and backward pass takes twice
+// as long as a copy of its state. It alternates between no commits, Commit, CommitAsync, and a
+// plain copy by a goroutine. Each measured step includes the copy of the previous one.
 func BenchmarkLoop(b *testing.B) {
 	s, all := benchState(b, 256<<20)
 	plain := make([][]float32, len(all))
@@ -377,7 +378,7 @@ func BenchmarkLoop(b *testing.B) {
 	}
 }
 
-// A commit of a small state, including the agreement in a world of one.
+// BenchmarkSmallCommit measures a commit of a small state in a world of one, with the agreement.
 func BenchmarkSmallCommit(b *testing.B) {
 	w, err := newWorker(b.Context(), solo{}).arrive(b.Context())
 	if err != nil {
@@ -400,8 +401,8 @@ func milliseconds(f func()) float64 {
 	return float64(time.Since(began)) / 1e6
 }
 
-// TestCommitOfOneRank: where one rank commits while another computes, all are told that one of the
-// operations that do not fit is that of Commit.
+// TestCommitOfOneRank: if one rank commits while another calls a collective operation, the errors
+// on both ranks name Commit as one of the operations that do not match.
 func TestCommitOfOneRank(t *testing.T) {
 	workers := stillWorld(t, 2, 0)
 	for rank, err := range errorsOf(2, func(r int) error {

@@ -12,8 +12,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// disturbed runs a loop in a world of one that ends in the given ways, one a call of at, and
-// returns how often each step has been done in the state.
+// disturbed runs a loop in a world of one. Each call of at ends the loop's current run in the next
+// of the given ways, until all have been used. disturbed returns how often the state says that each
+// step was done.
 func disturbed(t *testing.T, ways string, parts []Part, train func(at func(place byte) error, s *State, done map[string]int) error) map[string]int {
 	t.Helper()
 	m, done := newScript(), map[string]int{}
@@ -26,7 +27,7 @@ func disturbed(t *testing.T, ways string, parts []Part, train func(at func(place
 				return nil
 			}
 			ways = ways[1:]
-			if place == 'h' { // the hosts change: the next Commit or CheckHostUpdates says so
+			if place == 'h' { // the next Commit or CheckHostUpdates reports a change of hosts
 				m.update = notify.Update{Seq: m.update.Seq + 1, Change: plan.Added}
 				return nil
 			}
@@ -51,8 +52,8 @@ func eachOnce(t *testing.T, name string, done map[string]int, want int) {
 	}
 }
 
-// TestCount: the natural loop does each step once, whether a step is cut before its commit, after
-// it, or by a change of hosts.
+// TestCount: the natural loop does each step once, whether it is interrupted before a step's
+// commit, after it, or by a change of hosts.
 func TestCount(t *testing.T) {
 	for _, ways := range []string{"", "b", "a", "h", "hbaahhbab", "c", "cch"} {
 		eachOnce(t, ways, disturbed(t, ways, []Part{Value("step", new(int))}, func(at func(byte) error, s *State, done map[string]int) error {
@@ -61,7 +62,7 @@ func TestCount(t *testing.T) {
 					return err
 				}
 				done[fmt.Sprint(step)]++
-				if step%3 == 2 { // not each step has a commit of its own
+				if step%3 == 2 { // not every step has its own commit
 					if err := s.CheckHostUpdates(); err != nil {
 						return err
 					}
@@ -82,8 +83,8 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// TestCountNested: epochs and batches, with a step and a commit of its own after the batches of an
-// epoch, and a break out of the inner loop.
+// TestCountNested: an outer loop over epochs and an inner loop over batches. After the batches of
+// an epoch follow a step with its own commit and a break out of the inner loop.
 func TestCountNested(t *testing.T) {
 	for _, ways := range []string{"", "b", "a", "h", "e", "f", "g", "bahefbahefg"} {
 		parts := []Part{Value("epoch", new(int)), Value("batch", new(int))}
@@ -108,7 +109,7 @@ func TestCountNested(t *testing.T) {
 					return err
 				}
 				done[fmt.Sprint(epoch)]++
-				if epoch != 1 { // then the loop's body counts at its end
+				if epoch != 1 { // otherwise the loop counts the epoch at the end of its body
 					if err := s.Commit(); err != nil {
 						return err
 					}
@@ -122,7 +123,8 @@ func TestCountNested(t *testing.T) {
 	}
 }
 
-// TestCountOfNoPart: a loop over a part that the state does not have is an error, not the end.
+// TestCountOfNoPart: a loop over a part that the state does not have is an error, and does not
+// count as the end of training.
 func TestCountOfNoPart(t *testing.T) {
 	for _, parts := range [][]Part{nil, {Value("step", new(int64))}, {Tensor("step", []int32{1})}} {
 		s := NewState(start(t, newScript()), parts...)
@@ -138,7 +140,8 @@ func TestCountOfNoPart(t *testing.T) {
 	}
 }
 
-// TestTensorVar: a program that works on another slice than the state's is told by the next commit.
+// TestTensorVar: if the program has assigned another slice to the variable of a tensor, the next
+// commit returns an error.
 func TestTensorVar(t *testing.T) {
 	for name, assign := range map[string]func(*[]float32){
 		"append": func(w *[]float32) { *w = append(*w, 1) },

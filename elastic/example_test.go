@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic"
 )
 
-// Linear regression of y = 3x over eight points, in a world of whatever size there is.
+// Linear regression of y = 3x over eight points, in a world of any size.
 func Example() {
 	ctx := context.Background()
 	w, err := elastic.Init(ctx)
@@ -48,7 +48,7 @@ func Example() {
 		return nil
 	})
 	if errors.Is(err, elastic.ErrRemoved) || errors.Is(err, elastic.ErrFinished) {
-		return // the job goes on, or is done, without this worker
+		return // the job continues, or is done, without this worker
 	}
 	if err != nil {
 		log.Fatal(err)

@@ -6,7 +6,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestLate: the option changes nothing: a worker without a driver is in its world before Run.
+// TestLate: the option has no effect on a worker without a driver: it is in its world before Run.
 func TestLate(t *testing.T) {
 	t.Setenv(plan.EnvLauncherAddr, "")
 	w, err := Init(t.Context(), Late)

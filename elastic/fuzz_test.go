@@ -8,7 +8,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 )
 
-// FuzzOpening: an opening of a sync that is taken has all the parts that it names.
+// FuzzOpening: an opening of a sync that is accepted has all the parts that it names.
 func FuzzOpening(f *testing.F) {
 	layout := []string{`value "a": int`, `value "b": string`}
 	for _, o := range []opening{
@@ -35,8 +35,8 @@ func FuzzOpening(f *testing.F) {
 	})
 }
 
-// FuzzPositions: positions of samplers and of scalings, which checkpoints hold, are within their
-// bounds, and are written as what is read as the same.
+// FuzzPositions: positions of samplers and scalings read from a checkpoint are within their bounds.
+// Written again, they are read as the same position.
 func FuzzPositions(f *testing.F) {
 	s, c := NewSampler(100, SamplerOptions{}), NewScaling(ScalingOptions{Of: 4})
 	for _, encode := range []func() ([]byte, error){s.encode, c.encode} {

@@ -19,7 +19,7 @@ import (
 // job is a driver and its workers in one process. A worker is a goroutine; it dies by a panic that
 // package elastic does not recover, after which the peers' group aborts.
 type job struct {
-	epochs, n, every int  // of the training; every: steps between commits
+	epochs, n, every int  // total epochs, samples, and steps between commits
 	setEpoch         bool // whether it calls SetEpoch
 	async            bool // whether it uses CommitAsync
 	lives            []int
@@ -196,7 +196,7 @@ func (p *process) weight(i int) float64 {
 	return [3]float64{float64(p.record.H >> 40), float64(p.record.Steps), float64(p.record.Epoch)}[i%3]
 }
 
-// whole checks, when training begins, that the state is consistent and the job's.
+// whole checks, when training begins, that the state is consistent and belongs to the job.
 func (p *process) whole() {
 	r, j, sum := p.record, p.job, 0
 	for _, c := range p.counts {
@@ -306,7 +306,7 @@ func (p *process) endEpoch() {
 	p.sampler.SetEpoch(p.record.Epoch)
 }
 
-// stepped records a step and applies the acts that are due.
+// stepped records a step, and applies the host changes that are due.
 func (j *job) stepped(p *process, before uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -382,7 +382,7 @@ func (j *job) publish() {
 		if !here {
 			return
 		}
-		// Of equal ones it takes the youngest, because any of them must work.
+		// Among equal candidates the youngest is the root, because every one of them must work.
 		if wait.joining.HoldsState && (root < 0 || wait.joining.Commits >= j.waiting[j.order[root]].joining.Commits) {
 			root = i
 		}
@@ -407,7 +407,7 @@ func (j *job) publish() {
 	}
 }
 
-// seat is a proc's meeting.
+// seat is the meeting of a process.
 type seat struct {
 	p     *process
 	calls int
@@ -417,7 +417,7 @@ func (s *seat) join(_ context.Context, joining line.Joining) (line.World, error)
 	j, answer := s.p.job, make(chan seatAnswer, 1)
 	j.mu.Lock()
 	switch {
-	case s.p.removed: // also if the others are done before it comes
+	case s.p.removed: // also if the others are done before it joins
 		answer <- seatAnswer{err: line.ErrRemoved}
 	case j.finished:
 		answer <- seatAnswer{err: line.ErrFinished}
@@ -473,7 +473,8 @@ func (s *seat) Report(_ context.Context, r line.Report, generation, commits uint
 	return nil
 }
 
-// Ranks see the latest update in different steps.
+// Connected and Latest: the driver is always connected, and ranks see its latest update in
+// different steps.
 func (s *seat) Connected(context.Context) bool { return true }
 func (s *seat) Latest() notify.Update {
 	s.p.mayDie()
@@ -495,9 +496,9 @@ func (m *mortal) Save() error                                        { m.p.mayDi
 func (m *mortal) Restore() error                                     { m.p.mayDie(); return nil }
 func (m *mortal) Sync(context.Context, *collective.Group, int) error { m.p.mayDie(); return nil }
 
-// Under any sequence of deaths, joins, departures and failing connections, the ranks' states are
-// one state, which is never a mix of two or that of a new worker, has the highest commit of the
-// survivors, and contains every batch once.
+// Under any sequence of deaths, joins, departures and failed connections, all ranks have the same
+// state. It is never a mix of two states or the initial state of a new worker, it has the highest
+// commit of the survivors, and it contains every batch once.
 func TestWholeJob(t *testing.T) {
 	ends := make(map[string]int)
 	rapid.Check(t, func(t *rapid.T) {
@@ -529,8 +530,8 @@ func TestWholeJob(t *testing.T) {
 	t.Log(ends)
 }
 
-// For each possible end of a worker or shard, one fixed job reaches it, in addition to the random
-// jobs.
+// For each possible end of a worker or a shard, one fixed job reaches it. The random jobs are not
+// certain to.
 func TestEachEnd(t *testing.T) {
 	for name, test := range map[string]struct {
 		job  *job

@@ -86,13 +86,13 @@ func (d *testDriver) env(incarnation string, index int) plan.Worker {
 		LauncherAddr: "127.0.0.1:1", Credentials: creds.ForWorker().Encode(), MasterAddr: "127.0.0.1", MasterPort: 1}
 }
 
-// driven returns the meeting of the worker of an incarnation, whose process runs.
+// driven starts the process of an incarnation's worker, and returns its meeting.
 func (d *testDriver) driven(incarnation string, index int) (*driven, error) {
 	env := d.env(incarnation, index)
 	return newDriven(env, identity.Network{}, d.run(env))
 }
 
-// run runs the process of a worker, and returns its end of the socket.
+// run runs the process of a worker, and returns the worker's end of its socket.
 func (d *testDriver) run(env plan.Worker) net.Conn {
 	near, far := net.Pipe()
 	d.talking.Go(func() {
@@ -216,7 +216,7 @@ func TestDrivenJob(t *testing.T) {
 				}
 				sum[0] += data[0]
 				if err := s.Commit(); err != nil {
-					step++ // done, regardless of the hosts
+					step++ // the step is done, whether the hosts have changed or not
 					return err
 				}
 			}
@@ -305,8 +305,8 @@ func TestLossIsTold(t *testing.T) {
 	}
 }
 
-// A loss reported for a world that is being connected ends that, but does not affect later worlds:
-// a worker often gets the report in the next one only.
+// A loss reported for the world that is being connected ends the connecting. It does not affect
+// later worlds, although a worker often gets the report only in the next one.
 func TestLossWhileConnecting(t *testing.T) {
 	d := newTestDriver(t, "a", "b", "c")
 	silent, err := d.driven("c", 2)
@@ -404,7 +404,8 @@ func TestLogUnconnected(t *testing.T) {
 	}
 }
 
-// TestInitByTheEnvironment: a process that has not inherited its socket finds the launcher's door.
+// TestInitByTheEnvironment: a process that has not inherited its socket connects to the launcher's
+// address from the environment.
 func TestInitByTheEnvironment(t *testing.T) {
 	d := newTestDriver(t, "a")
 	own, err := d.authority.Issue(identity.Subject{Role: identity.Agent, Host: "h"})
@@ -438,7 +439,7 @@ func TestInitByTheEnvironment(t *testing.T) {
 		t.Error(err)
 	}
 	process.Close()
-	d.talking.Wait() // what it has said is heard before its end
+	d.talking.Wait() // everything that the worker has sent is handled before its end
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if want := []report{{line.Leaving, 1, 0}}; !slices.Equal(d.reports, want) {

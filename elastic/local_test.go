@@ -106,7 +106,7 @@ func (c *crew) warnings() (all []string) {
 	return all
 }
 
-// set sets a member's pieces to values of its own.
+// set sets a member's pieces to its own values.
 func (m *crewMember) set(id, step int) {
 	m.shard = slices.Repeat([]float32{float32(id)}, max(m.large, 10))
 	m.shard[0] += float32(step) / 100
@@ -324,7 +324,7 @@ func TestLocalCheckpoint(t *testing.T) {
 			}
 			c.world(0, hostsNamed("abc"), m...)
 			commitAll(t, m...)
-			c.world(0, hostsNamed("ab"), m[0], m[1]) // the piece of 12 is orphaned
+			c.world(0, hostsNamed("ab"), m[0], m[1]) // the piece with the value 12 is orphaned
 			for i := range m[:2] {
 				m[i].set(10+i, 1)
 			}
@@ -367,7 +367,7 @@ func TestLocalCheckpoint(t *testing.T) {
 	}
 }
 
-// Copies are kept by the other hosts in turn, and then by the rank's own host.
+// The other hosts keep the copies in turn, and after them the rank's own host.
 func TestKeepers(t *testing.T) {
 	for _, c := range []struct {
 		hosts string

@@ -10,7 +10,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// TestOwnLog: lines look like hvdrun's where the program has set no format, and go where it wants.
+// TestOwnLog: log lines have hvdrun's format unless the program has set one, and are written to the
+// program's output.
 func TestOwnLog(t *testing.T) {
 	standard := logrus.StandardLogger()
 	out, format := standard.Out, standard.Formatter
@@ -39,7 +40,8 @@ func TestOwnLog(t *testing.T) {
 	}
 }
 
-// TestOwnLogs: several workers of one process have logs at the same time.
+// TestOwnLogs: several workers of one process create their logs at the same time, and the standard
+// format is wrapped once.
 func TestOwnLogs(t *testing.T) {
 	standard := logrus.StandardLogger()
 	before := standard.Formatter

@@ -24,7 +24,7 @@ import (
 type script struct {
 	joins    []error // of the second join and later ones; then ErrFinished
 	connects []error // of each connect; then nil
-	done     error   // of a report of Done
+	done     error   // result of a report of Done
 
 	update   notify.Update
 	joinings []line.Joining
@@ -88,7 +88,7 @@ func (m *script) close() error {
 	return nil
 }
 
-// said returns the reports after the worker has closed.
+// said closes the reports, and returns them. The worker must be closed.
 func (m *script) said() []report {
 	close(m.reports)
 	var said []report
@@ -109,8 +109,8 @@ func start(t *testing.T, m meeting) *Worker {
 
 var errGone error = &collective.AbortedError{Dead: []int{1}}
 
-// TestRunNamesHiddenErrors: an error of train that hides why the world cannot go on says so, and
-// the driver hears of it; other errors are returned as they are.
+// TestRunNamesHiddenErrors: if an error of train hides the reason why the world has ended, Run's
+// error and the report to the driver name the mistake. Other errors are returned unchanged.
 func TestRunNamesHiddenErrors(t *testing.T) {
 	for want, train := range map[string]func(w *Worker, m *script, s *State) error{
 		"step 3: collective: generation 0 aborted: rank 0 is gone: no route (the world was aborted during this step: return collective's errors as they are, or wrap them with %w)": func(w *Worker, _ *script, _ *State) error {
@@ -141,8 +141,8 @@ func TestRunNamesHiddenErrors(t *testing.T) {
 	}
 }
 
-// TestEarlyReturnIsNamed: where a rank's training function has returned while another goes on, the
-// error says that, and names no operation that the program has not called.
+// TestEarlyReturnIsNamed: if one rank's training function has returned while another rank waits in
+// an operation, the error says so. It names no operation that the program has not called.
 func TestEarlyReturnIsNamed(t *testing.T) {
 	workers := stillWorld(t, 2, 0)
 	errs := errorsOf(2, func(r int) error {
@@ -218,8 +218,8 @@ func TestInitDismissed(t *testing.T) {
 	}
 }
 
-// Losing peers restores the last commit, a change of hosts keeps the live state, and the driver
-// receives all reports.
+// After a loss of peers Run restores the last commit. After a change of hosts it keeps the live
+// state. The driver receives all reports.
 func TestRunGoesOn(t *testing.T) {
 	m := newScript()
 	m.joins = []error{nil, nil, nil, nil, nil}
@@ -263,8 +263,8 @@ func TestRunGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 10; restored to 10; three commits, restored to 13 twice (resets 2 and 3); live 23 kept; 24 at
-	// the end.
+	// Training begins at 10, and after the first reset again at 10. Three commits follow, so resets
+	// 2 and 3 restore 13. The change of hosts keeps the live 23, and the last step is 24.
 	if want := []int{10, 10, 13, 23}; !slices.Equal(began, want) || step != 24 || s.Commits() != 4 || resets != 4 {
 		t.Errorf("training began at %v, want %v; step %d, commit %d, %d resets", began, want, step, s.Commits(), resets)
 	}
@@ -434,7 +434,7 @@ func TestRunOnce(t *testing.T) {
 	}
 }
 
-// A Run after a failed one first enters a new world with the live state.
+// After a failed Run, the next Run first enters a new world with the live state.
 func TestRunAfterAFailedRun(t *testing.T) {
 	m := newScript()
 	m.joins = []error{nil}
@@ -517,7 +517,7 @@ func TestLongWaitsAreLogged(t *testing.T) {
 	})
 }
 
-// An unreachable driver delays Close by its grace period at most.
+// deaf is a meeting whose driver is unreachable. It delays Close by at most closeGrace.
 type deaf struct{ solo }
 
 func (deaf) Report(ctx context.Context, _ line.Report, _, _ uint64) error {
@@ -528,7 +528,7 @@ func (deaf) Report(ctx context.Context, _ line.Report, _, _ uint64) error {
 func TestCloseDoesNotWaitForADeafDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := start(t, deaf{})
-		if err := NewState(w, Tensor("x", []int8{1})).Commit(); err != nil { // its report is pending
+		if err := NewState(w, Tensor("x", []int8{1})).Commit(); err != nil { // the report of the commit is pending
 			t.Fatal(err)
 		}
 		began := time.Now()

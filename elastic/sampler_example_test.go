@@ -6,7 +6,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic"
 )
 
-// An epoch over five examples by one worker, two at a time. The last batch is smaller.
+// One worker iterates over an epoch of five examples, two at a time. The last batch is smaller.
 func ExampleSampler() {
 	sampler := elastic.NewSampler(5, elastic.SamplerOptions{Batch: 2})
 	for epoch := range 2 {
@@ -22,7 +22,7 @@ func ExampleSampler() {
 	// epoch 1: [0 1] [2 3] [4]
 }
 
-// A base rate of two workers is halved for the one that is here.
+// A base rate for two workers is halved for the one worker of this world.
 func ExampleScaling() {
 	scaling := elastic.NewScaling(elastic.ScalingOptions{Of: 2})
 	fmt.Println(0.1 * scaling.Next())

@@ -166,7 +166,7 @@ func TestSamplerLastRound(t *testing.T) {
 		{5, 4, 2, []int{2}},
 		{9, 4, 2, []int{2, 1}},
 		{1, 4, 3, []int{1}}, // three of four get a repeated index
-		{2, 7, 3, []int{1}}, // so few that one is repeated several times
+		{2, 7, 3, []int{1}}, // there are so few that one is repeated several times
 		{0, 3, 1, nil},
 	} {
 		ranks := ranksOf(t, NewSampler(test.n, SamplerOptions{Batch: test.batch}), test.size)

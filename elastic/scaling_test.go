@@ -46,7 +46,7 @@ func TestScaling(t *testing.T) {
 	}
 }
 
-// All ranks get the root's factor, and a restore goes back to that of the last commit.
+// All ranks get the root's factor. A restore resets it to that of the last commit.
 func TestScalingInState(t *testing.T) {
 	workers := stillWorld(t, 3, 1)
 	onAll(t, 3, func(r int) error {

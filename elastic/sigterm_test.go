@@ -34,9 +34,9 @@ func (d *testDriver) heard(r report) bool {
 	return slices.Contains(d.reports, r)
 }
 
-// TestAskedToLeave: SIGTERM makes a worker in Run leave at a commit; further ones at the same time
-// are the same request. The program receives its signals too. Outside of Run, SIGTERMs are not
-// reported.
+// TestAskedToLeave: SIGTERM makes a worker in Run leave at a commit. Further SIGTERMs at the same
+// time count as the same request. The program also receives its signals. Outside of Run, SIGTERMs
+// are not reported to the driver.
 func TestAskedToLeave(t *testing.T) {
 	d := newTestDriver(t, "a")
 	own := make(chan os.Signal, 10) // also keeps this process alive
@@ -87,7 +87,7 @@ func TestAskedToLeave(t *testing.T) {
 	if !errors.Is(err, ErrRemoved) || steps < 4 {
 		t.Errorf("Run returned %v after %d steps", err, steps)
 	}
-	ask() // the driver's, sent while the worker left
+	ask() // sent by the driver while the worker is leaving
 	if err := w.Close(); err != nil {
 		t.Error(err)
 	}
@@ -109,8 +109,8 @@ func TestDismissedLongAfterTheRequest(t *testing.T) {
 	})
 }
 
-// For a worker that stays after a request, the next SIGTERM is a request too. For one that may
-// still leave it has its previous effect.
+// For a worker that stays after a request, the next SIGTERM is another request. For one that may
+// still leave, a second SIGTERM has the effect that it had before Run.
 func TestStaysAndIsAskedAgain(t *testing.T) {
 	for name, commits := range map[string]time.Duration{"soon": sameRequest * 3 / 4, "later": 5 * sameRequest} {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { askedAgain(t, commits) }) })

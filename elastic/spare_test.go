@@ -7,7 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestWhileSpare: the context ends when the worker enters a world, and is over after that.
+// TestWhileSpare: the context ends when the worker enters a world. A later call returns a context
+// that has ended.
 func TestWhileSpare(t *testing.T) {
 	w := newWorker(t.Context(), solo{})
 	w.stayOut(plan.Worker{Slot: plan.Slot{LocalSize: 1, CrossSize: 1}, Size: 1})

@@ -333,7 +333,7 @@ func TestSyncOfStatesThatDoNotFit(t *testing.T) {
 		if errs[0] == nil || !strings.Contains(errs[0].Error(), name) {
 			t.Errorf("%s: rank 0: %v", name, errs[0])
 		}
-		// To the root this rank has failed; this meeting then has no other world.
+		// The root only learns that this rank has failed, and still has no other world to join.
 		if !errors.Is(errs[1], ErrFinished) {
 			t.Errorf("%s: rank 1: %v", name, errs[1])
 		}

@@ -14,7 +14,8 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
-// TestVerdict: what becomes of a step, by what the members of the next world have.
+// TestVerdict: the outcome of an interrupted step depends on what each member of the next world
+// has.
 func TestVerdict(t *testing.T) {
 	node := func(i int) []collective.Node { return []collective.Node{{Index: i}} }
 	newcomer := standing{}
@@ -65,8 +66,8 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestAwaits: others wait for a follower that lacks the averages of the last step only where the
-// member that it follows belongs to them and has applied them.
+// TestAwaits: the others wait for a follower that lacks only the averages of the last step, if the
+// member that it follows is one of them and has applied that step.
 func TestAwaits(t *testing.T) {
 	member := func(applied, feed uint64) standing {
 		return standing{state: true, within: true, applied: applied, feed: feed}
@@ -96,7 +97,7 @@ func TestAwaits(t *testing.T) {
 	}
 }
 
-// TestStanding: a message is read as it was written.
+// TestStanding: an encoded message decodes to the same standing.
 func TestStanding(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 1000 {
@@ -136,7 +137,7 @@ func FuzzStepsPosition(f *testing.F) {
 	})
 }
 
-// TestStepsRefused: what is wrong with steps is said by Step, and by the state.
+// TestStepsRefused: Step and Commit return an error that names what is wrong with the Steps.
 func TestStepsRefused(t *testing.T) {
 	w, err := Init(t.Context())
 	if err != nil {
@@ -175,7 +176,8 @@ func TestStepsRefused(t *testing.T) {
 	}
 }
 
-// TestStepsAlone: the microbatches of a world of one, at their bounds, and the errors of functions.
+// TestStepsAlone: the microbatches in a world of one, with the short step at the end of an epoch,
+// and errors of the program's functions.
 func TestStepsAlone(t *testing.T) {
 	w, err := Init(t.Context())
 	if err != nil {
@@ -245,10 +247,10 @@ func TestStepsAlone(t *testing.T) {
 	}
 }
 
-// TestAppliedStepIsNotSent: where one rank has committed a step and another applies it in the next
-// world, they have the same state, and the sync sends none of it.
+// TestAppliedStepIsNotSent: if one rank has committed a step and another applies it in the next
+// world, both have the same state, and the sync sends nothing of it.
 func TestAppliedStepIsNotSent(t *testing.T) {
-	const hidden = snapshot.ChunkSize + 100 // where a comparison does not look
+	const hidden = snapshot.ChunkSize + 100 // not among the bytes that are compared
 	r := newRing(2, 2)
 	var steps []*Steps[float32]
 	for i, w := range r.workers {
@@ -264,7 +266,7 @@ func TestAppliedStepIsNotSent(t *testing.T) {
 		s.within, s.sealed = true, true
 		s.apply = func([][]float32) error {
 			r.large[i][3]++
-			r.large[i][hidden] = byte(i) // the same on all ranks, in a program that keeps to the rules
+			r.large[i][hidden] = byte(i) // equal on all ranks in a correct program
 			return nil
 		}
 	}
@@ -298,8 +300,8 @@ func TestAppliedStepIsNotSent(t *testing.T) {
 	}
 }
 
-// TestStepsOfRanksDiffer: ranks with different options are told what differs, before anything is
-// computed.
+// TestStepsOfRanksDiffer: if the options of ranks differ, an error names the difference before
+// anything is computed.
 func TestStepsOfRanksDiffer(t *testing.T) {
 	for what, options := range map[string][2]StepsOptions{
 		"of 4 microbatches": {{Microbatches: 4}, {Microbatches: 8}},
@@ -333,7 +335,7 @@ func TestStepsOfRanksDiffer(t *testing.T) {
 	}
 }
 
-// TestStepsPanic: a panic of the functions leaves Run and Step, and is that of the program.
+// TestStepsPanic: a panic in one of the program's functions passes through Step and Run unchanged.
 func TestStepsPanic(t *testing.T) {
 	w, err := Init(t.Context())
 	if err != nil {
@@ -359,9 +361,9 @@ func TestStepsPanic(t *testing.T) {
 	}
 }
 
-// TestCommitsInPlace: the commits of steps lie in the tensors once apply has made no collective
-// calls for some steps, and are copied where it does, where the program asks the kernel for
-// changes, and where others are about to write to the tensors.
+// TestCommitsInPlace: commits of steps are made in place once apply has made no collective calls
+// for some steps. They are copied if apply makes such calls, if the program asks the kernel to
+// watch the tensors, and before others write to the tensors.
 func TestCommitsInPlace(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -426,8 +428,8 @@ func TestCommitsInPlace(t *testing.T) {
 	}
 }
 
-// TestSpreadAudit: ranks whose states differ after a sync are found out over the steps that follow,
-// of which the first is not held up.
+// TestSpreadAudit: an audit after a sync is spread over the steps that follow, so that the first is
+// not delayed. It finds ranks whose states differ.
 func TestSpreadAudit(t *testing.T) {
 	r := newRing(2, 2)
 	var steps []*Steps[float32]

@@ -38,7 +38,7 @@ func newRing(n, chunks int) *ring {
 	return r
 }
 
-// renew replaces rank i by a new process.
+// renew replaces rank i with a new process.
 func (r *ring) renew(i, chunks int) {
 	large, many := make([]byte, chunks*snapshot.ChunkSize-7), [][]float32{make([]float32, 5000), nil, make([]float32, 9000)}
 	r.workers[i].reports.committed = 1 << 40 // disables reports of commits
@@ -105,7 +105,7 @@ func (r *ring) same(t rapid.TB, i, root int, live []byte, many [][]float32, step
 }
 
 // After a sync all ranks have the root's state, whatever they had before: its last commit, another
-// one or none; with later changes or without.
+// commit or none, with later changes or without.
 func TestSyncOfWhatDiffers(t *testing.T) {
 	const n, chunks = 3, 2
 	rapid.Check(t, func(t *rapid.T) {
@@ -133,7 +133,7 @@ func TestSyncOfWhatDiffers(t *testing.T) {
 					return s.Commit()
 				})
 			}
-			last := rapid.SliceOfN(rapid.Bool(), n, n).Draw(t, "last commit") // a commit that not all ranks make
+			last := rapid.SliceOfN(rapid.Bool(), n, n).Draw(t, "last commit") // which ranks make the last commit
 			for i, s := range r.states {
 				if last[i] {
 					r.touch(i, 1, 77)
@@ -145,7 +145,7 @@ func TestSyncOfWhatDiffers(t *testing.T) {
 					p.Seal()
 					s.commits++
 				} else {
-					s.saved.nextMark(s.worker.Generation()) // begun and failed
+					s.saved.nextMark(s.worker.Generation()) // a commit that has begun and failed
 				}
 				switch rapid.SampledFrom([]string{"as saved", "as saved", "writes", "breaks its promise", "new"}).Draw(t, "then") {
 				case "as saved":
@@ -185,8 +185,9 @@ func committed(t *testing.T, v verification, do func(r *ring)) *ring {
 	return r
 }
 
-// A rank with the root's commit is sent nothing. If training has made its state different
-// nevertheless, the first commit for which all ranks have finished the audit reports or heals that.
+// A rank that has the root's commit is sent nothing. If its state has nevertheless become different
+// during training, the first commit for which all ranks have finished the audit reports or heals
+// that.
 func TestNothingIsSentToWhoHasIt(t *testing.T) {
 	for _, v := range []verification{{}, {heal: true}, {every: -1}} {
 		r := committed(t, v, func(r *ring) { r.large[2][4*snapshot.ChunkSize+100] = 9 })
@@ -236,7 +237,8 @@ func TestAuditIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// In Run only the error that the last commit has returned proves that the state is unchanged.
+// In Run, train has returned with an unchanged state only if its error is the one that the last
+// commit returned.
 func TestTrainReturned(t *testing.T) {
 	s, first, second := &State{}, &HostsUpdatedError{Change: plan.Added}, &HostsUpdatedError{Change: plan.Added}
 	for name, test := range map[string]struct {
@@ -257,9 +259,9 @@ func TestTrainReturned(t *testing.T) {
 	}
 }
 
-// BenchmarkSync measures a sync of two ranks by the size of a tensor: if both have the root's last
-// commit, if one has the previous one, which differs in a tenth, if it has none, and if the root
-// has changed its state since its commit.
+// BenchmarkSync measures a sync of two ranks by the size of a tensor in four cases: both have the
+// root's last commit; one has the previous commit, which differs in a tenth of the tensor; one has
+// no commit; and the root has changed its state since its commit.
 func BenchmarkSync(b *testing.B) {
 	for _, mb := range []int{1, 100, 1000} {
 		for _, name := range []string{"both have it", "a tenth differs", "one is new", "not committed"} {

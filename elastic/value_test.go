@@ -11,7 +11,7 @@ import (
 // Slices of slices and random sources are saved, restored, synchronised, compared and loaded from
 // checkpoints.
 func TestPartsOfGoPrograms(t *testing.T) {
-	for _, size := range []int{3, 5000} { // small ones are carried in the opening, large ones are not
+	for _, size := range []int{3, 5000} { // small values are carried in the opening of a sync, large ones are not
 		dir := t.TempDir()
 		workers := stillWorld(t, 2, 1)
 		layers := make([][][]float32, 2)

@@ -115,7 +115,7 @@ func TestVerifyHeals(t *testing.T) {
 				if got != want || c.states[r].Commits() != 1 {
 					t.Errorf("%s: rank %d has digest %x, want %x; commit %d", corruption.name, r, got, want, c.states[r].Commits())
 				}
-				return errors.Join(err, c.states[r].Save()) // the live state equals the save
+				return errors.Join(err, c.states[r].Save()) // the next digest is then of the live state
 			})
 			onAll(t, 3, func(r int) error {
 				got, err := c.states[r].Digest()
@@ -128,7 +128,7 @@ func TestVerifyHeals(t *testing.T) {
 	}
 }
 
-// Of two ranks neither is a majority.
+// Neither of two ranks is a majority.
 func TestVerifyNeedsAMajority(t *testing.T) {
 	c := newCopies(t, 2, 0, verification{every: 1, heal: true})
 	onAll(t, 2, func(r int) error { return c.states[r].Sync(t.Context()) })

@@ -33,7 +33,7 @@ func needWatch(t *testing.T) {
 	w.Close()
 }
 
-// watchAll has tensors of any size watched for the duration of the test.
+// watchAll makes the package watch tensors of any size for the duration of the test.
 func watchAll(t *testing.T) {
 	least, much := leastWatched, muchCompared
 	leastWatched, muchCompared = 1, 1
@@ -159,7 +159,7 @@ func TestWatchedIsTheState(t *testing.T) {
 			}
 		}
 		workers[0].verification = workers[1].verification
-		alike := true // different ranks would fail --verify-state
+		alike := true // ranks with different states would fail --verify-state
 		for step := range rapid.IntRange(1, 12).Draw(t, "steps") {
 			what := rapid.SampledFrom([]string{"write", "write", "write", "all", "commit", "commit", "commit", "async", "fail", "save", "restore", "sync", "digest"}).Draw(t, "what")
 			switch what {
@@ -240,8 +240,8 @@ func TestWatchedIsTheState(t *testing.T) {
 	})
 }
 
-// lose makes the watch over a state's first part miss the last writes, like writes that bypass the
-// page tables.
+// lose makes the watch on the first part of a state miss the last writes, like writes that bypass
+// the page tables.
 func lose(t *testing.T, s *State) {
 	t.Helper()
 	m := s.watch.pieces[0].memory
@@ -260,7 +260,7 @@ func TestUnseenWrite(t *testing.T) {
 		name string
 		v    verification
 		find func(s *State) error
-		lost bool // it is an error
+		lost bool // the write counts as lost, which is an error
 	}{
 		{"digest", verification{}, func(s *State) error { _, err := s.Digest(); return err }, true},
 		{"verify", verification{}, func(s *State) error { return s.Verify(t.Context()) }, true},
@@ -309,8 +309,8 @@ func TestUnseenWrite(t *testing.T) {
 	}
 }
 
-// Large tensors that do not change are watched without being asked for, until something may write
-// past the page tables: then commits compare them.
+// Large tensors that do not change are watched without a call of Watched. When something opens that
+// can write past the page tables, commits compare them instead.
 func TestWatchedByItself(t *testing.T) {
 	needWatch(t)
 	if why, err := dirtypages.Bypass(); why != "" || err != nil {
@@ -366,7 +366,7 @@ func TestWatchedByItself(t *testing.T) {
 	}
 }
 
-// Memory that cannot be watched is compared, and the log has the reason.
+// Memory that cannot be watched is compared, and the log gives the reason.
 func TestNotWatched(t *testing.T) {
 	needWatch(t)
 	shared, err := unix.Mmap(-1, 0, 2*snapshot.ChunkSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)

@@ -288,7 +288,7 @@ func TestPruneAndSetAside(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "commit-x.safetensors"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Prune(dir, 3, 1); err != nil { // 5 and 20 are of another job
+	if err := Prune(dir, 3, 1); err != nil { // 5 and 20 belong to another job
 		t.Fatal(err)
 	}
 	if all, err := List(dir); err != nil || !slices.Equal(all, []uint64{20, 5, 3}) {
@@ -328,9 +328,9 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// A disk that becomes full at any point: the error says so, no incomplete file remains, and
-// existing checkpoints are intact. The limit on file sizes applies to a process, so the test uses
-// another one.
+// If a disk becomes full at any point, the error says so, no incomplete file remains, and existing
+// checkpoints are intact. The limit on file sizes applies to a process, so the test starts another
+// one.
 func TestFullDisk(t *testing.T) {
 	const variable = "CHECKPOINT_TEST_FULL_DISK"
 	if dir := os.Getenv(variable); dir != "" {
@@ -399,7 +399,7 @@ func TestAcquire(t *testing.T) {
 		t.Fatal(second, err)
 	}
 	defer second.Release()
-	// Two programs without a job are not the same job.
+	// Two programs without a job do not count as the same job.
 	if l, err := Acquire(dir, Owner{}); l != nil || !errors.As(err, &locked) || locked.Owner != (Owner{"", "p"}) ||
 		!strings.HasPrefix(locked.Error(), "checkpoint: another program writes") {
 		t.Error(l, err)
@@ -429,8 +429,8 @@ func full(t *testing.T) string {
 	return dir
 }
 
-// A file system with no free byte, and then with more and more: a checkpoint is complete or does
-// not exist, and earlier ones are intact.
+// A checkpoint is written to a file system with no free byte, then again with more and more free
+// space. Each time it is either complete or absent, and earlier checkpoints are intact.
 func TestFullFileSystem(t *testing.T) {
 	dir := full(t)
 	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {

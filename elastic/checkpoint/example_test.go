@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
 )
 
-// What a training program has written is read by another one.
+// Another program reads what a training program has written.
 func ExampleOpen() {
 	dir, err := os.MkdirTemp("", "checkpoints-")
 	if err != nil {

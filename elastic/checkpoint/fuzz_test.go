@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// FuzzOpen: any file is refused, or reading it returns only bytes of the file. The seal does not
-// protect against forged headers, so the test forges it.
+// FuzzOpen: a file is either refused, or reading it returns only bytes of the file. The seal does
+// not protect against forged headers, so the test also seals arbitrary headers.
 func FuzzOpen(f *testing.F) {
 	var b bytes.Buffer
 	if err := Encode(&b, sample, sampleTensors, blobs()); err != nil {

@@ -13,8 +13,8 @@ import (
 
 const stranger = 65534
 
-// In a folder where others may make files, the lock's name may be that of a link: nothing of what
-// it leads to is changed, wherever the link comes from.
+// In a folder where others can create files, the lock file can be a link that another user has
+// planted. Acquire does not change the link's target, whoever created the link.
 func TestPlantedLock(t *testing.T) {
 	dir, victim := t.TempDir(), filepath.Join(t.TempDir(), "victim")
 	if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), os.Symlink(victim, filepath.Join(dir, lockName))); err != nil {
@@ -53,7 +53,7 @@ func TestForeignLock(t *testing.T) {
 	}
 }
 
-// A pipe that is named as an incomplete file blocks no writer.
+// A named pipe with the name of an incomplete file does not block a writer.
 func TestPlantedPipe(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mkfifo(filepath.Join(dir, strings.Replace(temporary, "*", "x", 1)), 0o600); err != nil {
@@ -64,8 +64,8 @@ func TestPlantedPipe(t *testing.T) {
 	}
 }
 
-// Training goes on from checkpoints that only this user and root could have written, by links of
-// this user too; others can be looked at.
+// A job continues only from checkpoints that only this user or root could have written; links must
+// belong to one of them too. Other checkpoints can be opened for reading.
 func TestOpenOwn(t *testing.T) {
 	dir := t.TempDir()
 	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {
@@ -106,7 +106,7 @@ func TestOpenOwn(t *testing.T) {
 	open(OpenOwn, link, "symbolic link of user 65534")
 }
 
-// What is written has its modes whatever the umask is.
+// Files and folders have their fixed modes, whatever the umask is.
 func TestModes(t *testing.T) {
 	for _, umask := range []int{0, 0o077} {
 		old := syscall.Umask(umask)

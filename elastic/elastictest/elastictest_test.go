@@ -114,7 +114,7 @@ func wait(t *testing.T, job *elastictest.Job) {
 	}
 }
 
-// Hosts are added, drained and removed, and the worlds follow.
+// Hosts are added, drained and removed, and a new world is published for each change.
 func TestHosts(t *testing.T) {
 	inTime(t, func(t *testing.T) {
 		var l loop
@@ -149,7 +149,7 @@ func TestDeaths(t *testing.T) {
 	grows := func(j *elastictest.Job) { j.AddHost("c", 1) }
 	for _, c := range []struct {
 		death elastictest.Moment
-		meet  func(*elastictest.Job) // makes the moment occur
+		meet  func(*elastictest.Job) // causes the moment
 	}{
 		{elastictest.Moment{Rank: -1, Phase: elastictest.Joining}, nil},
 		{elastictest.Moment{Rank: -1, Phase: elastictest.Connecting}, nil},
@@ -178,7 +178,7 @@ func TestDeaths(t *testing.T) {
 				}
 				await(t, job, func(s elastictest.Status) bool { return s.Killed == 1 })
 				if c.meet != nil {
-					await(t, job, elastictest.Size(3)) // another worker has its slot
+					await(t, job, elastictest.Size(3)) // another worker has taken its slot
 					l.enough.Store(true)
 				}
 				wait(t, job)
@@ -216,7 +216,7 @@ func TestKillRanks(t *testing.T) {
 	})
 }
 
-// A worker dies by a call in its own function, and At receives all moments.
+// Die, called by a worker's own function, kills that worker. At receives all moments.
 func TestDie(t *testing.T) {
 	inTime(t, func(t *testing.T) {
 		var died, seen atomic.Int32

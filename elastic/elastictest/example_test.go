@@ -38,8 +38,8 @@ func train(ctx context.Context) (sum int64, err error) {
 	return sum, err
 }
 
-// A job of two workers loses one in its tenth commit, gets another host, and ends with the correct
-// result.
+// Example runs a job of two workers that loses one of them in its tenth commit, gets another host,
+// and ends with the correct result.
 func Example() {
 	var mu sync.Mutex
 	sums := make(map[int64]int)

@@ -41,7 +41,7 @@ func (p *scribbled) Sync(ctx context.Context, g *collective.Group, root int) err
 	return err
 }
 
-// Writes of other ranks to a restored part are undone before training continues.
+// What other ranks write to a part after it was restored is undone before training continues.
 func TestExposed(t *testing.T) {
 	inTime(t, func(t *testing.T) {
 		const steps = 20

@@ -17,8 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// trainLarge trains a state of 2 MB, of which each step changes a little, and returns it. At half
-// of the steps it waits until the world has another size than first.
+// trainLarge trains a state of 2 MB, of which each step changes a little, and returns the state.
+// Halfway through the steps it waits until the size of the world is no longer first.
 func trainLarge(ctx context.Context, steps, first int) ([]int64, error) {
 	w, err := elastic.Init(ctx)
 	if err != nil {
@@ -146,8 +146,8 @@ func TestNewcomersFetch(t *testing.T) {
 	}
 }
 
-// A newcomer that computes with others before Run enters the world for that, as in the job's first
-// world.
+// A newcomer that uses the group before Run enters the world for that, as workers of a job's first
+// world do.
 func TestGroupBeforeRun(t *testing.T) {
 	inTime(t, func(t *testing.T) {
 		const first = 2

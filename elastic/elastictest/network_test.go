@@ -18,14 +18,13 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Network is a network in memory for a job in virtual time. Its seed determines how long data is on
-// its way. It never holds a sender back, since a goroutine that waits for room with a lock held
-// stops virtual time.
+// Network is an in-memory network for a job in virtual time. Its seed determines the latencies. A
+// send never blocks, because virtual time stops while a goroutine waits for room and holds a lock.
 type Network struct {
 	seed uint64
 
 	mu        sync.Mutex
-	counts    map[string]int // of the processes, listeners and connections of one name
+	counts    map[string]int // number of processes, listeners and connections by name
 	listeners map[int]*memoryListener
 	conns     []*memoryConn // the accepting ends
 }
@@ -35,8 +34,8 @@ func NewNetwork(seed uint64) *Network {
 	return &Network{seed: seed, counts: make(map[string]int), listeners: make(map[int]*memoryListener)}
 }
 
-// On returns the config of a job whose processes are on a network. A worker spends virtual time at
-// each moment too, so that it passes in a world of one worker.
+// On returns the config of a job whose processes use n. A worker also waits for a latency at each
+// moment, so that virtual time passes in a world of one worker too.
 func (cfg Config) On(n *Network) Config {
 	cfg.network = func(slot plan.SlotID) identity.Network {
 		name := n.named(slot.String())
@@ -53,11 +52,12 @@ func (cfg Config) On(n *Network) Config {
 	return cfg
 }
 
-// InMemory is On a network of its own.
+// InMemory is On with a new network.
 func (cfg Config) InMemory(seed uint64) Config { return cfg.On(NewNetwork(seed)) }
 
-// Cut drops what a worker has sent over connections that another has opened, from what is on its
-// way now until the end of the connection, and reports whether there are any.
+// Cut drops all data, except the end of a stream, that the worker in slot from sends over the
+// current connections opened by the worker in slot to. That includes data in flight. It reports
+// whether such a connection is open.
 func (n *Network) Cut(from, to plan.SlotID) (some bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -75,8 +75,8 @@ const (
 	firstPort    = 10_000
 )
 
-// named returns a name that nothing else has, from one that does not depend on who comes first at
-// one moment.
+// named returns a unique name that begins with name. Callers pass names that do not depend on which
+// of two simultaneous events is handled first.
 func (n *Network) named(name string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -84,7 +84,7 @@ func (n *Network) named(name string) string {
 	return fmt.Sprint(name, "#", n.counts[name])
 }
 
-// port returns a port that nothing else has.
+// port returns an unused port.
 func (n *Network) port() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -92,8 +92,8 @@ func (n *Network) port() int {
 	return firstPort + n.counts[""]
 }
 
-// latency returns a random time. It depends on who asks and when, so that it is the same whether
-// data is sent in one piece or in several at once.
+// latency returns a random duration. It depends only on the seed, who and the current time, so data
+// sent at one moment in one piece or in several arrives at the same time.
 func (n *Network) latency(who string) time.Duration {
 	dice := rand.New(rand.NewPCG(n.seed^crc64.Checksum([]byte(who), crc64.MakeTable(crc64.ECMA)), uint64(time.Now().UnixNano())))
 	return leastLatency + time.Duration(dice.Int64N(int64(mostLatency-leastLatency)))
@@ -186,7 +186,7 @@ func (l *memoryListener) Close() error {
 	l.once.Do(func() { close(l.done) })
 	for {
 		select {
-		case c := <-l.conns: // nobody has accepted it
+		case c := <-l.conns: // nobody has accepted the connection
 			c.Close()
 		default:
 			return nil
@@ -208,7 +208,7 @@ type stream struct {
 	dropping bool
 }
 
-// piece is data, or the end, that a stream delivers at a time.
+// piece is what a stream delivers at one time: data or the end.
 type piece struct {
 	data []byte
 	end  bool
@@ -221,7 +221,7 @@ func newStream(n *Network, name string) *stream {
 	return s
 }
 
-// send puts a piece on its way.
+// send schedules the delivery of a piece.
 func (s *stream) send(p piece) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -236,7 +236,7 @@ func (s *stream) send(p piece) {
 	time.AfterFunc(time.Until(p.at), s.wake)
 }
 
-// cut drops all but the end, and reports whether the stream has not ended.
+// cut drops all data that the stream has or gets, except its end, and reports whether it is open.
 func (s *stream) cut() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -278,7 +278,7 @@ func (s *stream) read(b []byte) (int, error) {
 	}
 }
 
-// end ends it on its reader's side.
+// end ends the stream on its reader's side.
 func (s *stream) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

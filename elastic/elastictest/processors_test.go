@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestProcessors: while workers of jobs run, each has a processor of Go's scheduler; then there are
-// as many as before.
+// TestProcessors: while jobs run, GOMAXPROCS is at least the number of their workers plus one.
+// Afterwards it has its previous value.
 func TestProcessors(t *testing.T) {
 	before := runtime.GOMAXPROCS(2)
 	defer runtime.GOMAXPROCS(before)

@@ -26,9 +26,9 @@ var (
 	firstSeed = flag.Uint64("first-seed", 1, "of the random jobs")
 )
 
-// Under any schedule, the state of every rank is one that some rank has reached by its steps, never
-// a mix of two, and the same on all ranks of a world; no step is lost after its commit has returned
-// on any rank; every index of every epoch is delivered once.
+// Under any schedule, the state of every rank is one that the steps of some rank have reached. It
+// is never a mix of two states, and it is the same on all ranks of a world. No step is lost after
+// its commit has returned on any rank. Every index of every epoch is delivered once.
 func TestAnySchedule(t *testing.T) {
 	total := make(map[string]int)
 	for i := range *schedules {
@@ -46,8 +46,8 @@ func TestAnySchedule(t *testing.T) {
 		}
 	}
 	t.Log(total)
-	// Every job has these moments. Whether a worker is removed before its job ends is a race: see
-	// TestHosts.
+	// Every schedule contains these moments. Whether a worker is removed before its job ends is a
+	// race: see TestHosts.
 	if *schedules >= 12 && min(total["died"], total["add"], total["drain"]+total["remove"]) == 0 {
 		t.Errorf("%d schedules have no death, no newcomer or no departure: %v", *schedules, total)
 	}
@@ -76,19 +76,19 @@ type schedule struct {
 	happened  map[string]int
 }
 
-// death occurs at the moment of a kind with the given number, or at the next of that kind at which
-// another worker has the state.
+// death is the death of a worker at the moment of a kind with the given number. If no other worker
+// has the state then, it is postponed to a later moment of that kind.
 type death struct {
 	where string
 	after int
 }
 
-// places are the kinds of moments at which workers die, with a limit for the number of the moment,
-// in multiples of four, because those of steps are frequent.
+// places are the kinds of moments at which workers die. At most four times the value moments of the
+// kind pass before a death is due: moments within steps are frequent.
 var places = map[string]int{"joining": 1, "connecting": 1, "connected": 1, "resetting": 1, "mid-reset": 1, "syncing": 1, "mid-sync": 1, "synced": 1,
 	"mid-restore": 1, "training": 1, "between": 30, "saving": 30, "mid-save": 30, "saved": 30, "committed": 30, "leaving": 1, "fetching": 1}
 
-// act changes the hosts at the first commit with at least that number.
+// act changes the hosts at the first commit whose number is at least at.
 type act struct {
 	at   uint64
 	what string
@@ -165,8 +165,8 @@ func (s *schedule) at(m elastictest.Moment) bool {
 	return s.dies(m.Slot, m.Phase.String())
 }
 
-// dies reports whether the worker of a slot dies here: if a death is due, and another worker has
-// the state. The caller holds mu.
+// dies reports whether the worker of a slot dies here, which is so if a death is due and another
+// worker has the state. The caller holds mu.
 func (s *schedule) dies(slot plan.SlotID, where string) bool {
 	s.moments[where]++
 	at := slices.IndexFunc(s.plan.deaths, func(d death) bool { return d.where == where && s.moments[where] > d.after })
@@ -180,7 +180,7 @@ func (s *schedule) dies(slot plan.SlotID, where string) bool {
 	return true
 }
 
-// spare reports whether a worker that these does not select has the state.
+// spare reports whether the state is held by any worker for which these returns false.
 func (s *schedule) spare(these func(plan.SlotID) bool) bool {
 	for o := range s.holders {
 		if !these(o) {
@@ -198,7 +198,7 @@ func (s *schedule) act(a act) {
 		s.happened["add"]++
 		s.job.RemoveHost(name) // it can be draining
 		s.job.AddHost(name, 1+int(a.at)%2)
-		for o := range s.holders { // those of the previous host of that name can be dismissed
+		for o := range s.holders { // workers of the previous host of that name can be dismissed
 			if o.Host == name && len(s.holders) > 1 {
 				delete(s.holders, o)
 			}

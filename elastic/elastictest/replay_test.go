@@ -23,9 +23,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestReplay: newcomers and spares of a job of which each step changes all of the state come to the
-// state of the others by the averages of the others' steps, and the weights at the end are the same
-// bits as those of one worker that nothing disturbs, whoever dies meanwhile.
+// TestReplay: in a job in which each step changes the whole state, newcomers and spares reach the
+// others' state by applying the averages of the others' steps. Whoever dies meanwhile, the final
+// weights are bit-identical to those of a single undisturbed worker.
 func TestReplay(t *testing.T) {
 	total := map[string]int{}
 	for i := range *stepSchedules {
@@ -51,7 +51,7 @@ func TestReplay(t *testing.T) {
 				s.happened["entered"]++
 			case strings.Contains(e.Message, "which it has kept"):
 				s.happened["entered: by a step that another kept"]++
-			case strings.Contains(e.Message, "differ"): // of the comparison after a sync
+			case strings.Contains(e.Message, "differ"): // reported by the comparison after a sync
 				t.Errorf("%s", e.Message)
 			}
 		}
@@ -68,8 +68,9 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestLastStep: a spare that lacks the last step of the member that it follows, which dies while it
-// applies that, gets it from another member, with the same bits.
+// TestLastStep: a member dies while it applies a step whose averages the spare that follows it has
+// not received. The spare gets the step from another member, and the weights are bit-identical to
+// those of an undisturbed run.
 func TestLastStep(t *testing.T) {
 	for seed := *firstSeed; seed < *firstSeed+3; seed++ {
 		s := newReplaySchedule(seed)
@@ -100,15 +101,15 @@ func TestLastStep(t *testing.T) {
 	}
 }
 
-// lastStep ends the member that a spare follows once another member has applied a step whose
-// averages the spare does not get. The spare has applied all steps before that.
+// lastStep kills the member that a spare follows, once another member has applied a step whose
+// averages the spare does not receive. The spare has applied all earlier steps.
 type lastStep struct {
 	network *elastictest.Network
 
 	mu      sync.Mutex
 	changed *sync.Cond
 	spare   plan.SlotID
-	next    uint64         // step of the spare; 0: it has not applied any
+	next    uint64         // next step of the spare; 0: it has not applied any
 	applied map[int]uint64 // next step of the members, by rank
 	cut     bool
 }
@@ -119,7 +120,7 @@ func newLastStep(n *elastictest.Network) *lastStep {
 	return l
 }
 
-// passes is called in each step.
+// passes is called at each place within a step.
 func (l *lastStep) passes(ctx context.Context, w *elastic.Worker, where string, step uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -145,7 +146,7 @@ func (l *lastStep) passes(ctx context.Context, w *elastic.Worker, where string, 
 	l.changed.Broadcast()
 }
 
-// newReplaySchedule returns a random job that grows, or has spares, and whose workers die.
+// newReplaySchedule returns a random job that grows or has spares, and in which workers die.
 func newReplaySchedule(seed uint64) *stepSchedule {
 	dice := rand.New(rand.NewPCG(seed, 12))
 	s := newStepSchedule(seed)
@@ -162,18 +163,18 @@ func newReplaySchedule(seed uint64) *stepSchedule {
 	return s
 }
 
-// stepLoop is what a training function does besides Step.
+// stepLoop is what a training function does besides calling Step.
 type stepLoop struct {
 	name    string
 	replays bool // newcomers can apply the steps of others
-	either  bool // and may be sent the state all the same
+	either  bool // newcomers can also be sent the state
 	before  func(w *elastic.Worker) error
 	between func(ctx context.Context, w *elastic.Worker, s *elastic.State, step uint64) error
 	apply   func(w *elastic.Worker) error
 	more    func(w *elastic.Worker) []elastic.Part
 }
 
-// stepLoops are training functions of which some cannot be run by a worker that is in no world.
+// stepLoops are training functions. A worker that is in no world cannot run some of them.
 var stepLoops = []stepLoop{
 	{name: "nothing", replays: true},
 	{name: "commits", replays: true, between: func(_ context.Context, _ *elastic.Worker, s *elastic.State, _ uint64) error { return s.Commit() }},
@@ -184,7 +185,7 @@ var stepLoops = []stepLoop{
 		return collective.AllReduce(ctx, w.Group(), []int32{1}, collective.Sum)
 	}},
 	{name: "verifies", between: func(ctx context.Context, _ *elastic.Worker, s *elastic.State, _ uint64) error {
-		return s.Verify(ctx) // in each step: a newcomer may have to apply one alone
+		return s.Verify(ctx) // in each step, because a newcomer may have only one step to apply before it joins
 	}},
 	{name: "begins together", before: func(w *elastic.Worker) error {
 		return collective.Barrier(context.Background(), w.Group())
@@ -195,7 +196,7 @@ var stepLoops = []stepLoop{
 		}
 		return nil
 	}},
-	// A newcomer that has no step to apply, because the others wait, does not fail.
+	// A newcomer does not fail if the others wait and it has no step to apply.
 	{name: "fails to apply in no world", either: true, apply: func(w *elastic.Worker) error {
 		if w.Generation() == 0 {
 			return errOwn
@@ -220,8 +221,8 @@ var stepLoops = []stepLoop{
 // errEnds makes the training function return nil.
 var errEnds = errors.New("the end")
 
-// TestDeathAfterReplay: the only other worker dies once a newcomer, which has applied its steps,
-// has saved the state, while the rest of the sync is on its way: the newcomer goes on alone.
+// TestDeathAfterReplay: a newcomer has applied the steps of the only other worker and has saved the
+// state. That worker dies before the sync is complete, and the newcomer continues alone.
 func TestDeathAfterReplay(t *testing.T) {
 	nothing := stepLoops[0]
 	inTime(t, func(t *testing.T) {
@@ -262,15 +263,17 @@ func TestDeathAfterReplay(t *testing.T) {
 	})
 }
 
-// TestReplayOrNot: a newcomer comes to the state of the others by their averages if the training
-// function allows it, and otherwise as it did; the results are the same bits. What the loop derives
-// from the position, in the state or not, has the right value in each step that is replayed.
+// TestReplayOrNot: if the training function allows it, a newcomer reaches the others' state by
+// applying their averages, and otherwise by fetching it. The results are bit-identical in both
+// cases. Values that the loop derives from the position, inside or outside the state, are correct
+// in each replayed step.
 func TestReplayOrNot(t *testing.T) {
 	for _, c := range stepLoops {
 		t.Run(c.name, func(t *testing.T) {
 			entered := c.grows(t, *firstSeed)
-			// Between the newcomer's last step and the world's end can be several; and one that
-			// has no step to apply alone does nothing that it cannot.
+			// The outcome of one run can vary: several steps can be made between the newcomer's
+			// last step and the end of the world, and a newcomer that has no step to apply alone
+			// calls nothing that fails in no world. Up to nine more seeds are tried.
 			for i := range uint64(9) {
 				if entered == c.replays {
 					break
@@ -284,7 +287,8 @@ func TestReplayOrNot(t *testing.T) {
 	}
 }
 
-// grows runs a job that grows, and reports whether a newcomer has come by the steps of others.
+// grows runs a job that grows, and reports whether a newcomer has entered by applying the steps of
+// others.
 func (c stepLoop) grows(t *testing.T, seed uint64) (entered bool) {
 	inTime(t, func(t *testing.T) {
 		log, lines := logtest.NewNullLogger()
@@ -318,8 +322,8 @@ func (c stepLoop) grows(t *testing.T, seed uint64) (entered bool) {
 	return entered
 }
 
-// train trains by steps, and returns a digest of the result. At step 20, of the worker on host a
-// alone, it waits for another to join.
+// train trains by steps, and returns a digest of the result. At step 20 of the worker that is alone
+// on host a, it waits for another worker to join.
 func (c stepLoop) train(ctx context.Context, joins <-chan struct{}) (uint64, error) {
 	const steps, width = 1000, 8192
 	w, err := elastic.Init(ctx)
@@ -343,8 +347,8 @@ func (c stepLoop) train(ctx context.Context, joins <-chan struct{}) (uint64, err
 			}
 		}
 		for batch.Applied() < steps {
-			rate := 1 / float64(1+batch.Applied()%7) // in no part of the state
-			factor = float64(batch.Applied() % 5)    // in one
+			rate := 1 / float64(1+batch.Applied()%7) // not part of the state
+			factor = float64(batch.Applied() % 5)    // part of the state
 			err := batch.Step(ctx, func(m elastic.Micro[float64]) error {
 				if m.Step == 20 && w.Host() == "a" && w.Size() == 1 {
 					<-joins
@@ -379,7 +383,7 @@ func (c stepLoop) train(ctx context.Context, joins <-chan struct{}) (uint64, err
 	})
 	h := fnv.New64a()
 	for _, v := range append(weights, small...) {
-		_, _ = fmt.Fprintf(h, "%x ", math.Float64bits(v)) // a hash takes anything
+		_, _ = fmt.Fprintf(h, "%x ", math.Float64bits(v)) // writing to a hash cannot fail
 	}
 	return h.Sum64(), err
 }

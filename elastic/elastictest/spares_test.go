@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestSpares: the world after a death is as large as before, and no commit is lost.
+// TestSpares: after a death the next world is as large as before, and no commit is lost.
 func TestSpares(t *testing.T) {
 	inTime(t, func(t *testing.T) {
 		waiting := newWaiters()
@@ -84,7 +84,7 @@ func TestSpares(t *testing.T) {
 	})
 }
 
-// waiters are the slots whose workers have joined and are in no world.
+// waiters are the slots whose workers have joined but are in no world.
 type waiters struct {
 	mu    sync.Mutex
 	slots map[plan.SlotID]bool

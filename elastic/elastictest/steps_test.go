@@ -23,9 +23,9 @@ import (
 
 var stepSchedules = flag.Int("step-schedules", 12, "random jobs of TestSteps")
 
-// TestSteps: whatever dies, comes and goes, the weights at the end are the same bits as those of
-// one worker that nothing disturbs, every sample is used once per epoch, and no worker applies a
-// step twice or leaves one out.
+// TestSteps: whichever workers die, come or leave, the final weights are bit-identical to those of
+// a single undisturbed worker, every sample is used once per epoch, and no worker applies a step
+// twice or skips one.
 func TestSteps(t *testing.T) {
 	total := map[string]int{}
 	for i := range *stepSchedules {
@@ -86,13 +86,14 @@ type stepSchedule struct {
 	happened map[string]int
 }
 
-// stepModel is what is trained.
+// stepModel is the model that is trained.
 type stepModel struct {
 	weights []float32
 	used    []float32 // how often each sample was used
 }
 
-// stepPlaces are where workers die.
+// stepPlaces are the places where workers die. At most twice the value visits pass before a death
+// is due.
 var stepPlaces = map[string]int{"backward": 60, "apply": 15, "applied": 15, "saving": 15, "saved": 15, "committed": 15, "connecting": 2, "syncing": 2,
 	"synced": 2, "training": 1}
 
@@ -121,7 +122,7 @@ func newStepSchedule(seed uint64) *stepSchedule {
 	return s
 }
 
-// size bounds the worlds of a job with spares: to half of the slots of its first hosts.
+// size limits the worlds of a job with spares to half of the slots of its first hosts.
 func (s *stepSchedule) size() job.Size {
 	if s.spares == 0 {
 		return job.Size{}
@@ -140,7 +141,7 @@ func bitsOf(v []float32) (bits []uint32) {
 	return bits
 }
 
-// both runs the job, and returns what one worker computes that nothing disturbs.
+// both runs the job, and returns what a single undisturbed worker computes.
 func (s *stepSchedule) both(t *testing.T) (want stepModel) {
 	inTime(t, func(t *testing.T) {
 		want = s.alone(t)
@@ -149,7 +150,7 @@ func (s *stepSchedule) both(t *testing.T) (want stepModel) {
 	return want
 }
 
-// alone returns what one worker computes.
+// alone returns what a single worker computes.
 func (s *stepSchedule) alone(t *testing.T) (m stepModel) {
 	cfg := elastictest.Config{Hosts: []plan.Host{{Name: "alone", Slots: 1}}, Worker: func(ctx context.Context) (err error) {
 		m, err = s.train(ctx, nil)
@@ -213,8 +214,8 @@ func (s *stepSchedule) at(m elastictest.Moment) bool {
 	return s.dies(m.Slot, m.Phase.String())
 }
 
-// dies reports whether the worker of a slot dies here: if a death is due, and another worker has
-// the state. The caller holds mu.
+// dies reports whether the worker of a slot dies here, which is so if a death is due and another
+// worker has the state. The caller holds mu.
 func (s *stepSchedule) dies(slot plan.SlotID, where string) bool {
 	s.moments[where]++
 	at := slices.IndexFunc(s.deaths, func(d death) bool { return d.where == where && s.moments[where] > d.after })
@@ -268,7 +269,7 @@ func (s *stepSchedule) act(a act) {
 	}
 }
 
-// train trains as a worker of a disturbed job, or of none.
+// train trains as a worker of the job disturbed, or of an undisturbed job if disturbed is nil.
 func (s *stepSchedule) train(ctx context.Context, disturbed *stepSchedule) (stepModel, error) {
 	w, err := elastic.Init(ctx)
 	if err != nil {
@@ -297,10 +298,10 @@ func (s *stepSchedule) train(ctx context.Context, disturbed *stepSchedule) (step
 		Batches: elastic.NewBatches(s.samples, elastic.SamplerOptions{Batch: s.batch, Shuffle: true, Seed: int64(s.seed)}),
 	}, s.width, s.samples)
 	state := elastic.NewState(w, elastic.Tensor("weights", m.weights), elastic.Tensor("momentum", momentum), elastic.Tensor("used", m.used), steps)
-	var applied, generation uint64 // steps that this worker knows of, and the world of the last one
+	var applied, generation uint64 // the steps that this worker knows of, and the world of the last one
 	err = elastic.Run(ctx, state, func(ctx context.Context) error {
 		if w.Generation() == 0 {
-			generation = 1 // it stands anywhere in the steps of others, which it applies
+			generation = 1 // the first step of others that it applies can have any number
 		}
 		for steps.Epoch() < s.epochs {
 			leaves := min(s.microbatches, (s.samples+s.batch-1)/s.batch-steps.Position())

@@ -19,8 +19,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// endless counts steps, with at most one checkpoint per half minute, so that only the first and the
-// last are written.
+// endless trains until it is stopped and counts its steps. It writes at most one checkpoint per
+// half minute, so only the first and the last are written.
 type endless struct {
 	dir    string
 	local  bool // each rank has a Local piece
@@ -74,7 +74,7 @@ func (e *endless) train(ctx context.Context) error {
 	})
 }
 
-// kept checks that the newest checkpoint is intact and of the newest commit.
+// kept checks that the newest checkpoint is intact and contains the newest commit.
 func (e *endless) kept(t *testing.T) {
 	t.Helper()
 	all, err := checkpoint.List(e.dir)

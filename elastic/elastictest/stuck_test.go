@@ -18,9 +18,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestAllWaitForEachOther: two ranks use two groups in different orders, so each waits in one for
-// the other. The driver reports the deadlock and makes them restore their last commit. The second
-// time they use the same order, and no worker is lost.
+// TestAllWaitForEachOther: two ranks use two groups in different orders, so each waits for the
+// other in a different group. The driver reports the deadlock and makes both restore their last
+// commit. The second time they use the same order, and no worker is lost.
 func TestAllWaitForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const steps, wrong = 6, 3

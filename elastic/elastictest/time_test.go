@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/elastictest"
 )
 
-// inTime runs a test of jobs. With -short it is in virtual time, and they are on a network in
-// memory; otherwise they are on the kernel's. No goroutine may remain.
+// inTime runs a test of jobs. With -short it uses virtual time and an in-memory network, otherwise
+// real time and the kernel's network. No goroutine may remain.
 func inTime(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	if testing.Short() {
@@ -22,8 +22,8 @@ func inTime(t *testing.T, test func(t *testing.T)) {
 	test(t)
 }
 
-// timed returns the config for a job of inTime, which the test's own limit ends. The seed says how
-// long data is on its way, where time is virtual.
+// timed returns the config for a job of inTime without a time limit of its own, because the test
+// has one. In virtual time the seed determines the latencies of the network.
 func timed(seed uint64, cfg elastictest.Config) elastictest.Config {
 	cfg.Limit = math.MaxInt64
 	if testing.Short() {
@@ -32,5 +32,5 @@ func timed(seed uint64, cfg elastictest.Config) elastictest.Config {
 	return cfg
 }
 
-// begin starts a job of inTime.
+// begin starts a job within inTime.
 func begin(cfg elastictest.Config) *elastictest.Job { return elastictest.Start(timed(*firstSeed, cfg)) }

@@ -39,10 +39,10 @@ func (p *pace) compute(layer []float32) {
 	}
 }
 
-// A step whose backward pass takes as long as the reduction of its gradients: 32 layers of 1 MiB,
-// by the number of ranks. It alternates between one AllReduce after the pass, an averager without
-// calls of Ready, and one with a call per layer. The last can save at most half of the first's
-// time.
+// BenchmarkOverlap measures a step whose backward pass takes as long as the reduction of its
+// gradients: 32 layers of 1 MiB, by the number of ranks. It alternates between one AllReduce after
+// the pass, an averager without calls of Ready, and an averager with one call per layer. The last
+// can save at most half of the time of the first.
 func BenchmarkOverlap(b *testing.B) {
 	for _, hosts := range []string{"aa", "ab", "abcd"} {
 		for i, where := range []string{"device", "processor"} {

@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/gradient"
 )
 
-// A model of two layers, whose gradients are averaged while the backward pass goes on.
+// A model of two layers, whose gradients are averaged while the backward pass is running.
 func Example() {
 	ctx := context.Background()
 	w, err := elastic.Init(ctx)

@@ -98,8 +98,8 @@ func element(rank, step, pass, tensor, i int) float64 {
 	return float64((rank*31+step*17+pass*13+tensor*7+i)%64) + 1
 }
 
-// lengths of the tensors in tests: empty ones, some that share a bucket of 64 bytes, and some
-// larger than one.
+// lengths are the lengths of the tensors in tests: some are empty, some share a bucket of 64 bytes,
+// and some are larger than one.
 var lengths = []int{3, 0, 17, 1, 1, 40, 0, 5}
 
 // backward adds the gradients of one pass, from last to first, and calls Ready for some, in various
@@ -250,7 +250,7 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// A peer dies anywhere in a step; the next world starts with zero gradients.
+// A peer dies at any point in a step. The next world starts with zero gradients.
 func TestOtherWorld(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

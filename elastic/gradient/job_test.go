@@ -20,15 +20,15 @@ import (
 // ranks.
 type job struct {
 	steps  int
-	deaths []int // numbers of passes, counted over all workers, from which on one dies
+	deaths []int // numbers of backward passes, counted over all workers; a worker dies at or after each
 
 	mu    sync.Mutex
 	calls int
-	lost  uint64 // the last generation that has lost a worker, in which the others must survive
+	lost  uint64 // the last generation in which a worker died; the others must survive in it
 	sums  [][]float64
 }
 
-// dies reports whether w dies in the backward pass that begins.
+// dies reports whether w dies in the backward pass that is about to begin.
 func (j *job) dies(w *elastic.Worker) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()

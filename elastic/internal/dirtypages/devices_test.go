@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files, sockets, pipes and terminals are no devices, and what may be one is found while it is
-// open.
+// Bypass ignores files, sockets, pipes and terminals. It returns the name of anything that may be a
+// device while that is open.
 func TestBypass(t *testing.T) {
 	is := func(when, want string) {
 		t.Helper()

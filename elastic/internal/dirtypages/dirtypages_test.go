@@ -104,7 +104,7 @@ func newStranger(t *testing.T) *stranger {
 	return &stranger{in, out}
 }
 
-// write writes and reports whether the process may.
+// write makes the stranger set b to v, and reports whether the kernel permitted it.
 func (s *stranger) write(b []byte, v byte) bool {
 	o := order{uint64(uintptr(unsafe.Pointer(&b[0]))), uint64(len(b)), uint64(v)}
 	answer := make([]byte, 1)
@@ -178,14 +178,15 @@ func mapped(t *testing.T, n, flags, advice int) []byte {
 	return b
 }
 
-// model is the record of a user of Memory: the chunks at their last Keep.
+// model records the chunks at their last Keep, as a user of Memory does.
 type model struct {
 	live, kept []byte
 	memory     *Memory
 	size       int
 }
 
-// edges reports whether the unwatched bytes are unchanged since Keep.
+// changed reports whether chunk i can have changed since Keep: its unwatched bytes differ, or the
+// memory says so.
 func (m *model) changed(i int) bool {
 	head, tail := m.memory.Edges()
 	a, b := i*m.size, min((i+1)*m.size, len(m.live))
@@ -198,7 +199,7 @@ func (m *model) changed(i int) bool {
 	return m.memory.Changed(i)
 }
 
-// Whatever writes to the memory: a chunk that is not Changed is equal to its value at Keep.
+// Whatever writes to the memory, a chunk that is not Changed is equal to its value at Keep.
 func TestEveryWriteIsSeen(t *testing.T) {
 	w := need(t)
 	ways := writers(t)
@@ -240,7 +241,7 @@ func TestEveryWriteIsSeen(t *testing.T) {
 						n := rapid.SampledFrom([]int{1, 100, 5000, 200_000}).Draw(t, "length")
 						at := rapid.IntRange(0, len(m.live)-n).Draw(t, "at")
 						ways[rapid.SampledFrom(names).Draw(t, "by")](m.live[at:at+n], byte(rapid.IntRange(0, 255).Draw(t, "value")))
-					case "give back": // as a runtime does with memory that it releases
+					case "give back": // as a runtime does with memory that it returns to the system
 						if where != "heap" {
 							from := rapid.IntRange(0, len(all)/4096-10).Draw(t, "page") * 4096
 							if err := unix.Madvise(all[from:from+10*4096], unix.MADV_DONTNEED); err != nil {
@@ -274,8 +275,8 @@ func TestEveryWriteIsSeen(t *testing.T) {
 	}
 }
 
-// Calm memory is watched where it does not change. What changes always costs nothing: none of its
-// pages is ever protected.
+// Calm memory is watched only where it does not change. A chunk that changes in every step costs
+// nothing: none of its pages is ever protected.
 func TestCalmMemory(t *testing.T) {
 	w := need(t)
 	const chunk, chunks = 256 << 10, 4
@@ -319,7 +320,8 @@ func TestCalmMemory(t *testing.T) {
 	if got := step(0, 2); !slices.Equal(got, []int{0, 1, 2}) {
 		t.Errorf("one of them is written to: %v", got)
 	}
-	// Chunk 3 is written to soon after it is watched each time, which becomes rare.
+	// Chunk 3 is written to each time soon after it is watched, so it is watched less and less
+	// often.
 	protected := 0
 	for range 400 {
 		write := []int{0, 1, 2}
@@ -376,7 +378,8 @@ func TestQuietMemoryIsQuiet(t *testing.T) {
 			t.Errorf("%d: written to %v, at %d", i, got, m.Look(3))
 		}
 	}
-	// Each step rewrites a whole chunk: it is watched for two steps and then rarely.
+	// Each step rewrites a whole chunk. The chunk is watched in one step, and after that a part of
+	// it in a few of the 300 steps.
 	whole, samples := 0, 0
 	for range 300 {
 		clear(b[6*chunk : 7*chunk])
@@ -393,7 +396,7 @@ func TestQuietMemoryIsQuiet(t *testing.T) {
 	if whole != 1 || samples < 5 || samples > 9 {
 		t.Errorf("a chunk that is always written to was watched in %d steps of 300, and a part of it in %d", whole, samples)
 	}
-	// It is watched again some time after that has ended.
+	// Some time after the writes have ended it is watched again.
 	steps := 0
 	for len(changed()) > 0 {
 		steps++

@@ -9,7 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// TestShare: every microbatch goes to one rank, and the shares are as even as the costs say.
+// TestShare: every microbatch is assigned to one rank, and the sizes of the shares are inversely
+// proportional to the ranks' costs, as far as possible.
 func TestShare(t *testing.T) {
 	for _, c := range []struct {
 		n, ranks int
@@ -41,8 +42,9 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// TestOneNode: of ranks times a power of two microbatches each rank has one node, as docs/steps.md
-// says, which says too how many all ranks have of other numbers.
+// TestOneNode: if the number of microbatches is the number of ranks times a power of two, each rank
+// has one node. For other numbers, the total number of nodes is the one in the table of
+// docs/steps.md.
 func TestOneNode(t *testing.T) {
 	for ranks := 1; ranks <= 9; ranks++ {
 		for leaves := ranks; leaves <= 256; leaves *= 2 {
@@ -73,8 +75,8 @@ func nodesOfAll(leaves, ranks int) (n int) {
 	return n
 }
 
-// TestShareTakesNodes: shares of all microbatches are as few nodes as their lengths have bits, and
-// those of some of them are a partition.
+// TestShareTakesNodes: if all microbatches are shared, each share consists of as few nodes as its
+// length has one bits. The shares of a subset are a partition of it.
 func TestShareTakesNodes(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 2000 {
@@ -110,8 +112,8 @@ func TestShareTakesNodes(t *testing.T) {
 	}
 }
 
-// TestAccept: whatever ranks say that they hold, each microbatch is under one node that counts or
-// is missing.
+// TestAccept: whatever nodes the ranks claim to hold, each microbatch either is below exactly one
+// accepted node, or is missing.
 func TestAccept(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -135,7 +137,7 @@ func TestAccept(t *testing.T) {
 	}
 }
 
-// TestCoalesce: what is left is the fewest nodes with the same leaves.
+// TestCoalesce: the result is the smallest set of nodes with the same leaves.
 func TestCoalesce(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 2000 {

@@ -14,7 +14,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// commit makes a snapshot of live, whose even blobs are copied and whose odd ones are Given.
+// commit makes a snapshot of live. Blobs with even indices are copied, and blobs with odd indices
+// are Given.
 func commit(s *Store, number uint64, live [][]byte, async bool) {
 	sources := make([]Source, len(live))
 	for i, b := range live {
@@ -50,8 +51,8 @@ func holds(t interface{ Errorf(string, ...any) }, m *Snapshot, number uint64, wa
 	}
 }
 
-// A commit overwrites the last snapshot where nobody holds it, and nothing else. Lent blobs tell
-// which of their chunks are gone, and an audit has the checksums of all.
+// A commit overwrites changed chunks of the last snapshot if nobody holds it, and no other chunks.
+// Lent blobs report which of their chunks are gone, and an audit has the checksums of all chunks.
 func TestOverwritten(t *testing.T) {
 	const chunks = 4
 	var s Store
@@ -66,7 +67,7 @@ func TestOverwritten(t *testing.T) {
 	at := data()
 	number, lent := s.Lend()
 	audited, done := s.Audit()
-	want := s.Last().Blobs()[0].Sums()[0] // of zeros, as all
+	want := s.Last().Blobs()[0].Sums()[0] // of zeros, like all chunks
 	for n := range 3 {
 		live[0][1]++
 		live[0][2*ChunkSize+1]++
@@ -98,7 +99,8 @@ func TestOverwritten(t *testing.T) {
 	}
 	held.Release()
 
-	// A snapshot in the background of training may not be sealed for long.
+	// A snapshot that is made in the background of training is not sealed for some time, so it must
+	// not overwrite the last one.
 	at = data()
 	live[0][1]++
 	commit(&s, 6, live, true)
@@ -107,7 +109,7 @@ func TestOverwritten(t *testing.T) {
 	}
 }
 
-// Readers of lent blobs and audits see one commit each, while others are made.
+// Readers of lent blobs and audits see the data of one commit each while other commits are made.
 func TestLentWhileCommitting(t *testing.T) {
 	const chunks, commits = 5, 60
 	var s Store
@@ -145,7 +147,7 @@ func TestLentWhileCommitting(t *testing.T) {
 		want := slices.Clone(s.Last().Blobs()[0].Sums())
 		blobs, done := s.Audit()
 		if n%2 == 0 {
-			clear(want[1:]) // computed by the audit alone
+			clear(want[1:]) // only the audit has computed these
 		}
 		reading.Go(func() {
 			defer done()
@@ -161,7 +163,8 @@ func TestLentWhileCommitting(t *testing.T) {
 	holds(t, s.Last(), commits, live)
 }
 
-// The chunks of a large store are allocated together, and are as apart as others.
+// The chunks of a large store are allocated together, but are as independent as those of a small
+// one.
 func TestLargeStore(t *testing.T) {
 	var s Store
 	live := [][]byte{make([]byte, (2*slabChunks+3)*ChunkSize+7)}
@@ -169,12 +172,12 @@ func TestLargeStore(t *testing.T) {
 		for i := 0; i < len(live[0]); i += ChunkSize {
 			live[0][i], live[0][min(i+ChunkSize, len(live[0]))-1] = byte(i>>20)+byte(n), byte(i>>20)^byte(n)
 		}
-		commit(&s, n, live, n == 1) // in the background: to other memory
+		commit(&s, n, live, n == 1) // a commit in the background uses other memory
 		holds(t, s.Last(), n, live)
 	}
 }
 
-// Restore writes to what differs, and reads what may.
+// Restore writes only to chunks that differ, and reads only chunks that may differ.
 func TestRestore(t *testing.T) {
 	var s Store
 	live := [][]byte{make([]byte, 3*ChunkSize+5)}
@@ -239,7 +242,7 @@ func TestSnapshotsNeverChange(t *testing.T) {
 	})
 }
 
-// A reader in the background sees one snapshot while others are made.
+// A reader in the background sees the data of one snapshot while other snapshots are made.
 func TestHoldWhileCommitting(t *testing.T) {
 	var s Store
 	live := [][]byte{make([]byte, 6*ChunkSize)}
@@ -391,8 +394,8 @@ func BenchmarkSum(b *testing.B) {
 	}
 }
 
-// Reserved memory is what the next snapshot uses while the newest is held, and Trim gives the rest
-// back.
+// The next snapshot uses the reserved memory if the newest is held. Trim returns the memory that no
+// snapshot uses to the system.
 func TestReserve(t *testing.T) {
 	var s Store
 	live := make([]byte, 20*ChunkSize+7)
@@ -404,10 +407,10 @@ func TestReserve(t *testing.T) {
 		p.Copy()
 		p.Seal()
 	}
-	s.Reserve() // of an empty store: nothing
+	s.Reserve() // the store is empty: nothing is reserved
 	commit(1)
 	s.Reserve()
-	s.Reserve() // there is enough
+	s.Reserve() // enough is reserved already
 	if s.extra != len(live) {
 		t.Fatalf("%d bytes are reserved, of %d", s.extra, len(live))
 	}
@@ -445,7 +448,8 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// resident returns the number of pages of b, but for the first and the last, that are in memory.
+// resident returns the number of pages of b that are in memory, without the first and the last
+// page.
 func resident(t *testing.T, b []byte) (n int) {
 	t.Helper()
 	size := os.Getpagesize()
@@ -460,7 +464,7 @@ func resident(t *testing.T, b []byte) (n int) {
 	return n
 }
 
-// inPlace makes a snapshot of live that lies in place.
+// inPlace makes a snapshot of live in place.
 func inPlace(s *Store, number uint64, live [][]byte) {
 	sources := make([]Source, len(live))
 	for i, b := range live {
@@ -508,7 +512,7 @@ func TestInPlace(t *testing.T) {
 		t.Errorf("%d bytes are kept for another copy, want %d", s.extra, len(live[0]))
 	}
 
-	// A save that is copied does not take over what lies in place, and ends it.
+	// A save that is copied does not take over the chunks that lie in place, and ends their use.
 	inPlace(&s, 2, live)
 	_, lent = s.Lend()
 	commit(&s, 3, live, false)
@@ -518,7 +522,8 @@ func TestInPlace(t *testing.T) {
 		t.Error("a copy lies in place, or what lay there is still lent")
 	}
 
-	// One that follows another without Vacate is of what is there now.
+	// A save in place that follows another without Vacate has the current bytes, with their
+	// checksums.
 	inPlace(&s, 4, live)
 	old := s.Last().Blobs()[0].Sum(0)
 	live[0][0] = 8
@@ -535,7 +540,8 @@ func TestInPlace(t *testing.T) {
 	}
 }
 
-// Readers and holders see one commit each while the memory in which it lies changes.
+// Readers and holders see the data of one commit each, while the live memory in which the commit
+// lies changes.
 func TestInPlaceWhileChanging(t *testing.T) {
 	const chunks, commits = 3, 40
 	live := [][]byte{make([]byte, chunks*ChunkSize)}

@@ -9,7 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
-// A value comes as differences from the one before, and a message of a few changes is short.
+// A value is sent as its differences from the previous one, so a message about a few changes is
+// short.
 func TestValues(t *testing.T) {
 	before := []*Value{NewValue([]byte("some bytes"), nil), NewValue(make([]byte, snapshot.ChunkSize+1), nil), nil}
 	now := []*Value{
@@ -35,8 +36,8 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// FuzzMessages: what is taken is within its bounds, and is read as the same when it is written
-// again.
+// FuzzMessages: an accepted message is within its bounds, and encodes and decodes to the same
+// message again.
 func FuzzMessages(f *testing.F) {
 	before := []*Value{NewValue([]byte("some bytes"), nil), NewValue(make([]byte, snapshot.ChunkSize+1), nil)}
 	now := []*Value{NewValue([]byte("other bytes"), before[0]), NewValue(append(make([]byte, snapshot.ChunkSize), 1), before[1])}

@@ -14,8 +14,8 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
-// member trains: a step adds its averages, of which each has the number of the step, to all of the
-// state.
+// member is a training worker with a feed. In each step it adds the step's number, which is also
+// the value of each byte of its averages, to every byte of the state.
 type member struct {
 	feed    *Feed
 	store   snapshot.Store
@@ -52,7 +52,7 @@ func (m *member) commit() {
 	p.Seal()
 }
 
-// step makes a step.
+// step makes one step.
 func (m *member) step() error {
 	averages := bytes.Repeat([]byte{byte(m.steps)}, m.feed.source.Size)
 	carried := func() ([][]byte, error) { return [][]byte{nil, m.position()}, nil }
@@ -67,17 +67,17 @@ func (m *member) step() error {
 	return nil
 }
 
-// visit returns a connection that the member serves.
+// visit returns a new connection, which the member serves.
 func (m *member) visit() net.Conn {
 	near, far := net.Pipe()
 	m.serving.Go(func() {
-		_ = Serve(far, func() *Supply { return &Supply{Feed: m.feed} }) // the other end checks what comes
+		_ = Serve(far, func() *Supply { return &Supply{Feed: m.feed} }) // the other end checks what it receives
 		far.Close()
 	})
 	return near
 }
 
-// stands waits for the commit of a follower and returns the number of its steps.
+// stands waits until a follower has its commit, and returns the number of steps in that commit.
 func stands(t *testing.T, f *Follower) (steps uint64) {
 	t.Helper()
 	select {
@@ -88,8 +88,8 @@ func stands(t *testing.T, f *Follower) (steps uint64) {
 	return f.Head.Steps
 }
 
-// Memory for another commit is given back some steps after a follower has its own, however many it
-// was sent before.
+// The memory for another commit is trimmed some steps after the follower has received its commit,
+// however many steps were sent before.
 func TestMemoryIsGivenBack(t *testing.T) {
 	m := newMember(1, 1)
 	trims := 0
@@ -118,8 +118,8 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	reading.Wait()
 }
 
-// A follower has the member's state after each step, although all of it changes in each, whenever
-// it comes.
+// A follower has the member's state after each step, although each step changes all of it, and
+// regardless of when the follower comes.
 func TestFollow(t *testing.T) {
 	for _, length := range []int{1, snapshot.ChunkSize + 3} {
 		for _, averages := range []int{1, snapshot.ChunkSize + 1} {
@@ -178,8 +178,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// A follower that is too slow is told so; what it has received is in order, and a member waits for
-// it in no step.
+// A follower that is too slow gets ErrLost. The steps that it has received are in order, and no
+// step of the member waits for it.
 func TestLost(t *testing.T) {
 	const averages = smallKept / leastKept // two steps are kept
 	m := newMember(1, averages)
@@ -189,7 +189,7 @@ func TestLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	stands(t, f)
-	for range 6 { // nobody takes what is ready
+	for range 6 { // nothing takes the steps that are ready
 		if err := m.step(); err != nil {
 			t.Fatal(err)
 		}
@@ -215,7 +215,8 @@ func TestLost(t *testing.T) {
 	m.serving.Wait()
 }
 
-// One follower at a time takes a commit, of a member with the same state.
+// A follower is refused if its layout differs from the member's, while another follower takes a
+// commit, and if there is no running feed.
 func TestRefused(t *testing.T) {
 	m := newMember(3*snapshot.ChunkSize, 4)
 	memory := func(layout string) Memory {
@@ -229,7 +230,7 @@ func TestRefused(t *testing.T) {
 		t.Errorf("a state of another layout: %v", err)
 	}
 	m.serving.Wait()
-	held := m.visit() // reads nothing more
+	held := m.visit() // reads nothing after the first byte
 	var head [1]byte
 	if err := (&link{conn: held}).write(askToFollow, 0, nil); err != nil {
 		t.Fatal(err)
@@ -244,7 +245,7 @@ func TestRefused(t *testing.T) {
 	m.serving.Wait()
 	near, far := net.Pipe()
 	m.serving.Go(func() {
-		_ = Serve(far, func() *Supply { return nil }) // the other end checks what comes
+		_ = Serve(far, func() *Supply { return nil }) // the other end checks what it receives
 		far.Close()
 	})
 	if _, err := Follow(t.Context(), near, memory(layout)); !errors.Is(err, errNone) {
@@ -257,7 +258,7 @@ func TestRefused(t *testing.T) {
 	m.serving.Wait()
 }
 
-// A follower ends with its context, a source with its connection.
+// A follower ends with its context. Serving it ends with its connection.
 func TestEnds(t *testing.T) {
 	m := newMember(1, 1)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -145,7 +145,7 @@ func same(t *testing.T, got, want [][]byte) {
 func TestTake(t *testing.T) {
 	live := [][]byte{random(24*snapshot.ChunkSize + 5), nil, random(snapshot.ChunkSize), random(3)}
 	givers := []*giver{newGiver(live...), newGiver(live...), newGiver(live...)}
-	// On a busy machine one of them could supply everything before another is scheduled.
+	// On a busy machine one of the sources could supply everything before another is scheduled.
 	var waiting sync.WaitGroup
 	for _, g := range givers {
 		waiting.Add(1)
@@ -188,7 +188,7 @@ func (s *severed) Write(b []byte) (int, error) {
 	return s.Conn.Write(b)
 }
 
-// A source that dies, or sends a wrong bit, delays only its share.
+// A source that dies or sends a flipped bit delays only its own share.
 func TestTakeFromFaultySources(t *testing.T) {
 	live := random(10*snapshot.ChunkSize + 1)
 	for _, flip := range []bool{false, true} {
@@ -211,8 +211,8 @@ func TestTakeFromFaultySources(t *testing.T) {
 	}
 }
 
-// Of sources with different newest commits the majority's is used, and those without a usable state
-// are ignored.
+// If the newest commits of the sources differ, the majority's is used. Sources without a usable
+// state are ignored.
 func TestTakeFromTheMajority(t *testing.T) {
 	live := random(5 * snapshot.ChunkSize)
 	odd := slices.Clone(live)
@@ -272,8 +272,8 @@ func TestTakeWhatMoves(t *testing.T) {
 	}
 }
 
-// Chunks that the source overwrites during a fetch are fetched later, or left out if that goes on.
-// The source keeps nothing for those who fetch.
+// Chunks that the source overwrites during a fetch are fetched later, or left out if they are
+// overwritten repeatedly. The source keeps no copies for readers.
 func TestTakeWhatIsOverwritten(t *testing.T) {
 	const chunks = 40
 	for _, c := range []struct {
@@ -316,7 +316,7 @@ func TestTakeWhatIsOverwritten(t *testing.T) {
 	}
 }
 
-// The end of the context ends Take.
+// Take ends when its context ends.
 func TestTakeIsEnded(t *testing.T) {
 	live := random(4 * snapshot.ChunkSize)
 	ctx, cancel := context.WithCancel(t.Context())
