@@ -67,7 +67,7 @@ func TestVerdict(t *testing.T) {
 }
 
 // TestAwaits: the others wait for a follower that lacks only the averages of the last step, if the
-// member that it follows is one of them and has applied that step.
+// member it follows is one of them and has applied that step.
 func TestAwaits(t *testing.T) {
 	member := func(applied, feed uint64) standing {
 		return standing{state: true, within: true, applied: applied, feed: feed}
