@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// fewColours returns the image with a palette of its 256 most frequent colours, others being the
-// nearest of them.
+// fewColours returns the image with a palette of its 256 most frequent colours. It replaces every
+// other colour by the nearest of them.
 func fewColours(img image.Image) *image.Paletted {
 	b := img.Bounds()
 	counts := map[color.RGBA]int{}

@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/dashboard/dashboardtest"
 )
 
-// frames measures a page from its beginning: the times between frames, and tasks of the main thread
-// of more than 50 ms, all in milliseconds.
+// frames is a script that measures a page from its start: the times between frames, and the tasks
+// of the main thread that take more than 50 ms, all in milliseconds.
 const frames = `
 	window.frames_ = [];
 	window.tasks_ = [];
@@ -26,7 +26,7 @@ const frames = `
 	new PerformanceObserver((list) => { for (const e of list.getEntries()) window.tasks_.push(e.duration); }).observe({ type: "longtask", buffered: true });
 `
 
-// scroll moves the page down and up again, a little in each frame.
+// scroll scrolls the page down and up again, a few pixels in each frame.
 const scroll = `new Promise((done) => {
 	let n = 0;
 	requestAnimationFrame(function step() {
@@ -36,8 +36,8 @@ const scroll = `new Promise((done) => {
 	});
 })`
 
-// TestThousand: a page of 1,000 workers, of which forty change twice a second and all commit, is
-// scrolled and used. It prints how smoothly.
+// TestThousand scrolls and uses a page of 1,000 workers. Forty of them change twice a second, and
+// all of them commit. It prints how smoothly the page moves.
 func TestThousand(t *testing.T) {
 	const hosts, slots, watched = 125, 8, 20 * time.Second
 	job := dashboardtest.Large(dashboardtest.Begun, hosts, slots)

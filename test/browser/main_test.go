@@ -21,7 +21,7 @@ import (
 var (
 	shots    = flag.String("shots", "", "folder for the screenshots of the documentation")
 	programs follow.Programs
-	chromium string // its path
+	chromium string // the path of chromium
 )
 
 func TestMain(m *testing.M) {
@@ -76,7 +76,7 @@ type action = chromedp.Action[chromedp.Void]
 // css selects an element.
 type css = chromedp.CSS
 
-// try performs actions within the patience.
+// try performs actions and allows them the time patience.
 func try(ctx context.Context, actions ...action) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -91,7 +91,7 @@ func do(t *testing.T, ctx context.Context, actions ...action) {
 	}
 }
 
-// evaluate returns the value of an expression of the page.
+// evaluate returns the value of a JavaScript expression on the page.
 func evaluate[T any](t *testing.T, ctx context.Context, expression string) T {
 	t.Helper()
 	v, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
@@ -101,12 +101,12 @@ func evaluate[T any](t *testing.T, ctx context.Context, expression string) T {
 	return v
 }
 
-// holds waits until an expression of the page is true.
+// holds waits until a JavaScript expression on the page is true.
 func holds(expression string) action {
 	return chromedp.Poll[chromedp.Void]("!!("+expression+")", chromedp.WithPollingInterval(50*time.Millisecond), chromedp.WithPollingTimeout(patience))
 }
 
-// serve serves a page in this process until the test ends.
+// serve serves a dashboard from this process until the test ends.
 func serve(t *testing.T, cfg dashboard.Config) (*dashboard.Server, dashboard.Tokens) {
 	t.Helper()
 	cfg.Tokens, cfg.Listen = dashboard.NewTokens(), "127.0.0.1:0"

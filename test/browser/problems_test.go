@@ -12,8 +12,8 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// problems fails the test at its end where the page has thrown an error, or the browser has
-// complained, as of what the policy forbids.
+// problems fails the test at its end if the page threw an error or the browser complained, for
+// example about something that the content security policy forbids.
 func problems(t *testing.T, ctx context.Context) {
 	var mu sync.Mutex
 	var all []string
@@ -44,7 +44,8 @@ func problems(t *testing.T, ctx context.Context) {
 	})
 }
 
-// expected are complaints about what tests do on purpose: the server is gone, or refuses.
+// expected returns whether text is a complaint about what tests cause on purpose: the server is
+// gone, or it refuses a request.
 func expected(text string) bool {
 	return strings.Contains(text, "net::ERR_") || strings.Contains(text, "status of 409") || strings.Contains(text, "status of 404") ||
 		strings.Contains(text, "status of 401") || strings.Contains(text, "status of 403")

@@ -10,7 +10,7 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// replay plays the events of the README's picture, and returns the URL of the page.
+// replay replays the events of the README's picture and returns the URL of the page.
 func replay(t *testing.T, speed string) string {
 	t.Helper()
 	cmd := exec.Command(programs.Hvdrun, "replay", "../../internal/replay/testdata/faults.jsonl", "--speed", speed, "--listen", "127.0.0.1:0")
@@ -24,7 +24,7 @@ func replay(t *testing.T, speed string) string {
 	}
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // it is killed above
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
 	_, url, found := strings.Cut(strings.TrimSpace(line), " at ")
@@ -34,7 +34,7 @@ func replay(t *testing.T, speed string) string {
 	return url
 }
 
-// TestReplay: a past job is seen while it trains and at its end, and cannot be steered.
+// TestReplay shows a past job while it trains and at its end; the page offers no way to steer it.
 func TestReplay(t *testing.T) {
 	t.Parallel()
 	ctx := open(t, 1280, 900, replay(t, "0.2"))

@@ -16,10 +16,11 @@ import (
 	"github.com/hvdrun/hvdrun/internal/dashboard/dashboardtest"
 )
 
-// mostShot bounds a screenshot of the documentation, in bytes.
+// mostShot bounds the size of a screenshot of the documentation, in bytes.
 const mostShot = 150 << 10
 
-// TestScreenshots: the page looks as in the documentation, light and dark, large and on a phone.
+// TestScreenshots: the page looks as in the documentation: light and dark, on a large screen and on
+// a phone.
 func TestScreenshots(t *testing.T) {
 	now := dashboardtest.Begun.Add(102 * time.Minute)
 	for _, c := range []struct {
@@ -89,7 +90,7 @@ func TestScreenshots(t *testing.T) {
 	}
 }
 
-// look finds what is wrong with a layout: something is wider than the screen.
+// look fails the test if an element is wider than the screen.
 func look(t *testing.T, ctx context.Context, width int) {
 	t.Helper()
 	wide := evaluate[[]string](t, ctx, `[...document.querySelectorAll("main *, header *")].filter((e) => {
@@ -101,7 +102,8 @@ func look(t *testing.T, ctx context.Context, width int) {
 	}
 }
 
-// keep writes a screenshot to the folder of the documentation, with few colours, to be small.
+// keep writes a screenshot to the folder of the documentation, with few colours so that the file is
+// small.
 func keep(t *testing.T, name string, shot []byte) {
 	t.Helper()
 	img, err := png.Decode(bytes.NewReader(shot))

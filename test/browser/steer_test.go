@@ -37,7 +37,7 @@ func train(t *testing.T, width, height int) *real {
 		t.Fatal(err)
 	}
 	j := &real{t: t, Running: r}
-	t.Cleanup(func() { // the driver may be another by then
+	t.Cleanup(func() { // another process can be the driver by then
 		j.Kill()
 		if t.Failed() {
 			if res, err := j.Wait(); err == nil {
@@ -51,7 +51,7 @@ func train(t *testing.T, width, height int) *real {
 	return j
 }
 
-// url returns where the job's page is, with the token to steer.
+// url returns the URL of the job's page, with the token that permits steering.
 func (j *real) url() string {
 	j.t.Helper()
 	folder, err := j.Folder()
@@ -72,7 +72,7 @@ func (j *real) do(actions ...action) {
 	do(j.t, j.ctx, actions...)
 }
 
-// trains waits until a world of so many workers, later than a generation, has committed, and
+// trains waits until a world of size workers with a generation above after has committed, and
 // returns its generation.
 func (j *real) trains(after uint64, size int) (generation uint64) {
 	j.t.Helper()
@@ -95,7 +95,7 @@ func (j *real) trains(after uint64, size int) (generation uint64) {
 	return generation
 }
 
-// commands returns how many commands of people the job has recorded.
+// commands returns the number of commands that the job has recorded.
 func (j *real) commands() int {
 	j.t.Helper()
 	if err := j.Look(); err != nil {
@@ -110,8 +110,8 @@ func (j *real) commands() int {
 	return n
 }
 
-// asked clicks what asks first, checks that nothing is done unless that is confirmed, and that what
-// is confirmed is done once.
+// asked clicks elements that open the dialog with the title. It checks that nothing is done before
+// the dialog is confirmed, and that the command is then carried out once.
 func (j *real) asked(title string, click []string, fill ...action) {
 	j.t.Helper()
 	before := j.commands()
@@ -135,7 +135,7 @@ func (j *real) asked(title string, click []string, fill ...action) {
 	}
 }
 
-// opens clicks until the dialog of that title is open: a person clicks again where the page has
+// opens clicks until the dialog with the title is open. Like a person, it clicks again if the page
 // moved under the mouse.
 func (j *real) opens(title string, click []string) {
 	j.t.Helper()
@@ -148,8 +148,8 @@ func (j *real) opens(title string, click []string) {
 		if err == nil {
 			return
 		}
-		// The page may not have drawn the first choice before the second click, which then was for
-		// what had been chosen before: that dialog says so.
+		// If the page did not draw the first choice before the second click, that click applied to
+		// the previous choice, and the dialog that is open shows that.
 		if evaluate[bool](j.t, j.ctx, `!!document.querySelector("#ask[open]")`) {
 			j.click("#ask-no")
 			j.do(holds(`!document.querySelector("#ask[open]")`))
@@ -158,8 +158,8 @@ func (j *real) opens(title string, click []string) {
 	j.t.Fatalf("%s: %d clicks on %q open no dialog", title, clicks, click)
 }
 
-// click clicks the middles of elements with the mouse, one after the other. The page may draw them
-// anew at any time, so that no element is held.
+// click clicks the centres of elements with the mouse, one after the other. It looks each element
+// up again, because the page can redraw it at any time.
 func (j *real) click(selectors ...string) {
 	j.t.Helper()
 	type point struct{ X, Y float64 }
@@ -175,10 +175,11 @@ func (j *real) click(selectors ...string) {
 	}
 }
 
-// slotOf selects the slot of a place.
+// slotOf returns the selector of the slot at a place.
 func slotOf(place string) string { return `.slot[title^="` + place + ` "]` }
 
-// TestButtons: each button asks first; then what it says happens in the job, and shows on the page.
+// TestButtons: each button asks first; then the job does what the dialog says, and the page shows
+// it.
 func TestButtons(t *testing.T) {
 	j := train(t, 1280, 1000)
 	slot := slotOf("127.0.0.1:1")
@@ -220,7 +221,7 @@ func TestButtons(t *testing.T) {
 	j.do(holds(`document.querySelector("#state").textContent === "stopped" || document.querySelector("#link.off")`))
 }
 
-// refused asks for what the job refuses: the dialog says why, and stays.
+// refused asks for something that the job refuses: the dialog says why, and stays open.
 func (j *real) refused() {
 	j.t.Helper()
 	j.do(chromedp.Click(css("#scale")), holds(`document.querySelector("#ask[open]")`), chromedp.Clear(css("#min-np")), chromedp.SendKeys(css("#min-np"), "4"),
@@ -228,14 +229,15 @@ func (j *real) refused() {
 		chromedp.Click(css("#ask-no")), holds(`!document.querySelector("#ask[open]")`))
 }
 
-// TestKeyboard: all of the page can be done by keys.
+// TestKeyboard: everything on the page can be done with the keyboard.
 func TestKeyboard(t *testing.T) {
 	j := train(t, 1280, 1000)
 	key := chromedp.KeyEvent
 	focused := func(selector string) action {
 		return holds(fmt.Sprintf(`document.activeElement.matches(%q)`, selector))
 	}
-	// Tab leads to the skip link and through the header to the slots, of which one is in the order.
+	// Tab moves to the skip link and through the header to the slots, one of which is in the tab
+	// order.
 	for range 30 {
 		j.do(key(kb.Tab))
 		if evaluate[bool](t, j.ctx, `document.activeElement.matches(".slot")`) {
@@ -244,22 +246,22 @@ func TestKeyboard(t *testing.T) {
 	}
 	j.do(focused(`.slot[title^="localhost:0 "]`), key(kb.ArrowRight), focused(`.slot.selected[title^="localhost:1 "]`), key(kb.ArrowLeft), key(kb.ArrowRight),
 		key(kb.ArrowRight), focused(`.slot.selected[title^="127.0.0.1:0 "]`), holds(`document.querySelector("#selected-title").textContent === "Slot 127.0.0.1:0"`))
-	// A key asks, Escape denies.
+	// A key opens the dialog, and Escape cancels it.
 	before := j.commands()
 	j.do(key("d"), holds(`document.querySelector("#ask[open]") && document.querySelector("#ask-title").textContent === "Drain 127.0.0.1:0?"`),
 		focused("#ask-no"), key(kb.Escape), holds(`!document.querySelector("#ask[open]")`))
 	if n := j.commands(); n != before {
 		t.Errorf("%d commands after Escape", n-before)
 	}
-	// Tab goes to the button that confirms, and Enter presses it.
+	// Tab moves to the button that confirms, and Enter presses it.
 	j.do(key("d"), holds(`document.querySelector("#ask[open]")`), key(kb.Tab), focused("#ask-yes"), key(kb.Enter), holds(`!document.querySelector("#ask[open]")`))
 	g := j.trains(1, 3)
 	j.do(key("r"), holds(`document.querySelector("#ask-title").textContent === "Use 127.0.0.1:0 again?"`), key(kb.Tab), key(kb.Enter))
 	j.trains(g, 4)
 	j.do(holds(`document.querySelector(".slot.selected.s-training")`), key("o"), holds(`document.querySelector("#output-note").textContent.length > 0`))
 	j.do(key("s"), holds(`document.querySelector("#ask[open]")`), focused("#min-np"), key(kb.Escape))
-	// The filter takes letters as text, not as commands.
-	// A keyboard sends a key and its letter as one event, of which the page leaves out the letter.
+	// The filter takes letters as text, not as commands. A keyboard sends a key and its letter as
+	// one event; the page must ignore the letter.
 	if _, err := chromedp.Call(j.ctx, input.DispatchKeyEvent, input.DispatchKeyEventParams{
 		Type: input.DispatchKeyEventTypeKeyDown, Key: "/", Code: "Slash", Text: "/", WindowsVirtualKeyCode: 191,
 	}); err != nil {
@@ -272,8 +274,9 @@ func TestKeyboard(t *testing.T) {
 	j.do(key("t"), holds(`document.documentElement.dataset.theme === "light"`), key("t"), holds(`document.documentElement.dataset.theme === "dark"`))
 }
 
-// TestResume: the page says that its job's hvdrun is gone. One that hvdrun dashboard serves goes on
-// with the next one; the job's own says that it needs the URL with the tokens of that.
+// TestResume: the page says that its job's hvdrun has exited. A page that hvdrun dashboard serves
+// continues with the next driver; the job's own page says that it needs the URL with that driver's
+// tokens.
 func TestResume(t *testing.T) {
 	j := train(t, 1280, 1000)
 	g := j.Generation
@@ -298,7 +301,7 @@ func TestResume(t *testing.T) {
 	if next.PID == pid {
 		t.Fatal("it is the same process")
 	}
-	// The tokens of the page have ended with their hvdrun.
+	// The tokens of the page are no longer valid once their hvdrun has exited.
 	j.do(holds(`document.querySelector("#banners").textContent.includes("--url prints the new URL")`))
 	j.ctx = open(t, 1280, 1000, j.url())
 	j.do(chromedp.WaitVisible(css(".slot")))
@@ -308,7 +311,8 @@ func TestResume(t *testing.T) {
 			holds(`document.querySelectorAll(".slot.s-training").length === 4 && !document.querySelector("#stop").disabled`))
 	}
 	j.do(holds(`!document.querySelector("#banners").textContent.includes("no answer")`))
-	// The records of starts say what other events say: they are for those who look for them.
+	// The records of starts repeat what other events say: the page shows them only if the filter
+	// asks for them.
 	records := `[...document.querySelectorAll("#events li")].some((e) => e.textContent.includes("audit") && e.textContent.includes("start localhost:"))`
 	filter := func(text string) string {
 		return fmt.Sprintf(`(document.querySelector("#filter").value = %q, document.querySelector("#filter").dispatchEvent(new Event("input")), true)`, text)
@@ -320,7 +324,7 @@ func TestResume(t *testing.T) {
 	do(t, beside, holds(`document.querySelectorAll(".slot.s-drained").length === 1`))
 }
 
-// serveBeside runs hvdrun dashboard for the job, and returns the URL to steer.
+// serveBeside runs hvdrun dashboard for the job and returns the URL that permits steering.
 func (j *real) serveBeside(folder string) string {
 	j.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -334,7 +338,7 @@ func (j *real) serveBeside(folder string) string {
 	}
 	j.t.Cleanup(func() {
 		cancel()
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait() // it is killed above
 	})
 	text := ""
 	for b := make([]byte, 4096); ; {
