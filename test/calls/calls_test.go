@@ -34,8 +34,8 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// job is one with checkpoints, a folder, shared memory, sockets, and a worker that is killed. The
-// commands run hvdrun, and each worker.
+// job returns a job with checkpoints, a folder, shared memory, sockets, and a worker that is
+// killed. hvdrun and worker are the commands that run hvdrun and each worker.
 func job(hvdrun, worker []string) follow.Job {
 	trainer := []string{programs.Trainer, "-log", "steplog", "-dir", ".", "-steps", "10", "-checkpoints", "checkpoints",
 		"-exit", "127.0.0.2:0@step=4:kill"}
@@ -47,15 +47,15 @@ func job(hvdrun, worker []string) follow.Job {
 	}
 }
 
-// outcome is what a job came to.
+// outcome is the result of a job.
 type outcome struct {
 	status     int
 	hung       bool
 	output     string
-	result     string   // what rank 0 has of the last step
-	warnings   []string // other than those about the killed worker, of the driver and each rank
-	twice      bool     // one of them repeats a warning
-	checkpoint bool     // the last commit is on disk
+	result     string   // rank 0's line of the last step
+	warnings   []string // from the driver and each rank, without those about the killed worker
+	twice      bool     // whether one of them repeats a warning
+	checkpoint bool     // whether the last commit is on disk
 }
 
 var (
@@ -100,8 +100,8 @@ func run(t *testing.T, j follow.Job) outcome {
 	return o
 }
 
-// judge returns what is wrong with the outcome of a job to which a call was refused; plain is that
-// of a job to which none was.
+// judge returns what is wrong with the outcome of a job for which the kernel refused call c, or "".
+// plain is the outcome of a job without a refusal.
 func (o outcome) judge(c call, plain outcome) string {
 	switch {
 	case o.hung:
@@ -122,7 +122,7 @@ func (o outcome) judge(c call, plain outcome) string {
 	return ""
 }
 
-// text is the outcome in the table.
+// text returns the outcome as a cell of the table.
 func (o outcome) text(c call) string {
 	if o.status == 0 && len(o.warnings) == 0 {
 		return "well"
@@ -137,8 +137,8 @@ func (o outcome) text(c call) string {
 	return fmt.Sprintf("status %d: %s", o.status, told)
 }
 
-// A job to which the kernel refuses a call ends well, perhaps with a warning, or ends at once with
-// an error that names what is missing.
+// TestRefusedCalls: a job for which the kernel refuses a system call succeeds, possibly with a
+// warning, or fails at once with an error that names what is missing.
 func TestRefusedCalls(t *testing.T) {
 	plain := run(t, job(nil, nil))
 	if why := plain.judge(call{}, plain); why != "" || plain.result == "" || len(plain.warnings) > 0 {
@@ -181,8 +181,8 @@ func TestRefusedCalls(t *testing.T) {
 	}
 }
 
-// changing is what differs between two outcomes that are alike: paths, times, the error's text.
+// changing matches what differs between two equal outcomes: paths, times and the text of the error.
 var changing = regexp.MustCompile(`/tmp/\S+/|\d\d:\d\d:\d\d\S*|/proc/\d+/fd/\d+|\((?:operation|function|no locks|invalid|illegal|too many|no space)[a-z ]*\)`)
 
-// few are the cases that every change must pass.
+// few are the cases that run in every check of a change.
 var few = []string{"flock ENOSYS", "fsync EINVAL", "fallocate EOPNOTSUPP", "pidfd_open ENOSYS", "clone3 ENOSYS", "memfd_create ENOSYS"}

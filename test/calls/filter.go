@@ -1,6 +1,6 @@
 // Package calls makes the kernel refuse single system calls to the programs that a test runs, as an
-// old kernel, a container's filter or a file system that lacks them does. Its tests run whole jobs
-// so. Nothing of it needs rights: a filter is of a process, and of its descendants.
+// old kernel, a container's filter or a file system without them does. Its tests run whole jobs
+// under such refusals. It needs no privileges: a filter applies to one process and its descendants.
 package calls
 
 import (
@@ -15,23 +15,23 @@ import (
 
 // Refusal is a system call that fails.
 type Refusal struct {
-	// Call is the number of the call, as unix.SYS_FLOCK has it.
+	// Call is the number of the system call, such as unix.SYS_FLOCK.
 	Call uint32
-	// If, where it is not nil, restricts the refusal to calls with such an argument.
+	// If, if not nil, restricts the refusal to calls whose argument matches.
 	If *Argument
-	// Errno is what the call returns, and does nothing else.
+	// Errno is the error that the call returns. The call has no other effect.
 	Errno unix.Errno
 }
 
-// Argument is true of calls whose argument of an index, from 0, is within First to Last, as numbers
-// of 32 bits without sign.
+// Argument matches calls whose argument number Index, from 0, lies in First to Last; the values are
+// unsigned 32-bit numbers.
 type Argument struct{ Index, First, Last uint32 }
 
-// word begins the arguments of a process that is to refuse a call to a program.
+// word is the first argument of a process that Wrap starts.
 const word = "refuse-a-call"
 
-// Wrap returns the command, of this very executable, that runs the program whose path and arguments
-// are appended. become must see its arguments.
+// Wrap returns a command that runs this executable. The caller appends the path and the arguments
+// of the program to run, and become in the new process applies the refusal and executes it.
 func (r Refusal) Wrap() []string {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -40,9 +40,9 @@ func (r Refusal) Wrap() []string {
 	return []string{os.Args[0], word, string(text)}
 }
 
-// become is for the beginning of a TestMain. It returns nil at once where this process was not
-// started by the words of [Refusal.Wrap]; where it was, it becomes the program that they run, or
-// returns why not.
+// become must be called at the beginning of a TestMain. It returns nil at once if this process was
+// not started by the command of [Refusal.Wrap]. Otherwise it replaces the process by the program to
+// run, or returns the error that prevents it.
 func become() error {
 	if len(os.Args) < 4 || os.Args[1] != word {
 		return nil
@@ -62,13 +62,14 @@ func become() error {
 	return fmt.Errorf("calls: %w", err)
 }
 
-// Offsets in the kernel's struct seccomp_data, of which BPF reads words of 32 bits.
+// Offsets in the kernel's struct seccomp_data, which BPF reads in words of 32 bits.
 const (
 	ofCall      = 0
 	ofArguments = 16
 )
 
-// Enter has all threads of this process, and what they start, refused the call for good.
+// Enter makes the kernel refuse the call to all threads of this process and to all processes that
+// they start, permanently.
 func (r Refusal) Enter() error {
 	const load, equal, atLeast, above, give = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K,
 		unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K, unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K, unix.BPF_RET | unix.BPF_K
@@ -79,7 +80,7 @@ func (r Refusal) Enter() error {
 	} else {
 		filter = append(filter,
 			unix.SockFilter{Code: equal, K: r.Call, Jf: 4},
-			unix.SockFilter{Code: load, K: ofArguments + 8*a.Index}, // its lower half, of little-endian machines
+			unix.SockFilter{Code: load, K: ofArguments + 8*a.Index}, // the lower half on little-endian machines
 			unix.SockFilter{Code: atLeast, K: a.First, Jf: 2},
 			unix.SockFilter{Code: above, K: a.Last, Jt: 1})
 	}

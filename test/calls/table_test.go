@@ -2,30 +2,30 @@ package calls
 
 import "golang.org/x/sys/unix"
 
-// call is a system call that a job can do without, or must say so.
+// call is a system call that a job works without, or whose absence it must report.
 type call struct {
 	name string
 	nr   uint32
-	of   *Argument // which calls of it; nil: all
-	// errs are what it may plausibly return: what old kernels, filters of containers, file systems
-	// and bounds of a user do.
+	of   *Argument // the calls that are refused, by an argument; nil: all
+	// errs are the errors that the call can plausibly return, from old kernels, filters of
+	// containers, file systems and limits of a user.
 	errs []unix.Errno
-	// workers: the call is refused to the workers alone.
+	// workers: the call is refused only to the workers.
 	workers bool
-	// refused is a part of the error by which the job then ends; empty: the job ends well.
+	// refused is a part of the error with which the job then ends; empty: the job succeeds.
 	refused string
 }
 
 const (
 	perm, nosys, inval, notsup = unix.EPERM, unix.ENOSYS, unix.EINVAL, unix.EOPNOTSUPP
-	af                         = 0 // the index of a socket's family
+	af                         = 0 // the index of the address family among socket's arguments
 )
 
 func errs(all ...unix.Errno) []unix.Errno { return all }
 
 func is(index, value uint32) *Argument { return &Argument{index, value, value} }
 
-// all are the calls of the table.
+// all is the table of calls.
 var all = []call{
 	// Files.
 	{"flock", unix.SYS_FLOCK, nil, errs(nosys, unix.ENOLCK, notsup, perm, inval, unix.EIO), false, ""},
