@@ -27,15 +27,15 @@ const (
 	later kind = "later" // by check all alone
 )
 
-// line is what a package, or each package without a line of its own, may take.
+// line is the limit of a package, or of each package without a line of its own.
 type line struct {
 	pkg     string // the folder, or "*"
 	seconds float64
 	kind    kind
-	plain   []string // of a package of kind race: the tests that run plain
+	plain   []string // of a package of kind race: the tests that run without the race detector
 }
 
-// flags are those with which the test binary of this package runs the tests of a kind.
+// flags returns the flags with which the test binary of this package runs the tests of a kind.
 func (l line) flags(k kind) []string {
 	if len(l.plain) == 0 {
 		return nil
@@ -53,8 +53,9 @@ type budget struct {
 	lines map[string]line // by folder
 }
 
-// parseBudget reads lines of "folder seconds kind", and comments that begin with #. A line that
-// begins with white space goes on with the one before: it has names of tests that run plain.
+// parseBudget parses lines of "folder seconds kind", and comments that begin with #. A line that
+// begins with white space continues the one before: it names tests that run without the race
+// detector.
 func parseBudget(text string) (budget, error) {
 	b := budget{lines: map[string]line{}}
 	n, last := 0, ""
@@ -102,7 +103,7 @@ func parseBudget(text string) (budget, error) {
 	return b, nil
 }
 
-// of returns the line of a package by its folder.
+// of returns the line of the package in a folder.
 func (b budget) of(dir string) line {
 	if l, is := b.lines[dir]; is {
 		return l
@@ -110,8 +111,8 @@ func (b budget) of(dir string) line {
 	return line{pkg: dir, seconds: b.rest.seconds, kind: b.rest.kind}
 }
 
-// split sorts the folders of packages with tests by their kinds; one of which some tests run plain
-// has two. A line without a package is an error.
+// split groups the folders of packages with tests by their kinds; a package with some plain tests
+// is in two groups. It returns an error if a line names no package.
 func (b budget) split(dirs []string) (byKind map[kind][]string, err error) {
 	byKind = map[kind][]string{}
 	for _, dir := range dirs {
@@ -129,8 +130,8 @@ func (b budget) split(dirs []string) (byKind map[kind][]string, err error) {
 	return byKind, err
 }
 
-// readUsage reads what under has recorded, and adds up the runs of each package; folders are those
-// of root.
+// readUsage reads what check under recorded and adds up the runs of each package. root is the
+// folder of the module.
 func readUsage(file, root string) (all []usage, err error) {
 	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -160,7 +161,7 @@ func readUsage(file, root string) (all []usage, err error) {
 	return all, nil
 }
 
-// dearest formats the n packages that took most, beside their lines.
+// dearest formats a table of the n packages that took the most time, with their lines.
 func (b budget) dearest(all []usage, n int) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%9s %7s %7s  %s\n", "processor", "line", "wall", "package")
@@ -175,9 +176,9 @@ func (b budget) dearest(all []usage, n int) string {
 	return text.String()
 }
 
-// pace is the median of what packages took, as a share of their lines: about 0.5 on an idle machine
+// pace returns the median share of their lines that packages took: about 0.5 on an idle machine
 // like the one on which the lines were measured. Packages without a line of their own take too
-// little to tell.
+// little time to count.
 func (b budget) pace(all []usage) float64 {
 	var shares []float64
 	for _, u := range all {
@@ -192,9 +193,9 @@ func (b budget) pace(all []usage) float64 {
 	return shares[len(shares)/2]
 }
 
-// exceeded names the packages that took more than their lines, and more than twice what the pace of
-// the others lets them take: on a machine of another kind, or beside other work, all packages take
-// more.
+// exceeded returns a message for each package that took more than its line, and more than twice
+// what the pace of the others allows: on another kind of machine, or beside other work, all
+// packages take more time.
 func (b budget) exceeded(all []usage) (over []string) {
 	pace := b.pace(all)
 	for _, u := range all {

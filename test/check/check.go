@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// step is a part of check besides the tests: a command that succeeds. A step with output fails too,
-// if it is silent.
+// step is a part of check besides the tests: a command that must succeed. A silent step also fails
+// if it prints something.
 type step struct {
 	name   string
 	env    []string
@@ -22,13 +22,14 @@ type step struct {
 	silent bool
 }
 
-// pure is how everything is compiled that is not compiled for the race detector: twice is enough.
+// pure is the environment for everything that is not compiled for the race detector, so that each
+// package is compiled at most twice.
 var pure = []string{"CGO_ENABLED=0"}
 
-// modules are the modules whose requirements repeat those of the main module.
+// modules are the modules that repeat requirements of the main module.
 var modules = []string{"examples/discovery-plugin", "plugins/kubernetes", "test/browser", "frameworks/gomlx", "examples/gomlx"}
 
-// before are the steps that come first: they take seconds, and compile what the tests need.
+// before returns the steps that run first: they take seconds, and compile what the tests need.
 func before() []step {
 	steps := []step{{name: "gofmt", args: []string{"gofmt", "-l", "."}, silent: true}}
 	for _, dir := range modules {
@@ -42,12 +43,13 @@ func before() []step {
 	)
 }
 
-// after are the steps that run while tests wait: modules of their own, generated files, and a few
+// after returns the steps that run while tests wait: other modules, generated files, and a few
 // cases of the proving grounds.
 func after() []step {
 	return []step{
 		{name: "go vet of plugins/kubernetes", env: pure, args: []string{"go", "-C", "plugins/kubernetes", "vet", "."}},
-		// What needs cgo is compiled for the race detector only, as far as tests have done that.
+		// What needs cgo is compiled only for the race detector: the tests have compiled much of it
+		// already.
 		{name: "go vet of libhvdrun", env: []string{"CGO_ENABLED=1"}, args: []string{"go", "vet", "-race", "./cmd/libhvdrun"}},
 		{name: "tests of plugins/kubernetes", env: pure,
 			args: []string{"go", "-C", "plugins/kubernetes", "test", "-vet=off", "-count=1", "-short", "-ldflags=-w", "."}},
@@ -57,9 +59,9 @@ func after() []step {
 	}
 }
 
-// check runs what every change must pass. A package that takes much more processor time than its
-// line allows gets a warning, and is an error only if costs says so: processor time depends on the
-// machine and on what else runs there.
+// check runs the checks that every change must pass. A package that takes much more processor time
+// than its line allows gets a warning; this is an error only if costs is set, because processor
+// time depends on the machine and on what else runs there.
 func check(ctx context.Context, costs bool) error {
 	start := time.Now()
 	temp, err := os.MkdirTemp("", "hvdrun-check-")
@@ -90,13 +92,14 @@ func check(ctx context.Context, costs bool) error {
 	return errors.Join(err, readErr)
 }
 
-// processorTime is that of all processes that this one has started and waited for, and its own.
+// processorTime returns the processor time of this process and of all processes that it started and
+// waited for.
 func processorTime() time.Duration {
 	var sum time.Duration
 	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
 		var used syscall.Rusage
 		if err := syscall.Getrusage(who, &used); err != nil {
-			panic(err) // it has no other cause than a wrong argument
+			panic(err) // only a wrong argument makes it fail
 		}
 		sum += time.Duration(used.Utime.Nano() + used.Stime.Nano())
 	}
@@ -117,7 +120,7 @@ type checker struct {
 func (c *checker) usageFile() string { return filepath.Join(c.temp, "usage") }
 
 func (c *checker) run(ctx context.Context) error {
-	// The time between collections of garbage is the compilers' largest cost that can be saved.
+	// Garbage collection is the largest avoidable cost of the compilers.
 	for _, v := range [][2]string{{"GOGC", "400"}, {"GOMEMLIMIT", "2GiB"}, {"GORACE", "atexit_sleep_ms=10"}} {
 		if os.Getenv(v[0]) == "" {
 			if err := os.Setenv(v[0], v[1]); err != nil {
@@ -125,13 +128,13 @@ func (c *checker) run(ctx context.Context) error {
 			}
 		}
 	}
-	// The requirements of modules are looked up with the flags of the person who calls; compiling
-	// is not: other flags would compile everything once more.
+	// The requirements of modules are looked up with the caller's flags, but nothing is compiled
+	// with them: other flags would compile everything once more.
 	if err := os.Unsetenv("GOFLAGS"); err != nil {
 		return err
 	}
 	if err := c.steps(ctx, before()); err != nil {
-		return err // what does not compile is not worth testing
+		return err // code that does not compile is not worth testing
 	}
 	suites, err := c.suites(ctx)
 	if err != nil {
@@ -161,7 +164,7 @@ func (c *checker) run(ctx context.Context) error {
 	return err
 }
 
-// build builds this program, as which the tests run, and returns what go test -exec is given.
+// build builds this program for go test -exec, and returns the value of that flag.
 func (c *checker) build(ctx context.Context) (string, error) {
 	program := filepath.Join(c.temp, "check")
 	cmd := command(ctx, "go", "build", "-o", program, "./test/check")
@@ -185,7 +188,7 @@ func (c *checker) suites(ctx context.Context) ([]suite, error) {
 	}
 	byKind, err := c.budget.split(dirs)
 	if tags == "" {
-		err = nil // the table has packages that are there with namespaces alone
+		err = nil // the table also has packages that exist only with namespaces
 	}
 	short := []string{"-short", "-tags=" + tags, "-ldflags=-w"}
 	return []suite{
@@ -195,7 +198,7 @@ func (c *checker) suites(ctx context.Context) ([]suite, error) {
 	}, err
 }
 
-// steps runs steps one after the other, prints a line for each, and returns the failures of all.
+// steps runs steps one after the other, prints a line for each, and returns all failures.
 func (c *checker) steps(ctx context.Context, steps []step) error {
 	var errs []error
 	for _, s := range steps {

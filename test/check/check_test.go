@@ -50,8 +50,8 @@ func TestParseBudget(t *testing.T) {
 	}
 }
 
-// TestExceeded: a package is dear where it takes more than its line and more than others take of
-// theirs; a machine on which all take more is no fault of a package.
+// TestExceeded: a package exceeds its budget if it takes more than its line and a larger share of
+// it than others do of theirs. If all packages take more on a machine, none exceeds it.
 func TestExceeded(t *testing.T) {
 	b, err := parseBudget("* 4 plain\na 10 race\nb 10 plain\nc 100 plain\n")
 	if err != nil {
@@ -78,8 +78,7 @@ func TestExceeded(t *testing.T) {
 	}
 }
 
-// TestDivided: where a line has tests that run plain, the package runs twice, and each of its tests
-// once.
+// TestDivided: a package whose line names plain tests runs twice, and each of its tests once.
 func TestDivided(t *testing.T) {
 	b, err := parseBudget("* 4 plain\na 9 race\n\tTestTCP TestHosts # compute\n  TestSparse\nb 9 race\n")
 	if err != nil {
@@ -112,7 +111,7 @@ func TestDivided(t *testing.T) {
 	}
 }
 
-// TestBudget: the table that is checked in can be read, and the tests that it names exist.
+// TestBudget: the table in the repository can be parsed, and the tests that it names exist.
 func TestBudget(t *testing.T) {
 	b, err := parseBudget(budgetText)
 	if err != nil {
@@ -203,8 +202,8 @@ func TestTail(t *testing.T) {
 }
 
 // TestUnder: the processor time of grandchildren counts, and a process that is left behind is
-// killed and named. The form of the command that is tested is another process, since it waits for
-// all of its children.
+// killed and named. The command under test runs in another process, because it waits for all of its
+// children.
 func TestUnder(t *testing.T) {
 	if grace, err := time.ParseDuration(os.Getenv("CHECK_UNDER")); err == nil {
 		os.Exit(under(os.Args[len(os.Args)-2], []string{"sh", "-c", os.Args[len(os.Args)-1]}, grace))
@@ -261,7 +260,7 @@ func TestChoose(t *testing.T) {
 }
 
 // TestGoroutinesAreRaced: a package that starts goroutines has a line of its own in the table, so
-// that somebody has decided whether its tests run under the race detector.
+// that somebody decides whether its tests run under the race detector.
 func TestGoroutinesAreRaced(t *testing.T) {
 	b, err := parseBudget(budgetText)
 	if err != nil {

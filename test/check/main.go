@@ -1,18 +1,18 @@
-// Command check proves a change.
+// Command check runs the checks of the project.
 //
-//	check              what every change must pass: make check
-//	check costs        the same; tests that are dear beside those of other packages are an error
-//	check all [PART…]  all proofs that there are, or some: make check-all
+//	check              the checks that every change must pass: make check
+//	check costs        the same; a package that is expensive compared with others is an error
+//	check all [PART…]  all proofs, or those that are named: make check-all
 //	check parts        the parts of check all
 //	check under FILE KIND PROGRAM [ARG…]
 //
-// The last form runs the tests of a package for the other two, those of a kind of run where
-// budget.txt divides them: it appends their processor time to FILE, and fails if they leave a
-// process behind.
+// The first three run the last form for the tests of each package; if budget.txt divides a
+// package's tests, each run is of one kind. It appends the processor time of the tests to FILE, and
+// fails if they leave a process behind.
 //
-// Neither the clock nor processor time decides check: it warns of a package whose tests take much
-// more of their line in budget.txt than those of the median package. check costs, a part of check
-// all, fails for that.
+// Neither the clock nor processor time decides check: it only warns of a package whose tests take a
+// much larger share of their line in budget.txt than those of the median package. check costs, a
+// part of check all, fails in this case.
 package main
 
 import (

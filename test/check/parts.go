@@ -15,16 +15,17 @@ import (
 	"github.com/hvdrun/hvdrun/test/report"
 )
 
-// part is a proof of check all: a target of the Makefile.
+// part is a part of check all: a target of the Makefile.
 type part struct {
 	name string
 	args []string // of make
 	what string
-	// lacks says why the part cannot run here, or is "". Nil: it can run anywhere.
+	// lacks returns the reason why the part cannot run here, or "". If nil, the part can run
+	// anywhere.
 	lacks func() string
 }
 
-// parts are the proofs, the quick ones first.
+// parts are the parts of check all, the quick ones first.
 var parts = []part{
 	{"fresh", []string{"fresh"}, "generated code and the list of licences are what their generators write", nil},
 	{"costs", []string{"check-costs"}, "what every change must pass, and no package's tests are dear", nil},
@@ -76,8 +77,8 @@ func needsGPU() string {
 	return ""
 }
 
-// all runs parts, all of them where none is named, and prints a line for each and a table at last.
-// It goes on after a failure.
+// all runs the named parts, or all of them if names is empty. It prints a line for each and a table
+// at the end. It continues after a failure.
 func all(ctx context.Context, names []string) error {
 	chosen, err := choose(names)
 	if err != nil {
@@ -122,7 +123,8 @@ func choose(names []string) ([]part, error) {
 	return chosen, nil
 }
 
-// run runs a part, and writes its output to a file, the end of which it prints when the part fails.
+// run runs a part and writes its output to a file. If the part fails, run prints the end of that
+// file.
 func (p part) run(ctx context.Context, path string) (verdict string, wall, processor time.Duration) {
 	if p.lacks != nil {
 		if why := p.lacks(); why != "" {
@@ -149,12 +151,12 @@ func (p part) write(ctx context.Context, path string) error {
 		return err
 	}
 	cmd := command(ctx, "make", append([]string{"--no-print-directory"}, p.args...)...)
-	// This program is run without cgo; parts run under the race detector, which needs it.
+	// This program runs without cgo; parts run under the race detector, which needs it.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "CGO_ENABLED=") || strings.HasPrefix(v, "GOFLAGS=")
 	})
 	cmd.Stdout, cmd.Stderr = f, f
-	cmd.WaitDelay = time.Minute // a part that ends leaves nobody behind who writes
+	cmd.WaitDelay = time.Minute // a part that has ended leaves no process that still writes
 	err = cmd.Run()
 	if state := cmd.ProcessState; state != nil && state.Sys().(syscall.WaitStatus).Signaled() && ctx.Err() != nil {
 		err = ctx.Err()

@@ -16,19 +16,19 @@ import (
 	"syscall"
 )
 
-// event is a line of go test -json (go doc test2json).
+// event is a line of the output of go test -json (go doc test2json).
 type event struct {
 	Action, Package, Test, Output, ImportPath, FailedBuild string
 }
 
-// failure is a test that failed, or a package that failed outside of its tests or was not built.
+// failure is a test that failed, or a package that failed outside its tests or did not build.
 type failure struct {
 	dir, test string
-	output    string // from its beginning, cut in the middle
+	output    string // from its start; the middle can be missing
 	repeat    string // the command that repeats it
 }
 
-// outcome is what tests came to.
+// outcome counts the results of tests.
 type outcome struct {
 	passed, failed, skipped int // tests, without subtests
 	failures                []failure
@@ -43,11 +43,11 @@ func (o *outcome) add(more outcome) {
 	o.failures = append(o.failures, more.failures...)
 }
 
-// keptOutput is how much of a failed test's output is kept, in bytes: half from its beginning and
-// half from its end.
+// keptOutput is the number of bytes of a failed test's output that are kept: half from its
+// beginning and half from its end.
 const keptOutput = 16 << 10
 
-// tail is an output of which the middle may be missing.
+// tail is an output without its middle if it is long.
 type tail struct {
 	head, rest []byte
 	left       int
@@ -79,8 +79,8 @@ type suite struct {
 	process int      // how many packages are compiled and tested at a time
 }
 
-// run runs the tests, prints a line for each package, and returns what they came to. An error is
-// one of running go test at all.
+// run runs the tests, prints a line for each package, and returns the results. The error is not nil
+// if go test itself could not run.
 func (s suite) run(ctx context.Context, out *printer, under string) (outcome, error) {
 	if len(s.dirs) == 0 {
 		return outcome{}, nil
@@ -113,7 +113,8 @@ type writer func([]byte)
 
 func (w writer) Write(text []byte) (int, error) { w(text); return len(text), nil }
 
-// command is a command that is ended gently, with all that it has started, when ctx is.
+// command returns a command that gets SIGTERM, together with all processes that it started, when
+// ctx ends.
 func command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -121,7 +122,7 @@ func command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// digest reads the events of a run of go test.
+// digest collects the events of a run of go test.
 type digest struct {
 	suite   suite
 	out     *printer
@@ -174,7 +175,7 @@ func (d *digest) take(e event) {
 			return
 		}
 		if isSub {
-			if e.Action == "fail" { // its output is told with that of the test
+			if e.Action == "fail" { // its output is printed with that of the test
 				d.add([2]string{e.Package, top}, d.output(key))
 			}
 			delete(d.outputs, key)
@@ -207,7 +208,7 @@ func (d *digest) output(key [2]string) string {
 	return ""
 }
 
-// ended takes the end of a package.
+// ended handles the end of a package.
 func (d *digest) ended(dir string, e event) {
 	d.packages++
 	key := [2]string{e.Package, ""}
@@ -234,7 +235,7 @@ func (d *digest) ended(dir string, e event) {
 	}
 }
 
-// repeat is the command that repeats a test.
+// repeat returns the command that repeats a test.
 func (s suite) repeat(dir, test string) string {
 	words := append(slices.Clone(s.env), "go", "test", "-count=1")
 	words = append(words, s.args...)
@@ -244,7 +245,7 @@ func (s suite) repeat(dir, test string) string {
 	return strings.Join(append(words, "./"+dir), " ")
 }
 
-// printer writes lines of several goroutines.
+// printer prints lines for several goroutines.
 type printer struct {
 	mu sync.Mutex
 	w  io.Writer
@@ -256,8 +257,8 @@ func (p *printer) line(format string, args ...any) {
 	fmt.Fprintf(p.w, format+"\n", args...)
 }
 
-// failed prints a block for each failure: what failed, its output, and how it is repeated. The
-// block is the last that is printed of it.
+// failures prints a block for each failure: what failed, its output, and the command that repeats
+// it.
 func (p *printer) failures(all []failure) {
 	for _, f := range all {
 		what := f.dir
@@ -268,8 +269,8 @@ func (p *printer) failures(all []failure) {
 	}
 }
 
-// packages returns the folders of the packages of this module that have tests, with a build tag or
-// "".
+// packages returns the folders of this module's packages that have tests, compiled with the build
+// tag tags if it is not "".
 func packages(ctx context.Context, tags string) (dirs []string, err error) {
 	out, err := exec.CommandContext(ctx, "go", "list", "-tags", tags, "-f",
 		"{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}", "./...").Output()
@@ -290,5 +291,5 @@ func packages(ctx context.Context, tags string) (dirs []string, err error) {
 	return dirs, nil
 }
 
-// module is this module's path.
+// module is the path of this module.
 const module = "github.com/hvdrun/hvdrun"

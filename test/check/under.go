@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// usage is what the tests of a package have used. Seconds is user and system time of all their
-// processes; Wall is in seconds too.
+// usage is what the tests of a package used. Seconds is the user and system time of all their
+// processes; Wall is also in seconds.
 type usage struct {
 	Dir     string
 	Seconds float64
@@ -26,11 +26,11 @@ type usage struct {
 	Left    []string `json:",omitempty"` // the command lines of processes that outlived the tests
 }
 
-// guards is how long a process may outlive the tests: what guards another sees its end, and goes. A
-// machine with much other work takes long for that.
+// guards is how long a process can outlive the tests: a process that guards another notices its end
+// and exits, which takes long on a busy machine.
 const guards = time.Minute
 
-// underKind runs under the tests that budget.txt gives to runs of a kind.
+// underKind runs under for the tests of a package that budget.txt assigns to the kind.
 func underKind(file string, k kind, args []string) int {
 	flags, err := chosen(k)
 	if err != nil {
@@ -40,7 +40,7 @@ func underKind(file string, k kind, args []string) int {
 	return under(file, append(args, flags...), guards)
 }
 
-// chosen returns the flags for the package whose folder is the current one.
+// chosen returns the flags for the package in the current folder.
 func chosen(k kind) ([]string, error) {
 	b, err := parseBudget(budgetText)
 	if err != nil {
@@ -66,8 +66,8 @@ func chosen(k kind) ([]string, error) {
 }
 
 // under runs a test binary in the current folder, which is that of its package, appends what it
-// used to a file, and returns the exit status. All descendants of the tests become its children,
-// so that their time is counted, and none outlives them by more than grace.
+// used to a file, and returns the exit status. All descendants of the tests become children of this
+// process, so that their time is counted and none of them outlives the tests by more than grace.
 func under(file string, args []string, grace time.Duration) int {
 	u, code, err := watched(args, grace)
 	if err == nil {
@@ -98,12 +98,12 @@ func watched(args []string, grace time.Duration) (usage, int, error) {
 	if err := cmd.Start(); err != nil {
 		return usage{}, 0, err
 	}
-	// The go command asks for stacks, and Ctrl-C comes, by signals.
+	// The go command sends SIGQUIT to get stacks, and Ctrl-C sends SIGINT.
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGQUIT, syscall.SIGTERM, os.Interrupt)
 	go func() {
 		for s := range signals {
-			_ = cmd.Process.Signal(s) // fails once it has ended
+			_ = cmd.Process.Signal(s) // fails if the tests have ended
 		}
 	}()
 	code, err := awaitChild(cmd.Process.Pid)
@@ -121,8 +121,8 @@ func watched(args []string, grace time.Duration) (usage, int, error) {
 	return usage{Dir: dir, Seconds: seconds, Wall: time.Since(start).Seconds(), Left: left}, code, nil
 }
 
-// awaitChild waits for a child and returns its exit status. Others that end before it are reaped as
-// an init process does: tests look whether a process is gone.
+// awaitChild waits for a child and returns its exit status. It reaps other children that end
+// before, as an init process does: some tests check that a process is gone.
 func awaitChild(pid int) (code int, err error) {
 	for {
 		var status unix.WaitStatus
@@ -140,8 +140,8 @@ func awaitChild(pid int) (code int, err error) {
 	}
 }
 
-// reap waits until all children have ended. Those that have not at the deadline are killed, and
-// returned.
+// reap waits until all children have ended. At the deadline it kills those that are left, and
+// returns their command lines.
 func reap(deadline time.Time) (left []string) {
 	for {
 		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
@@ -158,13 +158,13 @@ func reap(deadline time.Time) (left []string) {
 				}
 				_ = unix.Kill(child, unix.SIGKILL) // fails if it has ended
 			}
-			deadline = deadline.Add(time.Hour) // their children come to us one by one
+			deadline = deadline.Add(time.Hour) // their children become ours one by one
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 }
 
-// children are the descendants of this process, the youngest first.
+// children returns the descendants of this process, the youngest first.
 func children() []int {
 	parents := map[int]int{}
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
@@ -194,7 +194,7 @@ func children() []int {
 	return found
 }
 
-// commandLine returns the command line of a process, or "" for one that has ended.
+// commandLine returns the command line of a process, or "" if it has ended.
 func commandLine(pid int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
@@ -203,7 +203,7 @@ func commandLine(pid int) string {
 	return strings.TrimSpace(strings.ReplaceAll(string(text), "\x00", " "))
 }
 
-// record appends a line to a file that several processes write.
+// record appends a line to a file to which several processes write.
 func record(file string, u usage) error {
 	line, err := json.Marshal(u)
 	if err != nil {
