@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// parent returns the parent of a process.
+// parent returns the PID of a process's parent.
 func parent(t *testing.T, pid int) int {
 	t.Helper()
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
@@ -26,8 +26,8 @@ func parent(t *testing.T, pid int) int {
 	return ppid
 }
 
-// inTwoHosts starts a job and returns it with its first world, once that has committed; await does
-// the same for the next world of that size.
+// inTwoHosts starts a job of two workers on each of two hosts. await waits until a world of size
+// workers with a generation above the given one has committed, and returns its event.
 func inTwoHosts(t *testing.T) (r *Running, await func(generation uint64, size int) Event) {
 	t.Helper()
 	r = start(t, Job{
@@ -55,8 +55,8 @@ func inTwoHosts(t *testing.T) (r *Running, await func(generation uint64, size in
 	}
 }
 
-// TestAgentLost: a killed agent costs only its host's workers. Another agent replaces it, and
-// nothing of the old one remains.
+// TestAgentLost: if an agent is killed, only its host's workers are lost. Another agent replaces
+// it, and no process of the old one remains.
 func TestAgentLost(t *testing.T) {
 	t.Parallel()
 	r, await := inTwoHosts(t)

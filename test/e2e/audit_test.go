@@ -15,7 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// records returns the records of a file of JSON lines: of its events, of a field of a log, or all.
+// records returns the audit records in a file of JSON lines: an events file, a log with records in
+// a field, or a file of records alone.
 func records(t *testing.T, path string) (all []audit.Record) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -24,7 +25,7 @@ func records(t *testing.T, path string) (all []audit.Record) {
 	}
 	for line := range strings.Lines(string(text)) {
 		if !strings.HasSuffix(line, "\n") {
-			break // it is being written
+			break // the last line is incomplete
 		}
 		var entry struct {
 			Event string
@@ -44,9 +45,9 @@ func records(t *testing.T, path string) (all []audit.Record) {
 	return all
 }
 
-// TestAudit: who has run a job, changed and stopped it stands in its events file, and which driver
-// has started workers, by the certificate that the cluster's folder has a record of, in the log of
-// the agent.
+// TestAudit: the job's events file records who ran, changed and stopped the job. The agent's log
+// records which driver started workers, by the serial number of its certificate, which the
+// cluster's folder also records.
 func TestAudit(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -113,7 +114,7 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// said is a record without time, folder and program, and without the reason of a refusal.
+// said formats a record without its time, folder and program, and without the reason of a refusal.
 func said(r audit.Record) string {
 	outcome, _, _ := strings.Cut(r.Outcome, ":")
 	slot := -1
@@ -123,8 +124,9 @@ func said(r audit.Record) string {
 	return fmt.Sprintf("%+v %s %q host %q slot %d pid %d: %s", r.Who, r.What, r.How, r.Host, slot, r.PID, outcome)
 }
 
-// checkAgent compares the records of the agent with those of the cluster's folder: a certificate
-// has the serial number there with which it began the session and started the worker.
+// checkAgent compares the agent's records with those of the cluster's folder: the certificate with
+// which the driver began the session and started the worker has the serial number that the folder
+// records.
 func checkAgent(t *testing.T, agent, folder []audit.Record, run string, worker int) {
 	t.Helper()
 	serial := ""

@@ -37,7 +37,7 @@ func newest(t *testing.T, res Result, folder string) {
 }
 
 // TestStopKeepsTheNewestCommit: however a job is stopped, its newest commit is on disk, or the exit
-// status says that it is not.
+// status reports that it is not.
 func TestStopKeepsTheNewestCommit(t *testing.T) {
 	for name, c := range map[string]struct {
 		stop   func(t *testing.T, r *Running, first Event)
@@ -76,7 +76,7 @@ func TestStopKeepsTheNewestCommit(t *testing.T) {
 			folder := filepath.Join(t.TempDir(), "kept")
 			r := start(t, Job{
 				Flags: []string{"-np", "3", "--min-np", "1", "-H", on(hostA, 2) + "," + on(hostB, 1),
-					"--blacklist-cooldown-range", "600,600"}, // whoever is the last stays
+					"--blacklist-cooldown-range", "600,600"}, // the last worker stays the last
 				Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-log-all", "-checkpoints", folder},
 			})
 			first := world(t, r, 0, 3)

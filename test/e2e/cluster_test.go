@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// TestEnrolledCluster: two agents enroll with a token and run a job. While it trains their
-// certificates are renewed, and the key of the gossip is replaced; the job notices nothing of it.
+// TestEnrolledCluster: two agents enroll with a token and run a job. While the job trains, their
+// certificates are renewed and the gossip key is replaced; the job does not notice.
 func TestEnrolledCluster(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -79,8 +79,8 @@ func TestEnrolledCluster(t *testing.T) {
 	}
 }
 
-// TestDriverIsTheSeed: agents know no address but the driver's. Another driver goes on with the
-// job, knows them at once, and hears that one of them is asked to leave.
+// TestDriverIsTheSeed: agents know only the driver's address. The next driver of the job knows the
+// agents at once, and learns that one of them was asked to leave.
 func TestDriverIsTheSeed(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -49,8 +49,8 @@ func slots(s job.Status) string {
 	return strings.Join(words, ", ")
 }
 
-// awaitSlots blocks until those are the job's slots: a worker that has left a world may take a
-// moment to end.
+// awaitSlots blocks until the job's slots are as wanted: the process of a worker that has left a
+// world can take a moment to end.
 func awaitSlots(t *testing.T, r *Running, want string, args ...string) job.Status {
 	t.Helper()
 	var s job.Status
@@ -63,7 +63,7 @@ func awaitSlots(t *testing.T, r *Running, want string, args ...string) job.Statu
 	return s
 }
 
-// order runs a command whose answer must contain the words.
+// order runs a command whose output must contain the words.
 func order(t *testing.T, r *Running, words string, args ...string) {
 	t.Helper()
 	out, err := hvdrun(r, args...)
@@ -72,7 +72,7 @@ func order(t *testing.T, r *Running, words string, args ...string) {
 	}
 }
 
-// refused runs a command that must fail with the status and the message.
+// refused runs a command that must fail with the status and an output that contains the words.
 func refused(t *testing.T, r *Running, status int, words string, args ...string) {
 	t.Helper()
 	out, err := hvdrun(r, args...)
@@ -82,8 +82,8 @@ func refused(t *testing.T, r *Running, status int, words string, args ...string)
 	}
 }
 
-// awaitWorld blocks until a world of so many workers, later than generation after, has committed;
-// it returns its generation.
+// awaitWorld blocks until a world of size workers with a generation above after has committed, and
+// returns its generation.
 func awaitWorld(t *testing.T, r *Running, after uint64, size int) (generation uint64) {
 	t.Helper()
 	err := r.AwaitEvents(t.Context(), func(events []Event) bool {
@@ -106,7 +106,7 @@ func awaitWorld(t *testing.T, r *Running, after uint64, size int) (generation ui
 	return generation
 }
 
-// controlled is a long job of two workers on each of two hosts.
+// controlled starts a long job of two workers on each of two hosts.
 func controlled(t *testing.T, more ...string) *Running {
 	t.Helper()
 	r := start(t, Job{
@@ -239,8 +239,9 @@ func TestScale(t *testing.T) {
 	end(t, r)
 }
 
-// TestControlOfAnotherDriver: commands to a driver remain in effect under the next one. In between,
-// commands fail and the status is the last recorded one. The job's directory has a long name.
+// TestControlOfAnotherDriver: commands to a driver remain in effect under the next one. Between the
+// two drivers, commands fail, and the status is the last recorded one. The name of the job's
+// directory is long.
 func TestControlOfAnotherDriver(t *testing.T) {
 	t.Parallel()
 	long := filepath.Join(t.TempDir(), strings.Repeat("long-", 20), strings.Repeat("name-", 20))
@@ -283,7 +284,7 @@ func TestControlOfAnotherDriver(t *testing.T) {
 	refused(t, next, 1, "job "+s.Job+" has ended", "stop", long)
 }
 
-// TestWatch: one line per event until the job ends, and one object per change.
+// TestWatch: watch prints one line per event until the job ends, or one JSON object per change.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	r := controlled(t)
@@ -332,7 +333,7 @@ func TestWatch(t *testing.T) {
 	if last := lines[len(lines)-1]; !strings.Contains(last, "has ended: stopped by command (hvdrun stop), uid "+strconv.Itoa(os.Getuid())) {
 		t.Errorf("the last line is %q", last)
 	}
-	told := slices.DeleteFunc(slices.Clone(res.Events), func(e Event) bool { return e.Name == audit.Name }) // records are not
+	told := slices.DeleteFunc(slices.Clone(res.Events), func(e Event) bool { return e.Name == audit.Name }) // watch does not print audit records
 	for _, e := range told[max(0, len(told)-5):] {
 		if n := strings.Count(text(), e.Time.Local().Format("15:04:05.000")+"  "+string(e.Name)); n < 1 {
 			t.Errorf("%s is told %d times:\n%s", e, n, text())
@@ -343,13 +344,13 @@ func TestWatch(t *testing.T) {
 	if err := json.Unmarshal([]byte(all[len(all)-1]), &s); err != nil || s.State != job.Failed {
 		t.Errorf("the last object is %+v, %v", s, err)
 	}
-	if len(all) > 64 { // of some hundred steps; that a starved worker is silent is told too
+	if len(all) > 64 { // for some hundred steps; a busy machine can add stall messages
 		t.Errorf("%d objects of a job in which little happened", len(all))
 	}
 }
 
-// TestCommandsOfStrangers: the directory keeps other users out, and so does the socket if the
-// directory is accessible.
+// TestCommandsOfStrangers: the directory denies access to other users; if it is accessible, the
+// socket denies it.
 func TestCommandsOfStrangers(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -362,8 +363,8 @@ func TestCommandsOfStrangers(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := controlled(t, "--job-dir", filepath.Join(dir, "job"))
 	program := filepath.Join(dir, "hvdrun")
-	// Another process writes the copy: a file that this process has open for writing is inherited
-	// by children that other tests start at that moment, and cannot be executed then.
+	// Another process makes the copy: if this process had the file open for writing, children that
+	// other tests start at that moment would inherit it, and the file could not be executed.
 	if out, err := exec.Command("cp", binaries.Hvdrun, program).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -95,8 +95,8 @@ func TestOneOfEachHostLostExcludesAllHosts(t *testing.T) {
 	}), 5, 10)
 }
 
-// startTold starts a job whose workers go beyond step 4 when the driver has heard of the first
-// commit: it tells a loss of the state from a failure before any progress.
+// startTold starts a job whose workers pass step 4 only after the driver has received the first
+// commit, so that the driver can distinguish a loss of state from a failure before any progress.
 func startTold(t *testing.T, j Job) *Running {
 	t.Helper()
 	const gate = "told"
@@ -164,7 +164,8 @@ func TestTooFewSlotsAfterADeath(t *testing.T) {
 	}
 }
 
-// TestCooldownAndReturn: the slot rests for the documented time, twice as long the second time.
+// TestCooldownAndReturn: the slot stays out for the documented time, and twice as long the second
+// time.
 func TestCooldownAndReturn(t *testing.T) {
 	res := run(t, Job{
 		Flags:  flags("-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "0.2,100"),
@@ -193,7 +194,7 @@ func TestCooldownAndReturn(t *testing.T) {
 	}
 }
 
-// TestRankZeroReturnsYoungest: a host that was out as a whole loses its age.
+// TestRankZeroReturnsYoungest: a host that was completely excluded loses its age.
 func TestRankZeroReturnsYoungest(t *testing.T) {
 	run(t, Job{
 		Flags:   flags("-np", "4", "--min-np", "2", "--failure-policy", "host", "--blacklist-cooldown-range", "0.2,100"),
@@ -206,7 +207,7 @@ func TestRankZeroReturnsYoungest(t *testing.T) {
 	})
 }
 
-// TestReturnIsWaitedFor: with too few slots the survivors wait for the end of the cooldown.
+// TestReturnIsWaitedFor: if too few slots are left, the survivors wait for the end of the cooldown.
 func TestReturnIsWaitedFor(t *testing.T) {
 	run(t, Job{
 		Flags:   flags("-np", "4", "--min-np", "4", "--blacklist-cooldown-range", "0.2,100"),
@@ -218,8 +219,8 @@ func TestReturnIsWaitedFor(t *testing.T) {
 	})
 }
 
-// TestHostLostAndAddedWithinASecond: its worker dies while discovery drops the host and lists it
-// again at once. Its slot stays excluded for longer than a few runs of the script take.
+// TestHostLostAndAddedWithinASecond: a host's worker dies while discovery drops the host and lists
+// it again at once. The slot stays excluded for longer than a few runs of the script take.
 func TestHostLostAndAddedWithinASecond(t *testing.T) {
 	run(t, Job{
 		Flags: flags("-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "4,4"),
@@ -268,8 +269,8 @@ func TestResetLimit(t *testing.T) {
 	t.Run("2", func(t *testing.T) { run(t, job("2"), worlds) })
 }
 
-// TestDeathInTheMiddle: a worker dies in a sync, a save, a roll back or a reset. The survivors have
-// a complete state.
+// TestDeathInTheMiddle: a worker dies during a sync, a save, a rollback or a reset. The survivors
+// have a complete state.
 func TestDeathInTheMiddle(t *testing.T) {
 	grows := []Stage{{Hosts: on(hostA, 2)}, {Step: 5, Hosts: on(hostA, 2, hostB, 1)}}
 	before := steplog.World{From: 1, To: 5, Generation: 1, Size: 2, Zero: "localhost:0", First: 0}
@@ -330,8 +331,8 @@ func TestFailureRollsBackToTheCommit(t *testing.T) {
 	}
 }
 
-// TestDeathInSave: whether the step being saved is repeated depends on the progress of the ranks,
-// but it is there exactly once at the end.
+// TestDeathInSave: whether the step that is being saved is repeated depends on the progress of the
+// ranks, but at the end it is recorded exactly once.
 func TestDeathInSave(t *testing.T) {
 	for who, after := range map[string]steplog.World{
 		"localhost:0": {From: 6, To: 10, Generation: 2, Size: 2, Zero: "localhost:1", First: 1},
@@ -354,8 +355,8 @@ func TestDeathInSave(t *testing.T) {
 	}
 }
 
-// TestLastWithStateDiesInSync: the new worker has no state to continue with, and fails rather than
-// starting afresh.
+// TestLastWithStateDiesInSync: the new worker has no state to continue from, and fails instead of
+// starting from the beginning.
 func TestLastWithStateDiesInSync(t *testing.T) {
 	t.Parallel()
 	finish(t, start(t, Job{
@@ -365,7 +366,8 @@ func TestLastWithStateDiesInSync(t *testing.T) {
 	}), 5, 10)
 }
 
-// TestExitsEarly: a worker that exits with 0 before the end has failed, and the others go on.
+// TestExitsEarly: a worker that exits with status 0 before the end has failed, and the others
+// continue.
 func TestExitsEarly(t *testing.T) {
 	for _, how := range []string{"leave", "exit0"} {
 		t.Run(how, func(t *testing.T) {

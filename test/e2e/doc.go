@@ -1,3 +1,3 @@
-// Package e2e has tests of whole jobs: the real hvdrun with workers that die by schedule, of which
-// each line that they write is checked. It also runs an ssh server for them.
+// Package e2e tests whole jobs: it runs the real hvdrun with workers that die on a schedule, and
+// checks each line that they write. It also runs an ssh server for them.
 package e2e

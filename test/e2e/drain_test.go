@@ -19,8 +19,8 @@ import (
 // Workers that are asked to leave and jobs that are stopped during training: workers leave at a
 // step boundary, and no operation fails.
 
-// world waits for a world of so many workers, later than a generation, in which a step was
-// committed.
+// world waits until a world of size workers with a generation above after has committed a step, and
+// returns its event.
 func world(t *testing.T, r *Running, after uint64, size int) (found Event) {
 	t.Helper()
 	err := r.AwaitEvents(t.Context(), func(events []Event) bool {
@@ -40,7 +40,7 @@ func world(t *testing.T, r *Running, after uint64, size int) (found Event) {
 	return found
 }
 
-// ask sends SIGTERM.
+// ask sends SIGTERM to processes.
 func ask(t *testing.T, pids ...int) {
 	t.Helper()
 	for _, pid := range pids {
@@ -54,7 +54,7 @@ func ask(t *testing.T, pids ...int) {
 }
 
 // inOrder checks that no operation failed and that every worker that had started training exited
-// with 0, with one of these causes.
+// with status 0 and one of these causes.
 func inOrder(t *testing.T, res Result, causes ...string) {
 	t.Helper()
 	for _, l := range res.Lines {
@@ -100,7 +100,8 @@ func TestWorkerAskedToLeave(t *testing.T) {
 			few := world(t, r, first.Generation, 3-len(ranks))
 			again := world(t, r, few.Generation, 3)
 			for _, is := range few.Slots {
-				// If a worker joined before its start was reported, the first world lacks its PID.
+				// If a worker joined before its start was reported, the event of the first world
+				// lacks its PID.
 				stayed := false
 				for _, was := range first.Slots {
 					same := was.Host == is.Host && was.Slot == is.Slot && (was.PID == is.PID || was.PID == 0)
@@ -126,7 +127,7 @@ func TestWorkerAskedToLeave(t *testing.T) {
 	}
 }
 
-// TestLastAskedToLeave: a worker that alone has the state hands it over before it leaves.
+// TestLastAskedToLeave: the only worker with the state hands it over before it leaves.
 func TestLastAskedToLeave(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
@@ -145,7 +146,7 @@ func TestLastAskedToLeave(t *testing.T) {
 	if last.Slots[0].Host != hostB {
 		t.Errorf("rank 0 is at last %+v", last.Slots[0])
 	}
-	// Between the end of its training and of its process, SIGTERM would kill it.
+	// Between the end of its training and the end of its process, SIGTERM would kill the worker.
 	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
 		return slices.ContainsFunc(events, func(e Event) bool {
 			return e.Name == "worker_exited" && e.PID == first.Slots[0].PID
@@ -159,7 +160,8 @@ func TestLastAskedToLeave(t *testing.T) {
 	says(t, res, "alone has the job's state: it stays until another has it")
 }
 
-// TestAskedTwice: a worker in a long step ends at once when it is asked again, without blame.
+// TestAskedTwice: a worker in a long step ends at once when it gets a second SIGTERM, and is not
+// blamed.
 func TestAskedTwice(t *testing.T) {
 	t.Parallel()
 	const steps = 2000
@@ -206,7 +208,7 @@ func TestStoppedInAStep(t *testing.T) {
 			}
 			res := finish(t, r, 143, 100000)
 			inOrder(t, res, "stopped")
-			for rank := range 4 { // a line may come twice where a driver was killed
+			for rank := range 4 { // a killed driver can cause a line twice
 				if !strings.Contains(res.Output, fmt.Sprintf("[%d]<stdout>:signal: terminated", rank)) {
 					t.Errorf("the program of rank %d was not told of its signal", rank)
 				}
@@ -271,8 +273,8 @@ func TestJobAgentAskedToLeave(t *testing.T) {
 	inOrder(t, res, "left", "stopped")
 }
 
-// TestAgentAskedBeforeTheStart: workers that are not in training yet, or do not use the library,
-// are ended by their agent without blame.
+// TestAgentAskedBeforeTheStart: if workers are not training yet or do not use the library, their
+// agent ends them, and they are not blamed.
 func TestAgentAskedBeforeTheStart(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
@@ -299,7 +301,7 @@ func TestAgentAskedBeforeTheStart(t *testing.T) {
 	started(3)
 	ask(t, r.PID)
 	res := finish(t, r, 143, 0)
-	// An agent that has not ended yet may have refused some workers.
+	// An agent that has not ended yet can refuse some workers.
 	if e := exits(res, hostB+":0"); len(e) < 2 || e[0].Cause != "left" || e[0].Signal == 0 {
 		t.Errorf("the workers ended by %+v", e)
 	}

@@ -64,7 +64,8 @@ func TestFailureWithoutElastic(t *testing.T) {
 	}
 }
 
-// endless is a job that trains for 40 s or more, with orphaned processes.
+// endless starts a job that trains for at least 40 s and whose workers start processes that would
+// outlive them.
 func endless(t *testing.T, more ...string) *Running {
 	t.Helper()
 	r := start(t, Job{
@@ -78,7 +79,8 @@ func endless(t *testing.T, more ...string) *Running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// hvdrun, its guard, four workers and their four children, and sometimes the discovery script.
+	// The processes are hvdrun, its guard, four workers and their four children, and sometimes the
+	// discovery script.
 	if n := len(r.Processes()); n < 10 {
 		t.Errorf("%d processes are there of the job, want at least 10", n)
 	}
@@ -102,8 +104,8 @@ func TestDriverKilled(t *testing.T) {
 	}
 }
 
-// TestInterrupted: Ctrl-C in a terminal, which signals hvdrun's whole process group, and a signal
-// to hvdrun only.
+// TestInterrupted: a job ends after Ctrl-C in a terminal, which signals hvdrun's whole process
+// group, and after a signal to hvdrun only.
 func TestInterrupted(t *testing.T) {
 	for name, test := range map[string]struct {
 		signal syscall.Signal
@@ -134,8 +136,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestStoppedDriver: commands name a driver that is stopped, and what to do, and do not wait for
-// it.
+// TestStoppedDriver: if the driver is stopped by a signal, commands do not wait for it: they name
+// it and say what to do.
 func TestStoppedDriver(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "job")
@@ -167,7 +169,7 @@ func TestStoppedDriver(t *testing.T) {
 	}
 }
 
-// TestOutputFiles: a rank's files continue when another worker gets the rank.
+// TestOutputFiles: when another worker gets a rank, the rank's files are continued.
 func TestOutputFiles(t *testing.T) {
 	dir := t.TempDir()
 	run(t, Job{

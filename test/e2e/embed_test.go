@@ -16,7 +16,7 @@ import (
 )
 
 // TestEmbeddedDriver: a program of another module embeds the driver and is killed; the same command
-// line resumes the job, whose workers have gone on.
+// line resumes the job, whose workers have continued.
 func TestEmbeddedDriver(t *testing.T) {
 	t.Parallel()
 	program := buildEmbedding(t)

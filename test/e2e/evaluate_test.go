@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// TestEvaluate: the checkpoints of a training are evaluated, some of them by the spare, which is
-// examples/evaluate.
+// TestEvaluate: the checkpoints of a training job are evaluated, some of them by the spare, which
+// runs examples/evaluate.
 func TestEvaluate(t *testing.T) {
 	dir := t.TempDir()
 	if err := sandbox.Build(dir, "github.com/hvdrun/hvdrun/examples/evaluate"); err != nil {

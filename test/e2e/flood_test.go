@@ -15,8 +15,9 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// floodSize is how many connections strangers open to each listener, and how many descriptors the
-// job's processes may have: few enough for every machine, or what E2E_FLOOD says, as 8000:1024.
+// floodSize returns the number of connections that strangers open to each listener, and the limit
+// of descriptors for each process of the job. The defaults suit every machine; E2E_FLOOD sets
+// others, such as 8000:1024.
 func floodSize(t *testing.T) (connections, descriptors int) {
 	t.Helper()
 	text := os.Getenv("E2E_FLOOD")
@@ -29,10 +30,10 @@ func floodSize(t *testing.T) (connections, descriptors int) {
 	return connections, descriptors
 }
 
-// maxGrowth bounds what floods of all listeners of a process take of its memory, in kB.
+// maxGrowth bounds by how much a process's memory grows, in kB, when all its listeners are flooded.
 const maxGrowth = 20 << 10
 
-// usage is what a process has.
+// usage is what a process uses.
 type usage struct{ descriptors, kilobytes int }
 
 func usageOf(pid int) (u usage) {
@@ -48,7 +49,7 @@ func usageOf(pid int) (u usage) {
 	return u
 }
 
-// hold opens connections that say nothing, or begin a handshake, and returns them.
+// hold opens connections that send nothing or begin a handshake, and returns them.
 func hold(t *testing.T, addr string, connections int) (all []net.Conn) {
 	t.Helper()
 	words := []byte{0x16, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xfc, 3, 3} // of a hello of 16 KiB
@@ -66,8 +67,8 @@ func hold(t *testing.T, addr string, connections int) (all []net.Conn) {
 	return all
 }
 
-// TestFloodsDoNotKeepAJobFromHealing: strangers hold more connections open to each listener of a
-// job than its processes may have descriptors. A worker that dies meanwhile is replaced.
+// TestFloodsDoNotKeepAJobFromHealing: strangers open more connections to each listener of a job
+// than its processes have descriptors. A worker that dies meanwhile is replaced.
 func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 	connections, descriptors := floodSize(t)
 	limited := filepath.Join(t.TempDir(), "hvdrun")
@@ -111,12 +112,12 @@ func TestFloodsDoNotKeepAJobFromHealing(t *testing.T) {
 			now := usageOf(pid)
 			t.Logf("%.60s: %d descriptors, %d kB; after %d connections to %v: %d, %d kB",
 				follow.CommandLine(pid), before.descriptors, before.kilobytes, connections, at, now.descriptors, now.kilobytes)
-			// A listener may hold a quarter. A connection that has given way is open until its
-			// reader has noticed.
+			// A listener can use a quarter of the descriptors. A connection that was displaced
+			// stays open until its reader notices.
 			if !follow.Await(t, func() bool { now = usageOf(pid); return now.descriptors <= descriptors*3/4 }) {
 				t.Errorf("process %d has %d of %d descriptors", pid, now.descriptors, descriptors)
 			}
-			// Not of programs with the race detector, for which nobody asks for a large flood.
+			// Programs with the race detector are not measured; large floods are not run with them.
 			if grown := now.kilobytes - calm.kilobytes; grown > maxGrowth && os.Getenv("E2E_FLOOD") != "" {
 				t.Errorf("process %d has grown by %d kB; at most %d", pid, grown, maxGrowth)
 			}

@@ -39,7 +39,7 @@ func TestHostsReplacedOneByOne(t *testing.T) {
 			{Hosts: on(hostA, 1, hostB, 1)},
 			{Step: 5, Hosts: on(hostB, 1, hostC, 1)},
 			{Step: 10, Hosts: on(hostC, 1, hostD, 1)},
-			{Step: 15, Hosts: on(hostA, 1, hostD, 1)}, // the script's order is not that of age
+			{Step: 15, Hosts: on(hostA, 1, hostD, 1)}, // the script's order differs from the order of age
 		},
 		Trainer: []string{"-hold", "5,10,15"},
 	}, []steplog.World{
@@ -59,7 +59,7 @@ func TestAllHostsReplacedAtOnce(t *testing.T) {
 			{Hosts: on(hostA, 1)},
 			{Step: 5, Hosts: on(hostB, 1)},
 		},
-		// A world of both forms first, and ends once it has committed.
+		// The world of both workers is formed first, and ends once it has committed.
 		Trainer: []string{"-hold", "5,6"},
 	}, []steplog.World{
 		{From: 1, To: 5, Generation: 1, Size: 1, Zero: "localhost:0", First: 0},
@@ -123,8 +123,8 @@ func TestScaleDown(t *testing.T) {
 	})
 }
 
-// TestGracefulResetKeepsLiveState: the change takes effect between two commits, and no step is
-// repeated.
+// TestGracefulResetKeepsLiveState: a change of hosts takes effect between two commits, and no step
+// is repeated.
 func TestGracefulResetKeepsLiveState(t *testing.T) {
 	res := run(t, Job{
 		Flags: flags("-np", "1", "--min-np", "1"),
@@ -144,7 +144,8 @@ func TestGracefulResetKeepsLiveState(t *testing.T) {
 	}
 }
 
-// TestHostGoneAndBackWithinASecond: its worker leaves, and the replacement is new and the youngest.
+// TestHostGoneAndBackWithinASecond: the host's worker leaves, and its replacement is new and the
+// youngest.
 func TestHostGoneAndBackWithinASecond(t *testing.T) {
 	run(t, Job{
 		Flags: flags("-np", "2", "--min-np", "1"),

@@ -8,10 +8,10 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// A worker says what is not so.
+// Workers that report something false.
 
-// TestLies: whatever one worker says, the others train to the end, from their own state, and none
-// of them is stopped or replaced. At worst the liar is.
+// TestLies: whatever one worker reports, the others train to the end from their own state, and none
+// of them is stopped or replaced. At worst the liar itself is.
 func TestLies(t *testing.T) {
 	const liar = hostA + ":1"
 	for how, test := range map[string]struct {
@@ -48,8 +48,8 @@ func TestLies(t *testing.T) {
 	}
 }
 
-// TestLieInStaticJob: a job that is not elastic fails, and names the worker that has reported done
-// falsely.
+// TestLieInStaticJob: a job that is not elastic fails, and names the worker that falsely reported
+// done.
 func TestLieInStaticJob(t *testing.T) {
 	t.Parallel()
 	res, err := start(t, Job{
@@ -66,7 +66,8 @@ func TestLieInStaticJob(t *testing.T) {
 }
 
 // TestCredentialsOfChildren: a process that a worker starts after it has joined has the job's
-// variables without the credentials, in its environment and its parent's, and cannot join.
+// variables, but not the credentials, neither in its own environment nor in that of its parent, and
+// cannot join.
 func TestCredentialsOfChildren(t *testing.T) {
 	t.Parallel()
 	const child = `cat /proc/$$/environ | tr '\0' '\n' | grep -c -e ^HVD_RUN_ID= -e ^HVD_CREDENTIALS= | sed 's/^/variables: /'; ` +

@@ -18,7 +18,7 @@ func TestListening(t *testing.T) {
 	for _, addr := range []string{"127.0.0.2:0", "[::1]:0", "0.0.0.0:0"} {
 		ln, err := net.Listen("tcp", addr)
 		if err != nil {
-			t.Logf("%s: %v", addr, err) // a machine may have no IPv6
+			t.Logf("%s: %v", addr, err) // a machine can lack IPv6
 			continue
 		}
 		defer ln.Close()
@@ -36,7 +36,7 @@ func TestListening(t *testing.T) {
 	}
 }
 
-// addresses returns the addresses on which the job's processes listen, by what they are.
+// addresses returns the addresses on which the job's processes listen, by the kind of process.
 func addresses(r *Running) map[string][]netip.Addr {
 	found := map[string][]netip.Addr{}
 	for _, pid := range append(r.Processes(), r.PID) {
@@ -54,7 +54,7 @@ func addresses(r *Running) map[string][]netip.Addr {
 	return found
 }
 
-// proceed lets the script go on to the stage that waits for the file.
+// proceed creates the file for which a stage of the script waits.
 func proceed(t *testing.T, r *Running, file string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(r.Dir, file), nil, 0o600); err != nil {
@@ -62,9 +62,9 @@ func proceed(t *testing.T, r *Running, file string) {
 	}
 }
 
-// TestListensWhereNeeded: a job whose script lists only this machine listens on loopback alone.
-// When another machine comes, the workers that already run can be reached from there, and with
-// --listen all stays at one address. The driver listens nowhere.
+// TestListensWhereNeeded: a job whose script lists only this machine listens only on loopback. When
+// another machine is added, the workers that already run become reachable from there; with
+// --listen, every listener stays at one address. The driver does not listen.
 func TestListensWhereNeeded(t *testing.T) {
 	s := server(t)
 	for name, test := range map[string]struct {

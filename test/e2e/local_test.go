@@ -7,8 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// The state of a single worker survives it: by a copy if it is killed, by a handover if it leaves.
-// It waits for a new worker.
+// TestLocalStateOutlivesItsWorker: the state of a single worker outlives it, as a copy if the
+// worker is killed and by a handover if it leaves. The state waits for a new worker.
 func TestLocalStateOutlivesItsWorker(t *testing.T) {
 	for name, test := range map[string]struct {
 		flags   []string

@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/driver/control"
 )
 
-// linesIn returns FILE:LINE of the lines of a file of the trainer that have the mark as their
-// comment.
+// linesIn returns FILE:LINE for each line of a source file of the trainer whose comment is the
+// mark.
 func linesIn(t *testing.T, file, mark string) (lines []string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "trainer", file))
@@ -32,9 +32,9 @@ func linesIn(t *testing.T, file, mark string) (lines []string) {
 	return lines
 }
 
-// TestWhereItHangs: with the default warning, the log says in which line of the user's code a
-// worker is that holds up the others, whatever it does there, and so does hvdrun stacks. A worker
-// that a signal has stopped is read from its memory.
+// TestWhereItHangs: with the default warning, the log names the line of the user's code in which a
+// worker holds up the others, whatever it does there; hvdrun stacks prints the same line. If a
+// signal has stopped the worker, its stack is read from its memory.
 func TestWhereItHangs(t *testing.T) {
 	for name, test := range map[string]struct{ how, at, file, mark, also string }{
 		"a deadlock":       {how: "mutex", at: "main.lockTwice", file: "hang.go", mark: "// mutex"},

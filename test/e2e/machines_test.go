@@ -13,9 +13,9 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// Two workers meet, and have all of the environment, where it is as large as that of a pod among
-// thousands of Services, names proxies for everything, and has functions and bytes that are no
-// UTF-8.
+// TestOddEnvironments: two workers join and get the complete environment, although it is as large
+// as that of a pod among thousands of Services, names proxies for everything, and contains
+// functions and bytes that are not UTF-8.
 func TestOddEnvironments(t *testing.T) {
 	t.Parallel()
 	const variables = 15000
@@ -41,7 +41,7 @@ func TestOddEnvironments(t *testing.T) {
 	}
 }
 
-// What nohup starts goes on when its terminal is closed.
+// TestHangup: a program that nohup started continues when its terminal is closed.
 func TestHangup(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string][]string{
@@ -75,7 +75,8 @@ func TestHangup(t *testing.T) {
 	}
 }
 
-// systemd and Slurm send SIGTERM to all processes of a job at once.
+// TestAllAskedToEnd: a job ends well if all its processes get SIGTERM at once, as systemd and Slurm
+// do it.
 func TestAllAskedToEnd(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
@@ -84,7 +85,7 @@ func TestAllAskedToEnd(t *testing.T) {
 	})
 	awaitStep(t, r, 5)
 	for _, pid := range append(r.Processes(), r.PID) {
-		_ = syscall.Kill(pid, syscall.SIGTERM) // it may have ended since
+		_ = syscall.Kill(pid, syscall.SIGTERM) // it may have ended
 	}
 	res := finish(t, r, 128+int(syscall.SIGTERM), 1000000)
 	if left := r.Processes(); len(left) > 0 {

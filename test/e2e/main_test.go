@@ -18,7 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// Hosts of the tests: names of this machine that count as separate hosts.
+// Names of this machine that count as separate hosts.
 const (
 	hostA = "localhost"
 	hostB = "127.0.0.1"
@@ -26,7 +26,7 @@ const (
 	hostD = "127.0.0.3"
 )
 
-// The tests name these without their package.
+// Short names for the types of package follow.
 type (
 	Job     = follow.Job
 	Stage   = follow.Stage
@@ -37,7 +37,8 @@ type (
 
 var binaries follow.Programs
 
-// parallel jobs mostly wait, so there may be more of them than cores.
+// parallel is the number of tests that run at a time. Their jobs mostly wait, so it can exceed the
+// number of cores.
 const parallel = "4"
 
 func TestMain(m *testing.M) {
@@ -53,15 +54,16 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// network is the prefix of the addresses that no other process has.
+// network is the prefix of addresses that no other process uses.
 var network string
 
 var lastAddress atomic.Uint32
 
-// address returns one of them, for a test that listens on fixed ports.
+// address returns a new address with that prefix, for a test that listens on fixed ports.
 func address() string { return fmt.Sprint(network, lastAddress.Add(1)%254+1) }
 
-// background starts hvdrun beside the job, with its log in a new file. It ends with the test.
+// background starts hvdrun beside the test's job, with its log in a new file. It ends with the
+// test.
 func background(t *testing.T, args ...string) (cmd *exec.Cmd, log string) {
 	t.Helper()
 	cmd = exec.Command(binaries.Hvdrun, args...)
@@ -76,7 +78,7 @@ func background(t *testing.T, args ...string) (cmd *exec.Cmd, log string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // fails where it has ended
+		_ = cmd.Process.Kill() // fails if it has ended
 		_ = cmd.Wait()
 		if t.Failed() {
 			t.Logf("hvdrun %s\n%s", args[0], follow.Tail(f.Name(), 2000))
@@ -85,8 +87,8 @@ func background(t *testing.T, args ...string) (cmd *exec.Cmd, log string) {
 	return cmd, f.Name()
 }
 
-// flags are hvdrun's flags in all jobs: frequent discovery, and no return of failed slots unless a
-// test changes that.
+// flags returns the flags of all jobs and more: discovery runs often, and failed slots do not
+// return unless a test changes that.
 func flags(more ...string) []string {
 	return append([]string{"--discovery-interval", "50ms", "--blacklist-cooldown-range", "100,100", "--log-level", "debug"}, more...)
 }
@@ -100,13 +102,13 @@ func on(hosts ...any) string {
 	return strings.Join(words, " ")
 }
 
-// start starts a job that t waits for.
+// start starts a job, and ends it with the test.
 func start(t *testing.T, j Job) *Running {
 	t.Helper()
 	return binaries.Test(t, j)
 }
 
-// finish waits for the job's end and checks the invariants of every job.
+// finish waits for the job's end and checks what must hold for every job.
 func finish(t *testing.T, r *Running, status, steps int) Result {
 	t.Helper()
 	res, err := r.Wait()
@@ -156,7 +158,7 @@ func run(t *testing.T, j Job, worlds []steplog.World) Result {
 	return res
 }
 
-// exits returns the events of workers' ends in a slot, "host:slot".
+// exits returns the events of the workers that ended in a slot, "host:slot".
 func exits(res Result, where string) []Event {
 	var found []Event
 	for _, e := range res.Events {

@@ -16,8 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// outside copies examples/discovery-plugin to a separate directory, as another team would have it,
-// with only a replace directive for this module.
+// outside copies examples/discovery-plugin to dir, as another team would do, with only a replace
+// directive for this module.
 func outside(t *testing.T, dir string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -39,13 +39,13 @@ func golang(t *testing.T, dir string, args ...string) {
 	}
 }
 
-// inventory is the plugin built there, once for all tests.
+// inventory is the plugin, built outside this module once for all tests.
 var inventory struct {
 	sync.Mutex
 	program string
 }
 
-// buildOutside builds the plugin there and returns a copy that no other test runs.
+// buildOutside builds the plugin outside this module and returns a copy that no other test runs.
 func buildOutside(t *testing.T) (program string) {
 	t.Helper()
 	inventory.Lock()
@@ -63,7 +63,7 @@ func buildOutside(t *testing.T) (program string) {
 	return program
 }
 
-// TestModuleOutside: the example passes its own tests in the separate directory.
+// TestModuleOutside: the example passes its own tests outside this module.
 func TestModuleOutside(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -86,8 +86,8 @@ func list(t *testing.T, path string, hosts ...any) {
 	}
 }
 
-// TestPluginKilled: an external plugin is killed during a job, which only causes a log line. Its
-// next process pushes a host before the next poll.
+// TestPluginKilled: an external plugin is killed during a job; this only causes a line in the log.
+// The plugin's next process pushes a host before the next poll.
 func TestPluginKilled(t *testing.T) {
 	t.Parallel()
 	program := buildOutside(t)
@@ -109,7 +109,7 @@ func TestPluginKilled(t *testing.T) {
 	reach(5)
 	killed := 0
 	for _, pid := range follow.Processes(program) {
-		if strings.HasPrefix(follow.CommandLine(pid), program) { // hvdrun has it among its arguments
+		if strings.HasPrefix(follow.CommandLine(pid), program) { // the command line of hvdrun contains the program too
 			killed++
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
@@ -167,9 +167,9 @@ func TestPluginDiesWithDriver(t *testing.T) {
 	}
 }
 
-// TestPush: all workers learn of a pushed change long before the next poll. The time from the
-// change of the plugin's file until every worker's Commit has returned it, including a step of 1
-// ms, is logged.
+// TestPush: all workers learn of a pushed change long before the next poll. The test logs the time
+// from the change of the plugin's file until every worker's Commit has returned the change,
+// including a step of 1 ms.
 func TestPush(t *testing.T) {
 	t.Parallel()
 	const rounds, poll = 3, 10 * time.Minute
@@ -181,7 +181,8 @@ func TestPush(t *testing.T) {
 			"--discovery-config", "inventory=" + machines, "--discovery-config", "every=1ms"},
 		Trainer: []string{"-steps", "1000000", "-step-time", "10ms", "-log-all"},
 	})
-	// of returns the lines of all workers of a generation, or nil if some are missing.
+	// of returns the lines of a generation for which is returns true, or nil if there are fewer
+	// than size.
 	of := func(lines []steplog.Line, generation uint64, size int, is func(steplog.Line) bool) (found []steplog.Line) {
 		for _, l := range lines {
 			if l.Generation == generation && is(l) {
@@ -196,9 +197,9 @@ func TestPush(t *testing.T) {
 	entered := func(l steplog.Line) bool { return l.Event == steplog.Enter }
 	updated := func(l steplog.Line) bool { return l.Outcome == steplog.Updated }
 	var took []time.Duration
-	generation := uint64(0) // of the last world that was waited for
-	// next waits for a newer world of so many workers. Slots whose old workers end slowly may be in
-	// a later world than others.
+	generation := uint64(0) // of the newest world that was waited for
+	// next waits for a newer world of size workers. Slots whose old workers end slowly can enter a
+	// later world than others.
 	next := func(size int) uint64 {
 		t.Helper()
 		if err := r.AwaitLines(t.Context(), func(lines []steplog.Line) bool {

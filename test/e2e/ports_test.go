@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// A port that another program has is named as such, by all that listen on a fixed port, and by all
-// that would meet there. The other program takes connections and answers nothing.
+// TestTakenPorts: every command that listens on a fixed port, or meets others there, names the port
+// if another program uses it. The other program accepts connections and does not answer.
 func TestTakenPorts(t *testing.T) {
 	t.Parallel()
 	other, err := net.Listen("tcp", net.JoinHostPort(address(), "0"))
@@ -31,7 +31,7 @@ func TestTakenPorts(t *testing.T) {
 		}
 	}
 	running, log := background(t, "-np", "1", "--job-dir", job, "sleep", "1000000")
-	t.Cleanup(func() { // with its agent, which would wait for another driver
+	t.Cleanup(func() { // together with its agent, which would wait for another driver
 		_ = running.Process.Signal(syscall.SIGTERM)
 		_ = running.Wait()
 	})

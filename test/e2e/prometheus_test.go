@@ -18,13 +18,13 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// prometheus is a real Prometheus that scrapes one address again and again.
+// prometheus is a real Prometheus that scrapes one address repeatedly.
 type prometheus struct {
 	t   *testing.T
 	url string
 }
 
-// startPrometheus starts Debian's Prometheus with the rules of deploy, and ends it with the test.
+// startPrometheus starts Debian's Prometheus with the rules in deploy, and stops it with the test.
 func startPrometheus(t *testing.T, path, target string) *prometheus {
 	t.Helper()
 	rules, err := filepath.Abs("../../deploy/prometheus/hvdrun.rules.yml")
@@ -73,7 +73,7 @@ scrape_configs:
 	return p
 }
 
-// get returns the body of an answer; empty: there was no good one.
+// get returns the body of an answer, or "" if the request failed.
 func (p *prometheus) get(path string) string {
 	answer, err := http.Get(p.url + path)
 	if err != nil {
@@ -87,7 +87,7 @@ func (p *prometheus) get(path string) string {
 	return string(text)
 }
 
-// query returns the value of an expression that has one.
+// query returns the value of an expression; found is false unless it has exactly one.
 func (p *prometheus) query(expression string) (value float64, found bool) {
 	var answer struct {
 		Data struct{ Result []struct{ Value [2]any } }
@@ -101,7 +101,7 @@ func (p *prometheus) query(expression string) (value float64, found bool) {
 	return value, err == nil
 }
 
-// await blocks until an expression has a value of which holds is true.
+// await blocks until an expression has a value for which holds returns true.
 func (p *prometheus) await(expression string, holds func(float64) bool) {
 	p.t.Helper()
 	value, found := 0.0, false
@@ -113,8 +113,9 @@ func (p *prometheus) await(expression string, holds func(float64) bool) {
 	}
 }
 
-// TestPrometheus: a real Prometheus scrapes the driver of a real job, finds all that the job has
-// lived through, keeps histograms as native ones, and takes the rules.
+// TestPrometheus: a real Prometheus scrapes the driver of a real job, gets the metrics of
+// everything that happened to the job, stores histograms as native histograms, and accepts the
+// rules.
 func TestPrometheus(t *testing.T) {
 	path, err := exec.LookPath("prometheus")
 	if err != nil || testing.Short() {

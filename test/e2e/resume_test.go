@@ -20,7 +20,7 @@ import (
 
 // Jobs whose driver is killed and resumed.
 
-// awaitStep blocks until training has completed so many steps.
+// awaitStep blocks until the workers have completed a step.
 func awaitStep(t *testing.T, r *Running, step int) {
 	t.Helper()
 	err := r.AwaitLines(t.Context(), func(lines []steplog.Line) bool {
@@ -31,7 +31,7 @@ func awaitStep(t *testing.T, r *Running, step int) {
 	}
 }
 
-// resume resumes a job whose driver was killed.
+// resume starts a new driver for a job whose driver was killed.
 func resume(t *testing.T, r *Running) *Running {
 	t.Helper()
 	next, err := r.Resume("")
@@ -41,8 +41,8 @@ func resume(t *testing.T, r *Running) *Running {
 	return next
 }
 
-// TestResume: the workers continue without a driver and do not notice the next one: one world from
-// the first step to the last, and one line per event.
+// TestResume: the workers continue without a driver and do not notice the next one: the job has one
+// world from the first step to the last, and one line per event.
 func TestResume(t *testing.T) {
 	t.Parallel()
 	const steps = 100
@@ -105,8 +105,8 @@ func awaitGrowth(t *testing.T, r *Running, step int) {
 	}
 }
 
-// TestResumeFindsDeaths: the death of a worker without a driver is found later, and the worker is
-// replaced.
+// TestResumeFindsDeaths: a worker dies while the job has no driver; the next driver detects it and
+// replaces the worker.
 func TestResumeFindsDeaths(t *testing.T) {
 	t.Parallel()
 	const steps = 40
@@ -137,8 +137,8 @@ func TestResumeFindsDeaths(t *testing.T) {
 	}
 }
 
-// TestResumeFindsDeadAgent: an agent that dies without a driver takes its workers with it. The next
-// driver finds that soon and starts another agent.
+// TestResumeFindsDeadAgent: an agent dies with its workers while the job has no driver. The next
+// driver detects it soon and starts another agent.
 func TestResumeFindsDeadAgent(t *testing.T) {
 	t.Parallel()
 	const steps = 40
@@ -159,7 +159,7 @@ func TestResumeFindsDeadAgent(t *testing.T) {
 		t.Fatal("there is no agent")
 	}
 	r = resume(t, r)
-	// Nothing may wait for the agent timeout, which exceeds that of a test.
+	// Nothing must wait for the agent timeout, which is longer than the test's.
 	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
 		return follow.Count(events, "worker_exited") >= 2 && follow.Count(events, "worker_started") >= 6
 	}); err != nil {
@@ -178,12 +178,13 @@ func TestResumeFindsDeadAgent(t *testing.T) {
 	}
 }
 
-// TestJobFolder: secrets of a job are in files that only its owner may read, outside of the job's
-// folder, which may be in a home that other machines see, and are removed when the job has ended.
+// TestJobFolder: the secrets of a job are in files that only its owner can read and that are
+// removed when the job has ended. They are not in the job's folder, which can be in a home
+// directory that other machines see.
 func TestJobFolder(t *testing.T) {
 	t.Parallel()
 	r := endless(t)
-	_, secret, _ := strings.Cut(r.Tag, "=") // as good a secret as any that is in the environment
+	_, secret, _ := strings.Cut(r.Tag, "=") // as good as any other secret in the environment
 	folder, err := r.Folder()
 	if err != nil {
 		t.Fatal(err)
@@ -239,8 +240,8 @@ func TestJobFolder(t *testing.T) {
 	}
 }
 
-// TestResumeWithoutKey: what a dead driver has left is enough for another, but a copy of the job's
-// folder is not, and neither is the folder once the key is gone.
+// TestResumeWithoutKey: another driver can continue with what a dead driver left, but not with a
+// copy of the job's folder, nor with the folder once the key is gone.
 func TestResumeWithoutKey(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
@@ -271,7 +272,7 @@ func TestResumeWithoutKey(t *testing.T) {
 	finish(t, r, 0, 20)
 }
 
-// hvdrun runs a command of hvdrun beside the job.
+// hvdrun runs a subcommand of hvdrun for the job and returns its output.
 func hvdrun(r *Running, args ...string) (string, error) {
 	out, err := r.Subcommand(context.Background(), args...).CombinedOutput()
 	return string(out), err

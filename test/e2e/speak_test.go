@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// Programs in other languages speak by their workers' sockets.
+// Programs in other languages that use the worker protocol over their inherited sockets.
 
 // workerInC builds examples/c/worker.c.
 func workerInC(t *testing.T) string {
@@ -24,7 +24,7 @@ func workerInC(t *testing.T) string {
 	return program
 }
 
-// pids are the processes of a world, by rank.
+// pids returns the processes of a world, by rank.
 func pids(e Event) (all []int) {
 	for _, s := range e.Slots {
 		all = append(all, s.PID)
@@ -32,8 +32,8 @@ func pids(e Event) (all []int) {
 	return all
 }
 
-// TestWorkerInC: one of four workers is killed, a host joins, a worker is asked to leave. Nobody is
-// started anew but the dead one and the one that left, and the job is done.
+// TestWorkerInC: one of four workers is killed, a host joins, and a worker is asked to leave. Only
+// the dead one and the one that left are started again, and the job completes.
 func TestWorkerInC(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
@@ -77,8 +77,8 @@ func TestWorkerInC(t *testing.T) {
 	}
 }
 
-// TestWorkerInCResumes: the driver is killed while a worker dies, and the next one takes the others
-// on.
+// TestWorkerInCResumes: the driver is killed while a worker dies; the next driver takes over the
+// other workers.
 func TestWorkerInCResumes(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{

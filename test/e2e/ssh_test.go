@@ -46,9 +46,9 @@ func cached(t *testing.T, s *SSHD) []string {
 	return files
 }
 
-// TestSSH: two unprepared hosts and this machine. The program is copied to them once; a host is
-// added later; a worker there is killed and its slot returns; nothing remains on any host at the
-// end.
+// TestSSH: a job on two unprepared hosts and this machine. The program is copied to each host once;
+// a host is added later; a worker there is killed and its slot returns; at the end no process or
+// file remains on any host.
 func TestSSH(t *testing.T) {
 	s := server(t)
 	command := client(t, Host{Name: "far-a", Server: s}, Host{Name: "far-b", Server: s})
@@ -103,7 +103,7 @@ func TestSSHShowsNoSecret(t *testing.T) {
 	if len(secret) < 100 {
 		t.Fatalf("a worker's credentials are %q", secret)
 	}
-	tail := secret[len(secret)-40:] // of the keys
+	tail := secret[len(secret)-40:] // the end of the keys
 	for _, dir := range dirs {
 		cmdline, _ := os.ReadFile(dir + "/cmdline")
 		if strings.Contains(string(cmdline), tail) || strings.Contains(string(cmdline), "HVD_CREDENTIALS") {
@@ -136,7 +136,7 @@ func TestSSHSays(t *testing.T) {
 		t.Fatal(err)
 	}
 	full := server(t)
-	if err := os.WriteFile(full.Cache, nil, 0o600); err != nil { // where a directory should be
+	if err := os.WriteFile(full.Cache, nil, 0o600); err != nil { // a file instead of a directory
 		t.Fatal(err)
 	}
 	unknown := server(t)
@@ -221,7 +221,7 @@ func TestSSHDriverKilled(t *testing.T) {
 	}
 }
 
-// TestCheck: the table lists usable hosts, and a line for each problem of the others.
+// TestCheck: the table lists the usable hosts, and one line for each problem of the others.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	s := server(t)
@@ -251,7 +251,7 @@ func TestCheck(t *testing.T) {
 			t.Errorf("no line %q", line)
 		}
 	}
-	// What lies in the cache under the program's name is not run unless it is the program.
+	// A file in the cache with the program's name is not run unless it is the program.
 	programs := cached(t, s)
 	if len(programs) != 1 {
 		t.Fatalf("in the cache: %q", programs)
@@ -302,8 +302,8 @@ func TestSSHWithoutOne(t *testing.T) {
 	says(t, res, "host no-key: authentication failed: ")
 }
 
-// TestSSHResume: workers on other machines continue without a driver, and another one takes them
-// over.
+// TestSSHResume: workers on other machines continue without a driver, and the next driver takes
+// them over.
 func TestSSHResume(t *testing.T) {
 	t.Parallel()
 	s := server(t)

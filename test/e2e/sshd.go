@@ -12,7 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// SSHD is an ssh server of this user with the files that clients need.
+// SSHD is an ssh server that this user runs, with the files that clients need.
 type SSHD struct {
 	// Dir contains the keys, the configurations and the server's log. Cache is the cache directory
 	// of its users.
@@ -26,11 +26,11 @@ type SSHD struct {
 // sshdPath is the path of sshd on Debian.
 const sshdPath = "/usr/sbin/sshd"
 
-// sshdPort is where servers listen, each at an address of its own.
+// sshdPort is the port of all servers; each has its own address.
 const sshdPort = 2222
 
-// StartSSHD starts a server at an address that has no other, and stops it after the test. The words
-// of before precede its command, for example to enter a network namespace.
+// StartSSHD starts a server at an address that no other server uses, and stops it when the test
+// ends. The words of before precede its command, for example to enter a network namespace.
 func StartSSHD(t *testing.T, addr string, before ...string) *SSHD {
 	t.Helper()
 	dir := t.TempDir()
@@ -39,7 +39,7 @@ func StartSSHD(t *testing.T, addr string, before ...string) *SSHD {
 		t.Fatalf("e2e: sshd: %v", err)
 	}
 	t.Cleanup(func() {
-		_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL) // with its connections
+		_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL) // together with its connections
 		<-s.done
 		if t.Failed() {
 			t.Logf("the ssh server at %s\n%s", addr, s.log())
@@ -102,7 +102,7 @@ LogLevel INFO
 		return err
 	}
 	go func() {
-		_ = s.cmd.Wait() // ProcessState has it
+		_ = s.cmd.Wait() // ProcessState has the status
 		close(s.done)
 	}()
 	return nil
@@ -123,8 +123,8 @@ type Host struct {
 	More   []string
 }
 
-// Client writes a configuration for ssh and its known hosts to a directory, and returns the
-// arguments that make ssh use them.
+// Client writes an ssh configuration and a file of known hosts to a directory, and returns the ssh
+// command with the arguments that select them.
 func Client(dir string, hosts ...Host) (string, error) {
 	var config, known strings.Builder
 	for _, h := range hosts {

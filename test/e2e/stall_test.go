@@ -20,14 +20,14 @@ import (
 
 const warning = time.Second
 
-// stalling are the flags of jobs whose workers hang. A hung worker is stopped after eight times the
-// warning. Their hosts do not change.
+// stalling returns the flags of jobs whose workers hang and whose hosts do not change. A hung
+// worker is stopped after eight times the warning.
 func stalling(more ...string) []string {
 	return flags(append([]string{"--discovery-interval", "1s", "--stall-warning", "1s", "--stall-timeout", "8s", "--drain-timeout", "1s", "--join-timeout", "20s"}, more...)...)
 }
 
-// TestHung: a worker that does not follow the others is reported in time, then stopped and
-// replaced, and the others continue from the last commit before its process has ended.
+// TestHung: a worker that falls behind the others is reported in time, then stopped and replaced.
+// The others continue from the last commit before its process has ended.
 func TestHung(t *testing.T) {
 	for name, test := range map[string]struct {
 		hosts string
@@ -69,7 +69,7 @@ func TestHung(t *testing.T) {
 			goesOnWithout(t, res, 12)
 			named := stalls(res, where)
 			ends := exits(res, where)
-			if len(named) == 0 { // on a busy machine others may be slow too
+			if len(named) == 0 { // on a busy machine others can be slow too
 				t.Fatalf("nothing names %s", where)
 			}
 			inTime(t, r, named[0])
@@ -84,7 +84,7 @@ func TestHung(t *testing.T) {
 	}
 }
 
-// TestHungIsReplaced: the slot rests as after any failure, and a new worker is started.
+// TestHungIsReplaced: the slot stays out as after any failure, and then a new worker is started.
 func TestHungIsReplaced(t *testing.T) {
 	t.Parallel()
 	res := finish(t, start(t, Job{
@@ -99,8 +99,8 @@ func TestHungIsReplaced(t *testing.T) {
 }
 
 // goesOnWithout checks that the second world, of two workers, continues where the first one, of
-// three, ended, and trains up to that step. A worker that is continued while it is being stopped
-// may have completed a step with the others.
+// three, ended, and trains up to step to. If a stopped worker is continued while the driver ends
+// it, it can complete a step with the others.
 func goesOnWithout(t *testing.T, res Result, to int) {
 	t.Helper()
 	last := 0
@@ -129,7 +129,7 @@ func TestHungEndsTheJob(t *testing.T) {
 	says(t, res, "host localhost slot 1 rank 1 held up the job: silent for ")
 }
 
-// TestStallEnds: a worker suspended for a while from outside continues, without further
+// TestStallEnds: a worker that is suspended from outside for a while continues, without further
 // consequences.
 func TestStallEnds(t *testing.T) {
 	t.Parallel()
@@ -140,7 +140,7 @@ func TestStallEnds(t *testing.T) {
 	})
 	awaitStep(t, r, 20)
 	pid := pidAt(t, r, hostB)
-	told := func(name job.EventName, n int) error { // on a busy machine others may be slow too
+	told := func(name job.EventName, n int) error { // on a busy machine others can be slow too
 		return r.AwaitEvents(t.Context(), func(events []Event) bool {
 			return follow.Count(slices.DeleteFunc(slices.Clone(events), func(e Event) bool { return e.PID != pid }), name) >= n
 		})
@@ -168,8 +168,8 @@ func TestStallEnds(t *testing.T) {
 	says(t, res, " continues, ")
 }
 
-// TestHungWhileDriverDies: a worker is suspended and hvdrun is killed. The next driver detects the
-// worker although it never receives a message from it.
+// TestHungWhileDriverDies: a worker is suspended and hvdrun is killed. The next driver detects that
+// the worker hangs, although it never receives a message from it.
 func TestHungWhileDriverDies(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
@@ -213,12 +213,12 @@ func stalls(res Result, where string) []Event {
 	return slices.DeleteFunc(slices.Clone(res.Events), func(e Event) bool { return e.Name != "stalled" || e.Place() != where })
 }
 
-// waitedFor returns how long a worker had waited, by its own clock, when a line reported the
+// waitedFor matches how long a worker had waited, by its own clock, in a message that reports the
 // awaited worker.
 var waitedFor = regexp.MustCompile(` for it in .* for ([0-9][^ ;]*)`)
 
 // inTime checks that the first fault of the job was not reported before the warning was due. The
-// delay depends on the machine's load and is logged.
+// delay depends on the machine's load and is only logged.
 func inTime(t *testing.T, r *Running, named Event) {
 	t.Helper()
 	fault, err := os.Stat(filepath.Join(r.Dir, "fault.0"))

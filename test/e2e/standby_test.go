@@ -13,10 +13,10 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// Jobs whose driver's machine is lost: another machine has a copy of the journal, in etcd.
+// Jobs that lose their driver's machine while another machine has a copy of the journal in etcd.
 
-// TestStandby: a standby that has nothing of the job but its copy goes on with it when its driver
-// is dead, twice; the workers do not notice.
+// TestStandby: when the driver is dead, a standby that has only the copy of the journal continues
+// the job. This happens twice; the workers do not notice.
 func TestStandby(t *testing.T) {
 	t.Parallel()
 	server, err := etcdserver.Start(t.Context(), t.TempDir(), address())
@@ -48,7 +48,7 @@ func TestStandby(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.KillDriver()
-		if err := os.RemoveAll(filepath.Join(first.RuntimeDir(), "hvdrun", "keys")); err != nil { // with the machine
+		if err := os.RemoveAll(filepath.Join(first.RuntimeDir(), "hvdrun", "keys")); err != nil { // it is lost with the machine
 			t.Fatal(err)
 		}
 		if err := next.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, "resumed") == n+1 }); err != nil {

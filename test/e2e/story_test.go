@@ -12,7 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// What the log says that differs from job to job, and what stands for it.
+// differs are the parts of the log that differ from job to job, and their replacements.
 var differs = []struct {
 	text *regexp.Regexp
 	as   string
@@ -28,8 +28,8 @@ var differs = []struct {
 	{regexp.MustCompile(`events in \S+`), "events in FILE"},
 }
 
-// logOf returns the job's log as it is in every job of this kind, also where processes start
-// slowly.
+// logOf returns the parts of the job's log that are the same in every job of this kind, even if
+// processes start slowly.
 func logOf(t *testing.T, r *Running) (lines []string) {
 	t.Helper()
 	text, err := os.ReadFile(r.OutputPath())
@@ -49,8 +49,9 @@ func logOf(t *testing.T, r *Running) (lines []string) {
 	return lines
 }
 
-// TestStoryOfASession: what a terminal shows of a job from its start to Ctrl-C, with a death, a
-// growth to 6, a drain, a removal, another driver and other bounds: one line a fact.
+// TestStoryOfASession compares what a terminal shows of a job from its start to Ctrl-C. The job has
+// a death, a growth to 6 workers, a drain, a removal, another driver and other bounds. Each fact
+// has one line.
 func TestStoryOfASession(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{

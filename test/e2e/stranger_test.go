@@ -26,8 +26,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// asAnother runs f on a thread that is of another user of this machine, whose sockets and rights
-// are that user's. The thread ends with f.
+// asAnother runs f on a thread that has the identity and rights of another user of this machine,
+// also for its sockets. The thread ends with f.
 func asAnother(t *testing.T, f func()) {
 	t.Helper()
 	const nobody = 65534
@@ -49,7 +49,7 @@ func asAnother(t *testing.T, f func()) {
 }
 
 // answered returns what a listener answers to another user who sends text, until it closes the
-// connection. The error is that of connecting, or that the connection stays open.
+// connection. The error reports that connecting failed or that the connection stays open.
 func answered(t *testing.T, network, at, text string) (answer []byte, refused error) {
 	t.Helper()
 	asAnother(t, func() {
@@ -59,7 +59,7 @@ func answered(t *testing.T, network, at, text string) (answer []byte, refused er
 		}
 		defer c.Close()
 		_ = c.SetDeadline(sandbox.Limit())
-		_, _ = io.WriteString(c, text) // it may have been closed
+		_, _ = io.WriteString(c, text) // the connection may be closed
 		answer, refused = io.ReadAll(c)
 		if !errors.Is(refused, os.ErrDeadlineExceeded) {
 			refused = nil
@@ -68,7 +68,7 @@ func answered(t *testing.T, network, at, text string) (answer []byte, refused er
 	return answer, refused
 }
 
-// withinTLS is answered within a TLS connection, without a certificate.
+// withinTLS is answered over a TLS connection without a client certificate.
 func withinTLS(t *testing.T, at, text string) (answer []byte) {
 	t.Helper()
 	asAnother(t, func() {
@@ -85,8 +85,8 @@ func withinTLS(t *testing.T, at, text string) (answer []byte) {
 	return answer
 }
 
-// questions are what a client of a store of PyTorch sends to add 1 to a value, in both forms of the
-// protocol, with the end of a line for servers that wait for one.
+// questions returns what a client of a PyTorch store sends to add 1 to a value, in both versions of
+// the protocol, followed by the end of a line for servers that wait for one.
 func questions() (all []string) {
 	for _, older := range []bool{false, true} {
 		var sent recorder
@@ -98,7 +98,7 @@ func questions() (all []string) {
 	return all
 }
 
-// recorder is a connection to nobody.
+// recorder is a connection that only records what is written.
 type recorder struct {
 	net.Conn
 	strings.Builder
@@ -108,8 +108,8 @@ func (r *recorder) Write(b []byte) (int, error) { return r.Builder.Write(b) }
 
 func (r *recorder) Read([]byte) (int, error) { return 0, io.EOF }
 
-// unixListeners returns the unix sockets on which a process listens; those that begin with @ are in
-// no folder.
+// unixListeners returns the unix sockets on which a process listens. Those that begin with @ are
+// abstract: they are in no folder.
 func unixListeners(t *testing.T, pid int) (paths []string) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", pid))
@@ -133,9 +133,9 @@ func unixListeners(t *testing.T, pid int) (paths []string) {
 	return paths
 }
 
-// TestAnotherUser: another user of the machine is served by no listener of a job, of torchrun and
-// of their workers: not by HTTP, not as a client of a store, not by TLS without a certificate, not
-// by a unix socket. What is served to everybody is listed here.
+// TestAnotherUser: no listener of a job, of torchrun or of their workers serves another user of the
+// machine: not by HTTP, not as a client of a store, not by TLS without a certificate, and not by a
+// unix socket. The test lists what is served to everybody.
 func TestAnotherUser(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -143,7 +143,7 @@ func TestAnotherUser(t *testing.T) {
 	}
 	job := start(t, Job{
 		Flags: append(flags("-np", "2", "--min-np", "1", "--max-np", "3"), "--metrics-listen", "127.0.0.1:0", "--dashboard-listen", "127.0.0.1:0"),
-		// A program of Go trains, and one that speaks by its socket has a store.
+		// A Go program trains, and a program that uses the socket protocol has a store.
 		Command: []string{workerInC(t), "stop"}, Stages: []Stage{{Hosts: on(hostA, 2)}},
 	})
 	train := start(t, Job{Flags: flags("-np", "2", "--min-np", "1", "--encrypt-data"), Trainer: []string{"-steps", "100000", "-step-time", "10ms"}, Stages: []Stage{{Hosts: on(hostA, 2)}}})
@@ -156,7 +156,7 @@ func TestAnotherUser(t *testing.T) {
 		t.Fatal("torchrun has no store")
 	}
 
-	public := map[string]int{} // what is served to everybody, by the beginning of the answer
+	public := map[string]int{} // what is served to everybody, by the first bytes of the answer
 	listeners, sockets := 0, 0
 	for of, pids := range processes {
 		slices.Sort(pids)
@@ -193,7 +193,7 @@ func TestAnotherUser(t *testing.T) {
 						if slices.ContainsFunc(secrets, func(s []byte) bool { return bytes.Contains(answer, s) }) {
 							t.Errorf("%s tells of the job: %s", where, answer)
 						}
-					case len(answer) > 0 && answer[0] != 0x15: // an alert of TLS
+					case len(answer) > 0 && answer[0] != 0x15: // not a TLS alert
 						t.Errorf("%s answers to %s: %q", where, path, answer)
 					}
 				}
@@ -212,7 +212,8 @@ func TestAnotherUser(t *testing.T) {
 	if public["metrics"] != 1 || len(public) < 3 {
 		t.Errorf("served to everybody: %v", public)
 	}
-	// Driver, agent and workers of two jobs, metrics, page, store of a worker, store of torchrun.
+	// The listeners are those of the driver, the agents and the workers of two jobs, of the
+	// metrics, the page, a worker's store and torchrun's store.
 	if listeners < 9 || sockets < 2 {
 		t.Errorf("only %d listeners and %d unix sockets were found", listeners, sockets)
 	}

@@ -19,7 +19,7 @@ import (
 
 // Tasks on the workers of a job.
 
-// serveTasks starts a job whose workers run tasks, and waits for so many of them.
+// serveTasks starts a job whose workers run tasks, and waits until it has this number of workers.
 func serveTasks(t *testing.T, workers int, hosts string, more ...string) *Running {
 	t.Helper()
 	t.Parallel()
@@ -37,7 +37,7 @@ func serveTasks(t *testing.T, workers int, hosts string, more ...string) *Runnin
 	return r
 }
 
-// beginTasks does the same on one host, and starts a program that submits tasks.
+// beginTasks calls serveTasks for one host and starts a program that submits tasks.
 func beginTasks(t *testing.T, workers int, args ...string) (*Running, *submitter) {
 	t.Helper()
 	r := serveTasks(t, workers, on(hostA, workers))
@@ -57,7 +57,7 @@ func killWorker(t *testing.T, r *Running) {
 	}
 }
 
-// killDriver kills the scheduler with its driver, and returns the job with another one.
+// killDriver kills the driver, and the scheduler with it, and returns the resumed job.
 func killDriver(t *testing.T, r *Running) *Running {
 	t.Helper()
 	r.KillDriver()
@@ -68,7 +68,7 @@ func killDriver(t *testing.T, r *Running) *Running {
 	return next
 }
 
-// submitter is a program that submits tasks. It must end well.
+// submitter is a program that submits tasks. It must exit with status 0.
 type submitter struct {
 	t    *testing.T
 	cmd  *exec.Cmd
@@ -83,7 +83,7 @@ func submits(t *testing.T, r *Running, args ...string) *submitter {
 	return submitsBy(t, r, nil, args...)
 }
 
-// submitsBy is submits with flags of hvdrun tasks run.
+// submitsBy is submits with flags for hvdrun tasks run.
 func submitsBy(t *testing.T, r *Running, by []string, args ...string) *submitter {
 	t.Helper()
 	c := &submitter{t: t, cmd: r.Subcommand(t.Context(), slices.Concat([]string{"tasks", "run"}, by, []string{binaries.Tasker}, args)...)}
@@ -136,7 +136,7 @@ func stopJob(t *testing.T, r *Running) {
 	}
 }
 
-// TestTasksWorkerKilled: one of four workers is killed with thousands of tasks out.
+// TestTasksWorkerKilled: one of four workers is killed while thousands of tasks are submitted.
 func TestTasksWorkerKilled(t *testing.T) {
 	r, c := beginTasks(t, 4, "-submit", "10000", "-lasts", "500us")
 	c.until("7000 left")
@@ -146,7 +146,8 @@ func TestTasksWorkerKilled(t *testing.T) {
 	stopJob(t, r)
 }
 
-// TestTasksPoison: tasks that end their workers, in either way, exclude no slot: others run.
+// TestTasksPoison: tasks that end their workers, in either way, exclude no slot, and other tasks
+// run.
 func TestTasksPoison(t *testing.T) {
 	r, c := beginTasks(t, 2, "-poison", "2", "-submit", "100")
 	c.until("100 right")
@@ -158,8 +159,8 @@ func TestTasksPoison(t *testing.T) {
 	stopJob(t, r)
 }
 
-// TestTasksDeaf: the workers of functions that ignore their contexts are ended, without blame, and
-// other functions run in the meantime and afterwards.
+// TestTasksDeaf: workers whose functions ignore their contexts are ended without blame; other
+// functions run meanwhile and afterwards.
 func TestTasksDeaf(t *testing.T) {
 	r := serveTasks(t, 2, on(hostA, 2), "--tasks-grace", "500ms")
 	c := submits(t, r, "-deaf", "3", "-submit", "400", "-lasts", "10ms")
@@ -171,7 +172,7 @@ func TestTasksDeaf(t *testing.T) {
 	stopJob(t, r)
 }
 
-// TestTasksDriverKilled: the scheduler is killed with the driver, and another goes on.
+// TestTasksDriverKilled: the scheduler is killed with the driver, and the next one continues.
 func TestTasksDriverKilled(t *testing.T) {
 	r, c := beginTasks(t, 2, "-submit", "10000", "-lasts", "500us")
 	c.until("7000 left")
@@ -181,7 +182,7 @@ func TestTasksDriverKilled(t *testing.T) {
 	stopJob(t, r)
 }
 
-// TestTasksModel: tasks depend on each other, fail and are cancelled, while a worker and the driver
+// TestTasksModel: tasks depend on each other, fail and are cancelled while a worker and the driver
 // are killed.
 func TestTasksModel(t *testing.T) {
 	r, c := beginTasks(t, 3, "-model", "3000", "-lasts", "1ms")
@@ -194,8 +195,8 @@ func TestTasksModel(t *testing.T) {
 	stopJob(t, r)
 }
 
-// TestTasksStored: large results and values go from worker to worker, outlive a worker that is
-// killed and the driver, and leave nothing behind.
+// TestTasksStored: large results and values are sent from worker to worker. They outlive a killed
+// worker and a killed driver, and nothing of them remains at the end.
 func TestTasksStored(t *testing.T) {
 	r, c := beginTasks(t, 3, "-size", "20000000", "-rounds", "4")
 	c.until("read after")
@@ -207,7 +208,7 @@ func TestTasksStored(t *testing.T) {
 }
 
 // TestTasksHostKilled: an agent is killed, and its workers with it. The results that only their
-// host had are made again, and those that they were made of.
+// host stored are computed again, and so are the results that they depend on.
 func TestTasksHostKilled(t *testing.T) {
 	r := serveTasks(t, 3, on(hostA, 1)+","+on(hostB, 1)+","+on(hostC, 1))
 	c := submits(t, r, "-across", strings.Join([]string{hostA, hostB, hostC}, ","), "-size", "5000000")
@@ -238,7 +239,7 @@ func TestTasksHostKilled(t *testing.T) {
 	stopJob(t, r)
 }
 
-// TestTasksClientKilled: tasks of a client that is killed with the driver are not lost.
+// TestTasksClientKilled: tasks of a client that is killed together with the driver are not lost.
 func TestTasksClientKilled(t *testing.T) {
 	r, c := beginTasks(t, 2, "-submit", "5000", "-lasts", "2ms")
 	c.until("4000 left")
@@ -269,8 +270,8 @@ func TestTasksClientKilled(t *testing.T) {
 	stopJob(t, r)
 }
 
-// TestTasksGateway: a program submits tasks by an invitation, as one of another machine does, while
-// the scheduler is killed and the job resumed. The gateway ends with the job.
+// TestTasksGateway: a program submits tasks with an invitation, as from another machine, while the
+// scheduler is killed and the job resumed. The gateway ends with the job.
 func TestTasksGateway(t *testing.T) {
 	r := serveTasks(t, 2, on(hostA, 2))
 	invitation := filepath.Join(t.TempDir(), "invitation")

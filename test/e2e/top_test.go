@@ -29,10 +29,10 @@ type terminal struct {
 	width  int
 
 	mu   sync.Mutex
-	text []byte // all that was written to it
+	text []byte // everything that was written to it
 }
 
-// inTerminal starts a program in a terminal of 80 times 24.
+// inTerminal starts a program in a terminal of 80 columns and 24 rows.
 func inTerminal(t *testing.T, cmd *exec.Cmd) *terminal {
 	t.Helper()
 	master, slave, err := openTerminal()
@@ -65,7 +65,7 @@ func inTerminal(t *testing.T, cmd *exec.Cmd) *terminal {
 		}
 	})
 	go func() {
-		_ = cmd.Wait() // ProcessState has it
+		_ = cmd.Wait() // ProcessState has the status
 		close(term.ended)
 	}()
 	t.Cleanup(func() {
@@ -97,7 +97,7 @@ func openTerminal() (master, slave *os.File, err error) {
 	return master, slave, nil
 }
 
-// resize gives the terminal its width, and tells the program.
+// resize applies the width to the terminal and informs the program.
 func (term *terminal) resize() {
 	term.t.Helper()
 	size := &unix.Winsize{Row: 24, Col: uint16(term.width)}
@@ -106,15 +106,16 @@ func (term *terminal) resize() {
 	}
 }
 
-// written returns what was written from a place on, without escape sequences, and where it ends.
+// written returns what was written from an offset on, without escape sequences, and the offset of
+// the end.
 func (term *terminal) written(from int) (string, int) {
 	term.mu.Lock()
 	defer term.mu.Unlock()
 	return ansi.Strip(string(term.text[from:])), len(term.text)
 }
 
-// sees blocks until the screen has all words. The program draws all of it when the size changes, so
-// that is changed again and again.
+// sees blocks until the screen shows all words. The program redraws the whole screen only when the
+// size changes, so sees changes the size again and again.
 func (term *terminal) sees(words ...string) {
 	term.t.Helper()
 	last, from := "", 0
@@ -141,8 +142,8 @@ func (term *terminal) press(keys string) {
 	}
 }
 
-// leaves blocks until the program has ended with the status, and checks that the terminal is as
-// before.
+// leaves waits for the program's end, and checks its status and that the terminal has its earlier
+// modes.
 func (term *terminal) leaves(status int) {
 	term.t.Helper()
 	<-term.ended
@@ -164,7 +165,7 @@ func (term *terminal) leaves(status int) {
 	}
 }
 
-// colour is a sequence that sets a colour.
+// colour matches an escape sequence that sets a colour.
 var colour = regexp.MustCompile(`\x1b\[([0-9;]*;)?(3[0-8]|9[0-7]|4[0-8])[;m]`)
 
 func (term *terminal) colours() bool {
@@ -175,8 +176,8 @@ func (term *terminal) colours() bool {
 
 const rightKey = "\x1b[C"
 
-// TestTop: a job is watched and steered in a terminal, over the death of its driver; the terminal
-// is left as it was.
+// TestTop: top shows and steers a job in a terminal while the job's driver dies and is replaced; at
+// the end the terminal is as before.
 func TestTop(t *testing.T) {
 	t.Parallel()
 	r := controlled(t)
@@ -224,8 +225,8 @@ func TestTop(t *testing.T) {
 	term.leaves(0)
 }
 
-// TestTopEnds: Ctrl-C and signals end top, not the job, and leave the terminal as it was; with
-// NO_COLOR nothing is coloured.
+// TestTopEnds: Ctrl-C and signals end top, not the job, and the terminal is as before; with
+// NO_COLOR, top uses no colours.
 func TestTopEnds(t *testing.T) {
 	t.Parallel()
 	r := controlled(t)

@@ -20,8 +20,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// Jobs of several nodes without a driver of their own, whose programs use package elastic: hvdrun
-// torchrun --elastic.
+// Jobs of hvdrun torchrun --elastic: several nodes without a separate driver, whose programs use
+// package elastic.
 
 // nodes are the nodes of one job, all on this machine.
 type nodes struct {
@@ -41,7 +41,7 @@ type node struct {
 	done chan struct{} // closed when it has ended
 }
 
-// torchNodes returns a job of two nodes at least and three at most, with two workers each.
+// torchNodes returns a job of two to three nodes with two workers each. No node is started yet.
 func torchNodes(t *testing.T, backend, endpoint string, trainer ...string) *nodes {
 	n := &nodes{t: t, dir: t.TempDir()}
 	n.flags = []string{"torchrun", "--elastic", "--nnodes", "2:3", "--nproc-per-node", "2", "--rdzv-backend", backend,
@@ -68,7 +68,7 @@ func torchNodes(t *testing.T, backend, endpoint string, trainer ...string) *node
 	return n
 }
 
-// start starts a node.
+// start starts another node.
 func (n *nodes) start() *node {
 	n.t.Helper()
 	one := &node{cmd: exec.Command(binaries.Hvdrun, slices.Concat(n.flags, n.train)...), done: make(chan struct{})}
@@ -87,7 +87,7 @@ func (n *nodes) start() *node {
 	return one
 }
 
-// await blocks until a line of the steplog is what is waited for, and returns it.
+// await blocks until the steplog has a line for which is returns true, and returns it.
 func (n *nodes) await(what string, is func(steplog.Line) bool) (found steplog.Line) {
 	n.t.Helper()
 	ok := follow.Await(n.t, func() bool {
@@ -108,8 +108,8 @@ func (n *nodes) await(what string, is func(steplog.Line) bool) (found steplog.Li
 	return found
 }
 
-// world blocks until a step of a world of that size after the generation was completed, and returns
-// it.
+// world blocks until a world of size workers with a generation above after has completed a step,
+// and returns the step's line.
 func (n *nodes) world(size int, after uint64) steplog.Line {
 	n.t.Helper()
 	return n.await(fmt.Sprintf("step of %d workers after generation %d", size, after), func(l steplog.Line) bool {
@@ -117,7 +117,7 @@ func (n *nodes) world(size int, after uint64) steplog.Line {
 	})
 }
 
-// drivers returns the process of the driver of each node that has one.
+// drivers returns the PID of the driver of each node that has one.
 func (n *nodes) drivers() map[*node]int {
 	n.t.Helper()
 	found := make(map[*node]int)
@@ -138,7 +138,7 @@ func (n *nodes) drivers() map[*node]int {
 	return found
 }
 
-// driver returns the only node that has a driver, and that process.
+// driver waits until exactly one node has a driver, and returns that node and the driver's PID.
 func (n *nodes) driver() (*node, int) {
 	n.t.Helper()
 	var all map[*node]int
@@ -166,7 +166,7 @@ func (n *nodes) over(one *node) {
 	}
 }
 
-// end waits for a node, and requires its exit status.
+// end waits for a node's end and checks its exit status.
 func (n *nodes) end(one *node, status int) {
 	n.t.Helper()
 	n.over(one)
@@ -187,15 +187,15 @@ func (n *nodes) check(steps int) {
 	}
 }
 
-// TestElasticNodes: the node that runs the driver dies, with the store where the nodes meet, and
-// another one joins; then the driver's process dies; then its node is asked to leave. The workers
-// of the others go on each time, and are not started again.
+// TestElasticNodes: first the node dies that runs the driver and the store at which the nodes meet,
+// and another one joins. Then the driver's process dies, and then its node is asked to leave. The
+// workers of the other nodes continue each time and are not started again.
 func TestElasticNodes(t *testing.T) {
 	t.Parallel()
 	testElasticNodes(t, "c10d", address()+":29400")
 }
 
-// TestElasticNodesWithEtcd is the same for nodes that meet in etcd.
+// TestElasticNodesWithEtcd is TestElasticNodes with nodes that meet in etcd.
 func TestElasticNodesWithEtcd(t *testing.T) {
 	t.Parallel()
 	server, err := etcdserver.Start(t.Context(), t.TempDir(), address())
@@ -225,7 +225,7 @@ func testElasticNodes(t *testing.T, backend, endpoint string) {
 	second := n.world(4, first.Generation)
 	t.Logf("the others take a step %v after the loss of the driver's node", time.Unix(0, second.Time).Sub(lost))
 
-	if backend == "c10d" { // the next one at the endpoint finds the job that runs
+	if backend == "c10d" { // the next node at the endpoint finds the running job
 		n.await("more steps", func(l steplog.Line) bool { return l.Generation >= second.Generation && l.Step > second.Step+20 })
 	}
 	n.start()
@@ -265,7 +265,7 @@ func testElasticNodes(t *testing.T, backend, endpoint string) {
 	n.check(steps)
 }
 
-// TestElasticNodesEnd: a job that ends, or fails, ends on all nodes with one status.
+// TestElasticNodesEnd: a job that completes or fails ends on all nodes with the same status.
 func TestElasticNodesEnd(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -278,7 +278,7 @@ func TestElasticNodesEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := torchNodes(t, "c10d", address()+":29400", c.trainer...)
-			n.flags = append(n.flags, "--nnodes", "3") // a third that came after the end would wait for a second
+			n.flags = append(n.flags, "--nnodes", "3") // a third node that came after the end would wait for a second
 			for range 3 {
 				n.start()
 			}
@@ -299,7 +299,7 @@ func TestElasticNodesEnd(t *testing.T) {
 	}
 }
 
-// TestElasticNodeAlone: where no other node is left, a node that is asked to stop stops the job.
+// TestElasticNodeAlone: if no other node is left, a node that is asked to stop stops the job.
 func TestElasticNodeAlone(t *testing.T) {
 	t.Parallel()
 	n := torchNodes(t, "c10d", address()+":29400", "-steps", "1000000")

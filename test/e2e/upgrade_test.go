@@ -14,10 +14,10 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// earlier is the version of which jobs are taken over where the repository has no tags.
+// earlier is the version from which jobs are taken over if the repository has no tags.
 const earlier = "9aa54ff82577"
 
-// earlierHvdrun builds hvdrun of the last tag before this commit. It skips the test where the
+// earlierHvdrun builds hvdrun of the last tag before this commit. It skips the test if the
 // repository does not have its sources.
 func earlierHvdrun(t *testing.T) string {
 	t.Helper()
@@ -53,9 +53,9 @@ func earlierHvdrun(t *testing.T) string {
 	return program
 }
 
-// TestUpgrade: a job that an earlier version began goes on with this one. It reads the journal and
-// the folder of the job, attaches to the agents, which are of the earlier version still, and starts
-// a worker by one of them in place of one that dies.
+// TestUpgrade: this version continues a job that an earlier version began. It reads the job's
+// journal and folder, attaches to the agents, which still run the earlier version, and starts a
+// worker through one of them when one dies.
 func TestUpgrade(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it builds another version of hvdrun")

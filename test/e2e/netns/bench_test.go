@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/e2e"
 )
 
-// sentBy returns the bytes that the host's link has sent.
+// sentBy returns the number of bytes that a host has sent over its link.
 func (n *network) sentBy(host string) int {
 	n.t.Helper()
 	out, err := exec.Command("ip", "netns", "exec", n.space(host), "cat", "/sys/class/net/eth0/statistics/tx_bytes").Output()
@@ -28,7 +28,7 @@ func (n *network) sentBy(host string) int {
 }
 
 // bench measures an AllReduce of 64 KiB by two ranks on each of the hosts a and b, and checks the
-// bytes that it reports.
+// number of bytes that hvdrun bench reports.
 func (n *network) bench(flags ...string) {
 	n.t.Helper()
 	const size = 64 << 10
@@ -56,7 +56,7 @@ func (n *network) bench(flags ...string) {
 		if err1 != nil || err2 != nil || err3 != nil || cells[3] != "4" || cells[4] != strconv.Itoa(size) {
 			n.t.Fatalf("not the row of an AllReduce of 64 KiB by 4 ranks: %q", line)
 		}
-		// Each host sends half of the tensor twice, with the headers of a few messages.
+		// Each host sends half of the tensor twice, plus the headers of a few messages.
 		if host < size || host > size+size/50 || all < 2*size || all > 2*host {
 			n.t.Errorf("%d bytes on sockets, of a host %d", all, host)
 		}
@@ -68,7 +68,7 @@ func (n *network) bench(flags ...string) {
 	n.t.Fatalf("no row of the AllReduce:\n%s", rows)
 }
 
-// TestBench: ranks are measured on hosts that ssh reaches, then on hosts with agents.
+// TestBench measures ranks on hosts that ssh reaches, then on hosts with agents.
 func TestBench(t *testing.T) {
 	n := newNetwork(t)
 	addrs := map[string]string{}

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// Workers of one machine meet where it has one family of addresses alone, or no names at all.
+// TestPoorNetworks: workers of one machine connect if it has only one address family, or cannot
+// resolve any name.
 func TestPoorNetworks(t *testing.T) {
 	for name, c := range map[string]struct {
 		before string // in the namespaces of the network, of mounts and of names

@@ -19,7 +19,7 @@ import (
 type job struct {
 	*follow.Running
 	t    *testing.T
-	seen int // events that are over
+	seen int // those before the position of await
 }
 
 // run starts an endless job whose driver is on the host "driver".
@@ -28,7 +28,7 @@ func (n *network) run(flags ...string) *job {
 	return n.train([]string{"-steps", strconv.Itoa(endless), "-step-time", "5ms"}, flags...)
 }
 
-// train is run with flags of the workers.
+// train starts a job like run, with these flags of the trainer.
 func (n *network) train(trainer []string, flags ...string) *job {
 	n.t.Helper()
 	programs := follow.Programs{Hvdrun: n.hvdrun("driver"), Trainer: binaries.Trainer}
@@ -46,7 +46,7 @@ func (j *job) end() {
 	j.endWith(steplog.Size)
 }
 
-// endWith is end for workers with so many weights.
+// endWith is end for workers with this number of weights.
 func (j *job) endWith(weights int) {
 	j.t.Helper()
 	if err := syscall.Kill(j.PID, syscall.SIGTERM); err != nil {
@@ -61,8 +61,8 @@ func (j *job) endWith(weights int) {
 	}
 }
 
-// await blocks until a matching event after the position of the last await, and returns it; the
-// position moves behind it.
+// await blocks until an event for which is returns true, after the position of the last await, and
+// returns it. The position moves behind that event.
 func (j *job) await(what string, is func(follow.Event) bool) follow.Event {
 	j.t.Helper()
 	var found follow.Event
@@ -81,7 +81,7 @@ func (j *job) await(what string, is func(follow.Event) bool) follow.Event {
 	return found
 }
 
-// hosts waits for a list of exactly these hosts; "b!" is a draining one.
+// hosts waits for an event whose list has exactly these hosts; "b!" is a draining one.
 func (j *job) hosts(names ...string) follow.Event {
 	j.t.Helper()
 	return j.await("hosts "+strings.Join(names, " "), func(e follow.Event) bool {
@@ -97,7 +97,7 @@ func (j *job) hosts(names ...string) follow.Event {
 	})
 }
 
-// world waits for a world of these hosts, one slot each, in order of rank, that has committed: a
+// world waits until a world of these hosts, one slot each, in the order of rank, has committed: a
 // world that failed to connect does not count.
 func (j *job) world(hosts ...string) follow.Event {
 	j.t.Helper()
@@ -115,8 +115,8 @@ func (j *job) world(hosts ...string) follow.Event {
 	return last
 }
 
-// exited waits for the end of a host's worker. That may come before or after the others' first
-// commit without it, so it does not move the position of await.
+// exited waits for the end of a host's worker. The event can precede or follow the others' first
+// commit without that worker, so exited does not move the position of await.
 func (j *job) exited(host string, since time.Time) follow.Event {
 	j.t.Helper()
 	seen := j.seen
@@ -127,8 +127,8 @@ func (j *job) exited(host string, since time.Time) follow.Event {
 	})
 }
 
-// leaves has a host leave, and returns the next world, of the hosts that stay. The list is that of
-// hosts meanwhile.
+// leaves asks a host's agent to leave and returns the next world, which must consist of the hosts
+// that stay. listed is the host list meanwhile.
 func (j *job) leaves(host string, a *agent, listed []string, stay ...string) follow.Event {
 	j.t.Helper()
 	since := time.Now()
@@ -185,7 +185,7 @@ func TestHostsComeAndGo(t *testing.T) {
 	left := j.world("a", "b")
 	t.Logf("a host is cut off: off the list after %v, its worker lost after %v, the next world after %v",
 		found, exit.Time.Sub(since), left.Time.Sub(since))
-	// Without a message from the driver, the kernel would end their wait 5 s after the
+	// If the driver sent no message, the kernel would end the survivors' wait 5 s after the
 	// disconnection.
 	if after := left.Time.Sub(exit.Time); left.Time.Sub(since) > 5*time.Second && after > 2*time.Second {
 		t.Errorf("the survivors, who hear nothing, came to the next world %v after the driver knew of the loss", after)
@@ -196,7 +196,7 @@ func TestHostsComeAndGo(t *testing.T) {
 	back := j.world("a", "b", "c")
 	t.Logf("it is back: on the list after %v, the next world after %v", found, back.Time.Sub(since))
 
-	// On a starved machine hosts are suspected at any time, which costs a reset too.
+	// On a busy machine any host can be suspected at any time, which also causes a reset.
 	listed := []string{"a", "b!", "c"}
 	for attempt := 1; ; attempt++ {
 		since = time.Now()

@@ -34,8 +34,8 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// network is namespaces on a bridge, which is in its own namespace, so that the machine's network
-// is not affected.
+// network is a set of namespaces on a bridge. The bridge is in its own namespace, so the machine's
+// network is not affected.
 type network struct {
 	t      *testing.T
 	prefix string
@@ -81,13 +81,13 @@ func (n *network) add(host string) string {
 	return addr
 }
 
-// cable disconnects or connects a host.
+// cable sets the state of a host's link, "up" or "down".
 func (n *network) cable(host, state string) {
 	n.t.Helper()
 	n.ip("-n", n.space("hub"), "link", "set", "to-"+host, state)
 }
 
-// hvdrun returns the path of a script that runs hvdrun on the host.
+// hvdrun returns the path of a script that runs hvdrun in the host's namespace.
 func (n *network) hvdrun(host string) string {
 	n.t.Helper()
 	path := filepath.Join(n.t.TempDir(), "hvdrun")
@@ -131,7 +131,7 @@ func (n *network) agent(host string, flags ...string) *agent {
 	return a
 }
 
-// listens waits until a TCP port on the host is open.
+// listens waits until a process listens on a TCP port of the host.
 func (n *network) listens(host string, port int) {
 	n.t.Helper()
 	if !follow.Await(n.t, func() bool {
@@ -154,7 +154,7 @@ func (a *agent) ask() {
 	}
 }
 
-// wait waits until the agent has ended, with exit status 0.
+// wait waits until the agent has ended, and checks that its exit status is 0.
 func (a *agent) wait() {
 	a.t.Helper()
 	err := <-a.done

@@ -2,5 +2,5 @@
 
 package netns
 
-// buildFlags: programs under test use the race detector if the tests do.
+// buildFlags builds the programs under test with the race detector, like the tests.
 var buildFlags = []string{"-race"}

@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// card gives a host one more interface, on the switch of that number, from 1.
+// card adds an interface to a host and connects it to the switch of that number, from 1.
 func (n *network) card(host string, number int) string {
 	n.t.Helper()
 	space, hub := n.space(host), n.space("hub")
@@ -37,13 +37,13 @@ func (n *network) card(host string, number int) string {
 	return addr
 }
 
-// limit bounds what a host sends by an interface.
+// limit bounds the rate at which a host sends over an interface.
 func (n *network) limit(host, name, rate string) {
 	n.t.Helper()
 	n.ip("netns", "exec", n.space(host), "tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", rate, "burst", "32kb", "latency", "20ms")
 }
 
-// sent is how many bytes a host has sent by an interface.
+// sent returns the number of bytes that a host has sent over an interface.
 func (n *network) sent(host, name string) int64 {
 	n.t.Helper()
 	out, err := exec.Command("ip", "netns", "exec", n.space(host), "cat", "/sys/class/net/"+name+"/statistics/tx_bytes").Output()
@@ -57,8 +57,8 @@ func (n *network) sent(host, name string) int64 {
 	return bytes
 }
 
-// pair begins a job of two hosts, a and b, whose workers have so many weights, which they exchange
-// at each step.
+// pair starts a job on two hosts, a and b, whose workers exchange this number of weights at each
+// step.
 func (n *network) pair(addrs map[string]string, weights int, flags ...string) *job {
 	n.t.Helper()
 	key := filepath.Join(n.t.TempDir(), "key")
@@ -73,8 +73,8 @@ func (n *network) pair(addrs map[string]string, weights int, flags ...string) *j
 		"--gossip-join", seeds, "--gossip-key-file", key, "--gossip-label", "test", "--gossip-bind", addrs["driver"]+":0")...)
 }
 
-// cards are hosts a and b with a slow interface, that of the driver too, and further ones. All are
-// so slow that busy processors do not decide what is measured.
+// cards adds the hosts a, b and driver, each with a slow interface, and further interfaces with
+// these rates to a and b. All are so slow that busy processors do not affect what is measured.
 func (n *network) cards(slow string, rates ...string) map[string]string {
 	n.t.Helper()
 	addrs := map[string]string{}
@@ -91,7 +91,7 @@ func (n *network) cards(slow string, rates ...string) map[string]string {
 	return addrs
 }
 
-// says waits until the log has one of these texts.
+// says waits until the log contains one of these texts.
 func (j *job) says(texts ...string) {
 	j.t.Helper()
 	if !follow.Await(j.t, func() bool {
@@ -102,7 +102,7 @@ func (j *job) says(texts ...string) {
 	}
 }
 
-// moved measures by which interface of a host most goes during some steps.
+// moved returns the number of bytes that a host sends over each interface during some steps.
 func (j *job) moved(n *network, host string, names ...string) map[string]int64 {
 	j.t.Helper()
 	before := map[string]int64{}
@@ -116,8 +116,8 @@ func (j *job) moved(n *network, host string, names ...string) map[string]int64 {
 	return before
 }
 
-// next waits for the world after a generation and its first commit, and checks that both workers
-// live.
+// next waits for the first commit of the world after a generation, and checks that both workers are
+// alive.
 func (j *job) next(generation uint64, since time.Time) {
 	j.t.Helper()
 	world := j.world("a", "b")
@@ -132,8 +132,8 @@ func (j *job) next(generation uint64, since time.Time) {
 	}
 }
 
-// TestRouteIsCut: of two interfaces the faster one carries the data. It is cut in the middle of an
-// operation: both workers live, and go on over the other one after one reset.
+// TestRouteIsCut: the faster of two interfaces carries the data. It is cut in the middle of an
+// operation: both workers survive and continue over the other interface after one reset.
 func TestRouteIsCut(t *testing.T) {
 	const weights = 30_000
 	if testing.Short() {
@@ -142,7 +142,7 @@ func TestRouteIsCut(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		cut  func(n *network)
-		says []string // one of these: of some cuts, either host may notice first
+		says []string // one of these: after some cuts, either host can notice first
 	}{
 		{"the interface of one host", func(n *network) { n.ip("-n", n.space("b"), "link", "set", "eth1", "down") }, []string{"interface eth1 is down", "is acknowledged"}},
 		{"the link of one host", func(n *network) { n.ip("-n", n.space("hub"), "link", "set", "to-a1", "down") }, []string{"is given up; the next world uses eth0"}},
@@ -172,8 +172,8 @@ func TestRouteIsCut(t *testing.T) {
 	}
 }
 
-// TestRails: two interfaces of equal speed share the data, encrypted or not, beside a slow one.
-// Where one of them is cut, the other carries it.
+// TestRails: two interfaces of equal speed share the data, encrypted or not, beside a slow one. If
+// one of them is cut, the other carries all of it.
 func TestRails(t *testing.T) {
 	const weights = 250_000
 	if testing.Short() {

@@ -21,7 +21,7 @@ func (n *network) sshd(host, addr string) e2e.Host {
 	return e2e.Host{Name: host, Server: e2e.StartSSHD(n.t, addr, "ip", "netns", "exec", n.space(host))}
 }
 
-// steps waits until rank 0 has completed so many more steps.
+// steps waits until rank 0 has completed this number of further steps.
 func (j *job) steps(more int) {
 	j.t.Helper()
 	from := -1
@@ -52,8 +52,8 @@ func (j *job) exits() (n int) {
 
 // TestLinkOfASSHHost: the link of an ssh host is slow, then interrupted for a second, then
 // interrupted for longer than the driver waits. The first two only cost time; the last costs only
-// that host's worker. When the host is back, the old worker's processes end there, and a new worker
-// joins.
+// that host's worker. When the host is reachable again, the old worker's processes end there, and a
+// new worker joins.
 func TestLinkOfASSHHost(t *testing.T) {
 	n := newNetwork(t)
 	addrs := map[string]string{}
@@ -116,7 +116,7 @@ func TestLinkOfASSHHost(t *testing.T) {
 	j.end()
 }
 
-// parentOf returns the parent of a process.
+// parentOf returns the PID of a process's parent.
 func parentOf(pid int) (parent int, err error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

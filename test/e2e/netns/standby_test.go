@@ -18,9 +18,10 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// TestDriversMachineIsLost: a job over three machines whose driver is on a fourth, which
-// disappears: its cable is cut, so that nobody hears its end, and nothing of it is left. A standby
-// on one of the others goes on after the lease's end, and no worker is started again.
+// TestDriversMachineIsLost: a job runs on three machines, and its driver on a fourth, which
+// disappears: its cable is cut, so that no peer hears of its end, and then its processes and keys
+// are gone. A standby on one of the others continues after the lease has ended, and no worker is
+// started again.
 func TestDriversMachineIsLost(t *testing.T) {
 	const lease = 5 * time.Second
 	n := newNetwork(t)
@@ -68,7 +69,7 @@ func TestDriversMachineIsLost(t *testing.T) {
 	lost := time.Now()
 	n.cable("driver", "down")
 	j.KillDriver()
-	if err := os.RemoveAll(filepath.Join(j.RuntimeDir(), "hvdrun", "keys")); err != nil { // with the machine
+	if err := os.RemoveAll(filepath.Join(j.RuntimeDir(), "hvdrun", "keys")); err != nil { // it is lost with the machine
 		t.Fatal(err)
 	}
 	j.Running = standby
@@ -81,7 +82,7 @@ func TestDriversMachineIsLost(t *testing.T) {
 	if n := j.Count("worker_started") - started; n != 0 || j.Count("reset") != 0 {
 		t.Errorf("%d workers were started since; %d resets", n, j.Count("reset"))
 	}
-	// The world can still change: one of its workers dies.
+	// The world can still change: one of its workers dies and is replaced.
 	i := slices.IndexFunc(j.Events, func(e follow.Event) bool { return e.Name == "worker_started" && e.Host == "a" })
 	if err := syscall.Kill(j.Events[i].PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)

@@ -18,17 +18,17 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// torchNode is a process of hvdrun torchrun on a host of its own.
+// torchNode is a process of hvdrun torchrun on its own host.
 type torchNode struct {
 	host string
 	cmd  *exec.Cmd
-	log  string // the file of what it says
+	log  string // the file of its output
 	done chan struct{}
 }
 
-// torchrun starts a node in the job's folder. It meets the others at port 29400 of host a, where
-// the first to start has the store, and this one returns once that is there. The test's end sends
-// it and its workers the signal.
+// torchrun starts a node in the job's folder. The node meets the others at port 29400 of host a,
+// where the first node to start runs the store. torchrun returns once the store listens. At the end
+// of the test, the node and its workers get the signal end.
 func (n *network) torchrun(host, dir string, end syscall.Signal, args ...string) *torchNode {
 	n.t.Helper()
 	one := &torchNode{host: host, log: filepath.Join(dir, host+".log"), done: make(chan struct{})}
@@ -61,16 +61,15 @@ func (n *network) torchrun(host, dir string, end syscall.Signal, args ...string)
 	return one
 }
 
-// said is what the node has said so far.
+// said returns what the node has printed so far.
 func (one *torchNode) said() string {
-	text, _ := os.ReadFile(one.log) // it was made before the start
+	text, _ := os.ReadFile(one.log) // start created it
 	return string(text)
 }
 
-// TestElasticNodeFallsSilent: three nodes without a driver of their own. The cable is cut of the
-// one that runs the driver and has the store where all meet: the others go on without it, and none
-// of their workers is started again. The node that was cut off takes part again when the cable is
-// back.
+// TestElasticNodeFallsSilent: of three nodes without a separate driver, the cable of the one that
+// runs the driver and the store is cut. The other nodes continue without it, and none of their
+// workers is started again. The disconnected node joins again when its cable is back.
 func TestElasticNodeFallsSilent(t *testing.T) {
 	n := newNetwork(t)
 	hosts := []string{"a", "b", "c"}
@@ -144,7 +143,7 @@ func TestElasticNodeFallsSilent(t *testing.T) {
 	}
 }
 
-// hasDriver returns whether a process, or one below it, has a child that is the job's driver.
+// hasDriver returns whether a child of a process, or of its descendants, is the job's driver.
 func hasDriver(pid int) bool {
 	tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/children")
 	for _, path := range tasks {
@@ -159,8 +158,8 @@ func hasDriver(pid int) bool {
 	return false
 }
 
-// TestNameAtLoopback: nodes meet at a host that has its own name at loopback, as Debian's
-// /etc/hosts says.
+// TestNameAtLoopback: nodes meet at a host whose own name resolves to loopback, as in Debian's
+// /etc/hosts.
 func TestNameAtLoopback(t *testing.T) {
 	n := newNetwork(t)
 	for i, host := range []string{"a", "b"} {
@@ -194,8 +193,8 @@ func TestNameAtLoopback(t *testing.T) {
 	}
 }
 
-// reject has a firewall on a host reject what comes and goes by TCP, until the function that it
-// returns is called.
+// reject makes a firewall on a host reject incoming and outgoing TCP packets until accept is
+// called.
 func (n *network) reject(host string) (accept func()) {
 	n.t.Helper()
 	if _, err := exec.LookPath("iptables"); err != nil {
@@ -215,7 +214,7 @@ func (n *network) reject(host string) (accept func()) {
 }
 
 // TestFirewallRejects: a firewall between two nodes resets their connections and refuses new ones
-// for a while. Neither node takes the other for dead, and no worker is started again.
+// for a while. Neither node considers the other dead, and no worker is started again.
 func TestFirewallRejects(t *testing.T) {
 	n := newNetwork(t)
 	dir := t.TempDir()
@@ -233,7 +232,7 @@ func TestFirewallRejects(t *testing.T) {
 			"--no-python", "sh", "-c", `echo started >>`+dir+`/rank-$RANK; exec sleep infinity`))
 	}
 	text := func(name string) string {
-		text, _ := os.ReadFile(filepath.Join(dir, name)) // it may have yet to come
+		text, _ := os.ReadFile(filepath.Join(dir, name)) // it may not exist yet
 		return string(text)
 	}
 	await := func(what, file, words string) {

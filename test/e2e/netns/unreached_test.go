@@ -12,7 +12,7 @@ import (
 )
 
 // TestDriverOutOfReach: a job has workers on a host that cannot connect to the driver's machine, as
-// behind a firewall: the driver connects to the agent, and listens for nobody.
+// behind a firewall. The driver connects to the agent and does not listen.
 func TestDriverOutOfReach(t *testing.T) {
 	n := newNetwork(t)
 	driver := n.add("driver")
