@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrMissing: this machine has no etcd.
+// ErrMissing reports that etcd is not installed on this machine.
 var ErrMissing = errors.New("etcd is not installed (package etcd-server)")
 
 // Server is an etcd of one member, without TLS. Its methods are for one goroutine.
 type Server struct {
-	// Endpoint is where it listens for clients, host:port.
+	// Endpoint is the address at which it listens for clients, host:port.
 	Endpoint string
 
 	dir, peer string
@@ -31,9 +31,8 @@ type Server struct {
 }
 
 // Start starts a server with its files in dir, at an address of this machine, and blocks until it
-// answers. wrap is a command that runs it, such as one that enters a network namespace. The caller
-// must call Stop. The server ends with the thread that has started it, at the latest with this
-// process.
+// answers. wrap is a command that runs it, for example in a network namespace. The caller must call
+// Stop. The server ends when the thread that started it ends, or at the latest with this process.
 func Start(ctx context.Context, dir, host string, wrap ...string) (*Server, error) {
 	if _, err := exec.LookPath("etcd"); err != nil {
 		return nil, ErrMissing
@@ -49,7 +48,7 @@ func Start(ctx context.Context, dir, host string, wrap ...string) (*Server, erro
 	return s, s.Restart(ctx)
 }
 
-// FreePort returns a port that is free on loopback; other addresses use it seldom.
+// FreePort returns a port that is free on loopback; it is rarely in use at other addresses.
 func FreePort() (string, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -60,7 +59,7 @@ func FreePort() (string, error) {
 	return port, err
 }
 
-// Restart starts a stopped server with what it had, and blocks until it answers.
+// Restart starts a stopped server with its old data, and blocks until it answers.
 func (s *Server) Restart(ctx context.Context) error {
 	client, peer := "http://"+s.Endpoint, "http://"+s.peer
 	line := slices.Concat(s.wrap, []string{"etcd", "--data-dir", filepath.Join(s.dir, "data"),
@@ -79,7 +78,7 @@ func (s *Server) Restart(ctx context.Context) error {
 		return fmt.Errorf("etcdserver: %w", err)
 	}
 	if len(s.wrap) > 0 {
-		return nil // it may be reached from elsewhere alone
+		return nil // it can be reached only from elsewhere
 	}
 	return s.await(ctx)
 }
@@ -104,11 +103,11 @@ func (s *Server) await(ctx context.Context) error {
 	}
 }
 
-// LogPath is the path of what the server has printed.
+// LogPath returns the path of the file with the server's output.
 func (s *Server) LogPath() string { return filepath.Join(s.dir, "log") }
 
-// Suspend stops the server by SIGSTOP and blocks until it executes nothing any more: the signal
-// alone leaves threads time to answer.
+// Suspend stops the server with SIGSTOP and blocks until no thread of it runs: after the signal,
+// threads can still answer for a moment.
 func (s *Server) Suspend() error {
 	if err := s.cmd.Process.Signal(unix.SIGSTOP); err != nil {
 		return fmt.Errorf("etcdserver: %w", err)
@@ -121,7 +120,7 @@ func (s *Server) Suspend() error {
 	}
 }
 
-// Resume lets a suspended server go on.
+// Resume continues a suspended server.
 func (s *Server) Resume() error { return s.cmd.Process.Signal(unix.SIGCONT) }
 
 // Stop kills the server and waits for its end.
