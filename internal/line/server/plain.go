@@ -141,11 +141,15 @@ func (p *plain) close() {
 	p.store.close()
 }
 
+// prepare reports until ctx ends that the program is preparing, unless it does not read its lines:
+// then it cannot join either.
 func (p *plain) prepare(ctx context.Context) {
 	tick := time.NewTicker(prepareReports)
 	defer tick.Stop()
 	for {
-		p.t.up(line.Up("report", line.ReportLine{What: "fetching"}), "fetching")
+		if !p.t.behind() {
+			p.t.up(line.Up("report", line.ReportLine{What: "fetching"}), "fetching")
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

@@ -1,9 +1,12 @@
 package server
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -61,6 +64,41 @@ func TestQuiet(t *testing.T) {
 		if b, _ := p.nextBeat(time.Now()); b.Phase != line.Joins || b.Commits != 0 || b.Lanes != nil {
 			t.Errorf("%+v", b)
 		}
+	})
+}
+
+// TestPreparing: a program prepares as long as it reads its lines, for ten minutes at most.
+func TestPreparing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var reports atomic.Int64
+		p := &plain{t: &talk{server: New(Config{Up: func(string, []byte, string) { reports.Add(1) }})}}
+		p.t.room = sync.NewCond(&p.t.mu)
+		ctx, cancel := context.WithTimeout(t.Context(), prepareBound)
+		defer cancel()
+		go p.prepare(ctx)
+		after := func(d time.Duration, more int64) {
+			t.Helper()
+			before := reports.Load()
+			<-time.After(d)
+			synctest.Wait()
+			if got := reports.Load() - before; got != more {
+				t.Errorf("%d reports in %v, want %d", got, d, more)
+			}
+		}
+		synctest.Wait()
+		after(10*time.Second, 10)
+		for range mostWaiting {
+			p.t.complain("not read")
+		}
+		after(10*time.Second, 0)
+		p.t.mu.Lock()
+		p.t.out = nil
+		p.t.mu.Unlock()
+		after(10*time.Second, 10)
+		after(prepareBound-31*time.Second, 569)
+		<-time.After(2 * time.Second) // the last tick and the end come together
+		synctest.Wait()
+		after(time.Minute, 0)
 	})
 }
 

@@ -99,7 +99,8 @@ func (s *Server) Talk(env []string) func(ctx context.Context, pid int, conn net.
 	}
 }
 
-// lastGrace bounds the time for reading lines at the door after their process has ended.
+// lastGrace bounds the time for reading lines at the door after their process has ended, and for a
+// program to read why its line ends.
 const lastGrace = 2 * time.Second
 
 // drain blocks until everything has been read that an ended worker has sent over lines other than
@@ -286,6 +287,8 @@ func (s *Server) speak(ctx context.Context, conn net.Conn, inc string) *talk {
 	t.ctx, t.cancel = context.WithCancel(context.WithoutCancel(ctx)) // a process that is asked to end has a grace period
 	if err := t.listen(ctx); err != nil {
 		s.cfg.Log.Warnf("line: worker %v: %v", inc, err)
+		t.cancel()         // the worker is not reported as alive any more
+		_ = t.conn.Close() // the program may be in a write
 	}
 	return t
 }
@@ -307,8 +310,10 @@ func (t *talk) listen(ctx context.Context) error {
 	}
 }
 
-// refuse reports to the program why its line ends.
+// refuse reports to the program why its line ends. It blocks until the program has read that, or
+// for lastGrace.
 func (t *talk) refuse(why error) {
+	_ = t.conn.SetWriteDeadline(time.Now().Add(lastGrace))
 	text := line.Error(why.Error(), true)
 	if t.worker != nil {
 		t.mu.Lock()
@@ -584,6 +589,13 @@ func (t *talk) say(kind string, text []byte) {
 		t.room.Wait()
 	}
 	t.put(outgoing{kind: kind, text: text})
+}
+
+// behind reports whether the program does not read its lines.
+func (t *talk) behind() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.out) >= mostWaiting
 }
 
 // complain reports to the program that its line has no effect.

@@ -160,9 +160,18 @@ type program struct {
 	store  string // that hello has told
 	conn   net.Conn
 	lines  *bufio.Scanner
-	talked chan func() // what Talk has returned
+	ended  chan struct{} // closed when the process has ended
+	talked chan func()   // what Talk has returned
 	ask    context.CancelFunc
 }
+
+// inherited is the launcher's end of a socket that a process inherits.
+type inherited struct {
+	net.Conn
+	ended chan struct{}
+}
+
+func (c inherited) Ended() <-chan struct{} { return c.ended }
 
 // start starts a worker that has said nothing.
 func (j *job) start(inc string, index int) *program {
@@ -177,13 +186,13 @@ func (j *job) start(inc string, index int) *program {
 		Size: 1, LauncherAddr: "127.0.0.1:1", Credentials: creds.Encode(),
 	}
 	near, far := net.Pipe()
-	w := &program{t: j.t, conn: near, lines: bufio.NewScanner(near), talked: make(chan func(), 1)}
+	w := &program{t: j.t, conn: near, lines: bufio.NewScanner(near), ended: make(chan struct{}), talked: make(chan func(), 1)}
 	w.lines.Buffer(nil, 1<<24)
 	ctx, cancel := context.WithCancel(context.Background())
 	w.ask = cancel
 	talk := j.lines.Talk(append(env.Environ(), "OTHER=1"))
 	go func() {
-		cleanup := talk(ctx, os.Getpid(), far)
+		cleanup := talk(ctx, os.Getpid(), inherited{far, w.ended})
 		far.Close()
 		w.talked <- cleanup
 	}()
@@ -198,6 +207,7 @@ func (j *job) start(inc string, index int) *program {
 func (w *program) end() {
 	w.conn.Close()
 	if w.talked != nil {
+		close(w.ended)
 		(<-w.talked)()
 		w.talked = nil
 	}
