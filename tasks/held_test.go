@@ -12,7 +12,7 @@ import (
 // TestHeld: of tasks that are over, a worker keeps what the next scheduler must know, of no more
 // than the newest, and not their arguments.
 func TestHeld(t *testing.T) {
-	w, err := newServer(ServeConfig{Log: quiet(), Dial: func(context.Context) (net.Conn, error) { return nil, net.ErrClosed }})
+	w, err := newWorker(ServeConfig{Log: quiet(), Dial: func(context.Context) (net.Conn, error) { return nil, net.ErrClosed }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func TestHelloOfManyTasks(t *testing.T) {
 	defer s.Close()
 	var handling sync.WaitGroup
 	defer handling.Wait()
-	w, err := newServer(ServeConfig{Host: "a", Log: quiet(), root: t.TempDir(), run: "run", Dial: func(context.Context) (net.Conn, error) {
+	w, err := newWorker(ServeConfig{Host: "a", Log: quiet(), root: t.TempDir(), run: "run", Dial: func(context.Context) (net.Conn, error) {
 		near, far := net.Pipe()
 		handling.Go(func() { _ = s.Handle(context.Background(), far, identity.Subject{Role: identity.Worker}) })
 		return &bounded{Conn: near}, nil

@@ -133,7 +133,7 @@ func TestClosedForGood(t *testing.T) {
 
 // A worker that has left begins nothing that was on its way to it: nobody would end it.
 func TestPushAfterLeaving(t *testing.T) {
-	w, err := newServer(ServeConfig{Dial: func(context.Context) (net.Conn, error) { return nil, net.ErrClosed }})
+	w, err := newWorker(ServeConfig{Dial: func(context.Context) (net.Conn, error) { return nil, net.ErrClosed }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ type lenderKey struct{}
 
 // lender is an attempt, as far as functions that its function calls need it.
 type lender struct {
-	w *server
+	w *worker
 	a *attempt
 }
 

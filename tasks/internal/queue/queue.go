@@ -508,7 +508,7 @@ func (q *Queue) ready(now time.Time, t *task) {
 	heap.Push(t.in, t)
 	of.waiting++
 	t.Group.waiting++
-	q.offer(now, t)
+	q.assign(now, t)
 }
 
 // lineOf returns the key of the task's line: for the worker to which it is pinned, or for the host

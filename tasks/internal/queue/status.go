@@ -46,12 +46,12 @@ func (q *Queue) Status(now time.Time) report.Status {
 			Done: w.done, Leaving: w.leaving, Trains: w.trains, Waits: w.waiting(), Stopped: w.stoppedStatus(now),
 		})
 	}
-	s.Offered = q.offered()
+	s.Offered = q.functions()
 	return s
 }
 
-// offered returns the functions that workers offer, sorted by name.
-func (q *Queue) offered() []report.Offered {
+// functions returns the functions that workers can run, sorted by name.
+func (q *Queue) functions() []report.Offered {
 	of := map[string]*report.Offered{}
 	for _, w := range q.list {
 		for key := range w.Functions {

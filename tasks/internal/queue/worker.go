@@ -409,23 +409,23 @@ func (q *Queue) maySend(w *worker, g *Group) bool {
 	return state == noLease || state == leaseGranted
 }
 
-// offer finds a worker for a task that has become ready: first one on its preferred host, then an
+// assign finds a worker for a task that has become ready: first one on its preferred host, then an
 // idle one, then one that may be sent a task ahead.
-func (q *Queue) offer(now time.Time, t *task) {
+func (q *Queue) assign(now time.Time, t *task) {
 	if t.Pin != 0 {
 		q.fill(now, q.workers[t.Pin])
 		return
 	}
 	host := t.in.name
 	if host != "" {
-		q.offerTo(now, t, &q.idle, host)
+		q.assignTo(now, t, &q.idle, host)
 	}
-	q.offerTo(now, t, &q.idle, "")
-	q.offerTo(now, t, &q.roomy, host)
+	q.assignTo(now, t, &q.idle, "")
+	q.assignTo(now, t, &q.roomy, host)
 }
 
-// offerTo offers the task to the workers of a pool on the given host; "": on any host.
-func (q *Queue) offerTo(now time.Time, t *task, p *pool, host string) {
+// assignTo assigns the task to a worker of a pool on the given host; "": on any host.
+func (q *Queue) assignTo(now time.Time, t *task, p *pool, host string) {
 	for n := len(p.list); n > 0 && t.state == Ready && len(p.list) > 0; n-- {
 		if p.next--; p.next < 0 || p.next >= len(p.list) {
 			p.next = len(p.list) - 1
