@@ -1,9 +1,7 @@
 package identity
 
 import (
-	"fmt"
 	"net"
-	"strings"
 	"time"
 )
 
@@ -132,40 +130,6 @@ var (
 		Admits: "processes of the same user and of root: SO_PEERCRED", Unproven: 16, Bytes: helloBytes, Deadline: handshakeTime,
 	}
 )
-
-// All returns the bounds of all listeners.
-func All() []Bounds {
-	return []Bounds{Control, TaskClients, TaskGateway, Drivers, Door, Gossip, Enrollment, Data, Values, WorkerStore, TorchWorkers, TorchPeers, TorchHealth, Metrics, Dashboard}
-}
-
-// Table returns the bounds as text, with one paragraph for each listener.
-func Table(all []Bounds) string {
-	var b strings.Builder
-	for i, l := range all {
-		if i > 0 {
-			b.WriteString("\n")
-		}
-		total := l.Total
-		if total == 0 {
-			total = int64(l.Unproven) * l.Bytes
-		}
-		fmt.Fprintf(&b, "%s\n", l.Name)
-		for _, row := range [][2]string{
-			{"process", l.Process}, {"address", l.Address}, {"admits", l.Admits},
-			{"unproven", fmt.Sprintf("%d connections, %s each, %s in all, %v", l.Unproven, size(l.Bytes), size(total), l.Deadline)},
-		} {
-			fmt.Fprintf(&b, "    %-9s %s\n", row[0], row[1])
-		}
-	}
-	return b.String()
-}
-
-func size(n int64) string {
-	if n >= 1<<20 {
-		return fmt.Sprintf("%d MiB", n>>20)
-	}
-	return fmt.Sprintf("%d KiB", n>>10)
-}
 
 // Listen listens on a TCP address, as net.Listen does. The caller must call Close.
 func (b Bounds) Listen(addr string) (*Listener, error) {

@@ -6,8 +6,6 @@
 package metrics
 
 import (
-	"slices"
-
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -36,9 +34,6 @@ const (
 	OfAgent   Section = "Agent"
 )
 
-// sections returns all sections in their order.
-func sections() []Section { return []Section{OfJob, OfDriver, OfWorkers, OfRanks, OfAgent} }
-
 // mostRanks is the largest world whose ranks have series of their own. For a larger world the
 // section OfRanks is empty; the sums and extremes of OfWorkers cover worlds of every size.
 const mostRanks = 512
@@ -63,9 +58,6 @@ type metric struct {
 }
 
 var list []*metric
-
-// all returns all metrics, in the order of the sections and of the table.
-func all() []*metric { return slices.Clone(list) }
 
 func define(m metric) *metric {
 	m.desc = prometheus.NewDesc(m.Name, m.Help, m.Labels, nil)

@@ -87,8 +87,9 @@ type (
 // selector restricts every query to what the dashboard's variables choose.
 const selector = `{job=~"$job",instance=~"$instance"}`
 
-// Dashboard returns the dashboard for Grafana: a row for each section, and a panel for each metric.
-func Dashboard() ([]byte, error) {
+// makeDashboard returns the dashboard for Grafana: a row for each section, and a panel for each
+// metric.
+func makeDashboard() ([]byte, error) {
 	prometheus := &source{"prometheus", "${datasource}"}
 	d := dashboard{
 		UID: "hvdrun", Title: "hvdrun", Description: "Jobs and agents of hvdrun", Tags: []string{"hvdrun"}, SchemaVersion: 39, Editable: true,
@@ -184,3 +185,6 @@ func quantile(q, selector, window, by string) string {
 	return fmt.Sprintf("histogram_quantile(%s, sum by (%s) (rate(%s%s[%s]))) or histogram_quantile(%s, sum by (%s, le) (rate(%s_bucket%s[%s])))",
 		q, by, name, matchers, window, q, by, name, matchers, window)
 }
+
+// sections returns all sections in their order.
+func sections() []Section { return []Section{OfJob, OfDriver, OfWorkers, OfRanks, OfAgent} }
