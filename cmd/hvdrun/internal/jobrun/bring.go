@@ -20,6 +20,9 @@ const (
 	bringPause = 2 * time.Second // between two requests to a source
 	// returnTimeout bounds the release of the hosts.
 	returnTimeout = 30 * time.Second
+	// unlistedTimeout bounds it if the source has never answered: a request that it received may
+	// have been cut off.
+	unlistedTimeout = 3 * time.Second
 )
 
 // bringer requests, from a source that can provide hosts, as many slots as the job can use.
@@ -49,7 +52,13 @@ func (h *bringHook) start(ctx context.Context, r *run) error {
 	return nil
 }
 
-func (h *bringHook) stop(r *run) { h.bringer.end(r.over()) }
+func (h *bringHook) stop(r *run) {
+	select {
+	case <-r.again: // an earlier request was for the workers
+	default:
+	}
+	h.bringer.end(r.again, r.over())
+}
 
 // bring starts a bringer, which sends requests to the source until end is called. It returns nil if
 // the source cannot provide hosts or the world is fixed. The caller passes the job's events to
@@ -133,8 +142,8 @@ func (b *bringer) lists() bool {
 }
 
 // end stops the requests and, if the job is over, returns the hosts to the source. It blocks until
-// that is done. A nil b does nothing.
-func (b *bringer) end(over bool) {
+// that is done, or again receives. A nil b does nothing.
+func (b *bringer) end(again <-chan struct{}, over bool) {
 	if b == nil {
 		return
 	}
@@ -143,9 +152,23 @@ func (b *bringer) end(over bool) {
 	if !over {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), returnTimeout)
-	defer cancel()
-	if err := b.scaler.Scale(ctx, 0, 0); err != nil && !errors.Is(err, discovery.ErrNoScale) && (b.brought || b.lists()) {
+	answers, limit := b.brought || b.lists(), unlistedTimeout
+	if answers {
+		limit = returnTimeout
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	var hurrying sync.WaitGroup
+	hurrying.Go(func() {
+		select {
+		case <-again:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	err := b.scaler.Scale(ctx, 0, 0)
+	cancel()
+	hurrying.Wait()
+	if err != nil && !errors.Is(err, discovery.ErrNoScale) && answers {
 		b.log.Errorf("giving the hosts back: %v", err)
 	}
 }

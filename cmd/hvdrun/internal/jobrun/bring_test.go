@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/discovery"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -51,7 +52,7 @@ func TestBring(t *testing.T) {
 			synctest.Wait()
 			b.hear(job.Event{Name: job.Scaled, Fields: []job.Field{{Key: "min_np", Value: 1.0}, {Key: "max_np", Value: 6.0}}})
 			synctest.Wait()
-			b.end(over)
+			b.end(nil, over)
 			want := []string{"2 9", "1 5", "1 7"}
 			if over {
 				want = append(want, "0 0")
@@ -71,7 +72,7 @@ func TestNothingIsBrought(t *testing.T) {
 		source := &bringing{answer: errors.New("path is missing")}
 		b := bring(t.Context(), source, job.Size{NP: 1, Elastic: true}, log)
 		<-time.After(time.Minute)
-		b.end(true)
+		b.end(nil, true)
 		if n := len(logged.AllEntries()); n != 0 || !slices.Equal(source.asked, []string{"1 1", "0 0"}) {
 			t.Errorf("%d messages; asked for %q", n, source.asked)
 		}
@@ -91,8 +92,50 @@ func TestNothingBrings(t *testing.T) {
 	}
 	b := bring(t.Context(), source, job.Size{NP: 1, Elastic: true}, log)
 	b.asking.Wait()
-	b.end(true)
+	b.end(nil, true)
 	if len(logged.AllEntries()) != 0 {
 		t.Errorf("logged %v", logged.LastEntry().Message)
+	}
+}
+
+// waiting is a source that answers no request.
+type waiting struct{ discovery.Fixed }
+
+func (waiting) Scale(ctx context.Context, _, _ int) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// TestReturnIsBounded: the end of a job waits for a source that does not answer until the user asks
+// again, and not for long if the source has never answered.
+func TestReturnIsBounded(t *testing.T) {
+	for name, c := range map[string]struct {
+		listed, asks bool
+		least, most  time.Duration
+		messages     int
+	}{
+		"never answered": {false, false, 0, unlistedTimeout, 0},
+		"has listed":     {true, false, returnTimeout, returnTimeout, 1},
+		"asked again":    {true, true, 0, 0, 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			log, logged := test.NewNullLogger()
+			b := bring(t.Context(), waiting{}, job.Size{NP: 1, Elastic: true}, log)
+			if c.listed {
+				b.hear(job.Event{Name: job.HostsFound})
+			}
+			again := wake.New()
+			if c.asks {
+				again.Set()
+			}
+			begun := time.Now()
+			b.end(again, true)
+			if took := time.Since(begun); took < c.least || took > c.most {
+				t.Errorf("%s: %v", name, took)
+			}
+			if n := len(logged.AllEntries()); n != c.messages {
+				t.Errorf("%s: %d messages", name, n)
+			}
+		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/launch"
 )
@@ -73,7 +74,8 @@ type run struct {
 	agents    *client.Agents // they start the workers
 	localOnly bool           // this machine is the only host the job can have
 	output    *launch.Output
-	tracks    *tracks // of the timeline; nil: no timeline
+	tracks    *tracks   // of the timeline; nil: no timeline
+	again     wake.Flag // the user has asked again to stop
 
 	started []hook
 	result  error // of the job, once its driver has ended
@@ -81,7 +83,7 @@ type run struct {
 
 // newRun returns a run without hooks.
 func newRun(p *cli.Program, s *settings.Settings, j Spec) *run {
-	return &run{Spec: j, program: p, settings: s, log: settings.Logger(p, s), cfg: driver.Config{
+	return &run{Spec: j, program: p, again: wake.New(), settings: s, log: settings.Logger(p, s), cfg: driver.Config{
 		RunID:        s.RunID,
 		Command:      workerCommand(s, j.Command),
 		Env:          s.WorkerEnv(p.Env),

@@ -33,6 +33,7 @@ func (h *signalsHook) start(ctx context.Context, r *run) error {
 		}
 	})
 	stopped := WatchStop(ctx, r.program, r.log, func() {
+		r.again.Set()
 		r.agents.Kill()
 		r.output.Hurry()
 	}, r.settings.Timeouts.Drain)
