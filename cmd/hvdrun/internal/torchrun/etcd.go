@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -52,5 +50,6 @@ func (f *torchFlags) etcdStore(ctx context.Context, addr string, conf map[string
 }
 
 func isInsecure(conf map[string]string) bool {
-	return slices.Contains([]string{"1", "true", "yes"}, strings.ToLower(conf["insecure"]))
+	insecure, _ := parseBool(conf["insecure"])
+	return insecure
 }

@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -73,6 +75,15 @@ func torchConfig(ctx context.Context, p *cli.Program, f *torchFlags, args []stri
 	}
 	if cfg.Logs.Shown, err = parseRanks(f.shown); err != nil {
 		return cfg, fmt.Errorf("--local-ranks-filter: %w", err)
+	}
+	for flag, ranks := range map[string]iter.Seq[int]{
+		"redirects": maps.Keys(cfg.Logs.Redirects.Of), "tee": maps.Keys(cfg.Logs.Tee.Of), "local-ranks-filter": maps.Keys(cfg.Logs.Shown),
+	} {
+		for local := range ranks {
+			if local >= cfg.Workers {
+				return cfg, fmt.Errorf("--%s: there is no local rank %d: this node has %d workers (--nproc-per-node)", flag, local, cfg.Workers)
+			}
+		}
 	}
 	if cfg.ShutdownTimeout, err = settings.ParseDuration(f.shutdownTimeout); err != nil {
 		return cfg, fmt.Errorf("--shutdown-timeout: %w", err)
@@ -463,10 +474,7 @@ func (f *torchFlags) meetStatic(ctx context.Context, env []string, cfg *torchrun
 	}
 	timeout := 900 * time.Second
 	if text := conf["timeout"]; text != "" {
-		var err error
-		if timeout, err = settings.ParseDuration(text); err != nil {
-			return fmt.Errorf("--rdzv-conf: timeout: %w", err)
-		}
+		timeout, _ = settings.ParseDuration(text) // pairs has checked it
 	}
 	host, addr, here, err := f.where(ctx, staticPort)
 	if err != nil {
@@ -544,9 +552,7 @@ func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, hos
 	}
 	guessed := conf["is_host"] == ""
 	if !guessed {
-		if here, err = strconv.ParseBool(conf["is_host"]); err != nil {
-			return nil, nil, fmt.Errorf("--rdzv-conf: is_host: %q is neither true nor false", conf["is_host"])
-		}
+		here, _ = parseBool(conf["is_host"]) // pairs has checked it
 	}
 	bounded, cancel := context.WithTimeoutCause(ctx, meetTimeout(conf), fmt.Errorf("nobody answers at %s: is the agent there running, "+
 		"and is that its --rdzv-endpoint too? is_host=true in --rdzv-conf makes this one the host", addr))

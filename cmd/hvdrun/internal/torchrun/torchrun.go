@@ -15,6 +15,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 )
 
 // torchFlags are the flags of torchrun. Flags whose values need parsing are kept as text.
@@ -191,7 +192,7 @@ var confKeys = []string{"key_file", "insecure", "rank", "timeout", "join_timeout
 	"keep_alive_interval", "keep_alive_max_attempt", "read_timeout", "is_host", "store_type", "use_libuv", "protocol", "cacert", "cert", "key"}
 
 // pairs returns the pairs of --rdzv-conf, and its unknown keys, which have no effect, as with
-// torchrun.
+// torchrun. The values of the others are valid, whether they have an effect in this job or not.
 func (f *torchFlags) pairs() (conf map[string]string, others []string, err error) {
 	conf = make(map[string]string)
 	for part := range strings.SplitSeq(f.conf, ",") {
@@ -208,7 +209,41 @@ func (f *torchFlags) pairs() (conf map[string]string, others []string, err error
 		}
 		conf[key] = strings.TrimSpace(value)
 	}
+	if err = checkConf(conf); err != nil {
+		return nil, nil, fmt.Errorf("--rdzv-conf: %w", err)
+	}
 	return conf, others, nil
+}
+
+// checkConf returns an error if a value of --rdzv-conf is not what its key takes.
+func checkConf(conf map[string]string) error {
+	for _, key := range []string{"timeout", "read_timeout"} {
+		if text := conf[key]; text != "" {
+			if _, err := settings.ParseDuration(text); err != nil {
+				return fmt.Errorf("%s: %w", key, err)
+			}
+		}
+	}
+	for _, key := range []string{"insecure", "is_host"} {
+		if text := conf[key]; text != "" {
+			if _, err := parseBool(text); err != nil {
+				return fmt.Errorf("%s: %q is neither true nor false", key, text)
+			}
+		}
+	}
+	_, err := new(dynamic.Settings).ParseConf(conf)
+	return err
+}
+
+// parseBool parses true, yes, false, no, and what strconv.ParseBool takes.
+func parseBool(text string) (bool, error) {
+	switch strings.ToLower(text) {
+	case "yes":
+		return true, nil
+	case "no":
+		return false, nil
+	}
+	return strconv.ParseBool(text)
 }
 
 // check returns an error for values that hvdrun does not support.
