@@ -139,6 +139,8 @@ class Before:
         self._values, self._loaders, self._schedulers = {}, {}, {}
         self._rates = []  # a group of an optimizer, and what it had besides its parameters
         self._modules, self._versions = [], []
+        self._least = []  # (part, name, parameter): the smallest one of each module that trains
+        self._looks = []  # copies of them, which show what is written by .data
         self._leaves = []  # (part, name, parameter), and (part, "", tensor) of a part that is a tensor
         self._left = []  # those of them whose gradients the last commit has left for the next step
         self._gradients = []  # such a parameter or tensor, its gradient, and a copy of that
@@ -153,6 +155,16 @@ class Before:
                 self._leaves += [(part, name, p) for name, p in value.named_parameters()]
             elif isinstance(value, torch.Tensor) and value.is_leaf:
                 self._leaves.append((part, "", value))
+        least = {}
+        for row in self._leaves:
+            part, name, p = row
+            if name and p.requires_grad and type(p) is torch.nn.Parameter and (part not in least or p.numel() < least[part][2].numel()):
+                least[part] = row
+        self._least = list(least.values())
+
+    def least(self):
+        """The smallest parameter of each module that trains, by its part: all ranks have the same values."""
+        return [(part, p.detach()) for part, _, p in self._least]
 
     def save(self):
         parts = self._parts
@@ -188,6 +200,7 @@ class Before:
     def note(self):
         """From here on, whoever writes to a parameter applies the step."""
         self._versions = [p._version for _, _, p in self._leaves]
+        self._looks = [(*row, row[2].detach().clone()) for row in self._least if _small(row[2])]
 
     def leave(self):
         """The step is applied: a gradient whose parameter that has not changed may be the beginning of one of several steps."""
@@ -219,12 +232,13 @@ class Before:
 
     def check(self):
         """Raises if the step was applied before its commit."""
-        for (part, name, p), version in zip(self._leaves, self._versions):
-            if name and p._version != version:
-                raise RuntimeError(
-                    f"hvdrun: the parameter {name!r} of the part {part!r} has changed since the step began, and a step that fails would "
-                    "leave that: let step.commit() step the optimizers of the state, or give it what changes parameters: "
-                    "step.commit(update)")
+        changed = [row for row, version in zip(self._leaves, self._versions) if row[1] and row[2]._version != version]
+        changed += [row[:3] for row in self._looks if not torch.equal(row[2], row[3]) and not torch.isnan(row[3]).any()]
+        for part, name, _ in changed:
+            raise RuntimeError(
+                f"hvdrun: the parameter {name!r} of the part {part!r} has changed since the step began, and a step that fails would "
+                "leave that: let step.commit() step the optimizers of the state, or give it what changes parameters: "
+                "step.commit(update)")
         for name, before in self._schedulers.items():
             if pace(self._parts[name]) != before:
                 raise RuntimeError(f"hvdrun: the scheduler {name!r} was stepped within the step: step.commit() steps it; for another "

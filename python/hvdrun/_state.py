@@ -259,14 +259,14 @@ class State:
         Raises:
             RuntimeError: a rank was lost before all had come so far, and nothing is applied; or the step has not begun, or has nothing
                 to apply.
-            ValueError: the gradients differ from rank to rank.
+            ValueError: the gradients, or the parameters, differ from rank to rank.
         """
         return self._commit(update, step, False, False)
 
     def _commit(self, update, step, stop, ends_epoch):
         job, before = self._job, self._before
         worker = job._worker
-        measures = []
+        measures, parameters = [], []
         if not before.open:
             raise RuntimeError("hvdrun: commit is called twice in a step, or outside of one" if self._committed else
                                "hvdrun: commit is called before the step has begun (state.begin)")
@@ -279,7 +279,14 @@ class State:
             measures = [(name, _measure(p.grad for p in parameters)) for name, parameters in self._stepped]
             if not self._wrapped:
                 measures.append(("", _measure(before.added())))
-        changed, stopped, *differ = job._agree(worker is not None and worker.changed(), stop, same=[m for _, m in measures])
+            parameters = [(name, _measure([p])) for name, p in before.least()]
+        changed, stopped, *differ = job._agree(worker is not None and worker.changed(), stop, same=[m for _, m in (*parameters, *measures)])
+        for name, _ in parameters:
+            if differ.pop(0):
+                raise ValueError(
+                    f"hvdrun: the parameters of the part {name!r} differ from rank to rank, so that each rank trains a model of its own: "
+                    "step.commit(update) must change them in the same way on all ranks. A newcomer has the parts of the state alone: give "
+                    "job.state each number that changes while the program trains, such as a rate")
         if not self._wrapped and differ and differ.pop():
             raise ValueError(
                 "hvdrun: this step adds to gradients of the step before that differ from rank to rank, so that a rank that is lost would take "

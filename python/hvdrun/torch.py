@@ -953,7 +953,7 @@ class Step:
         Raises:
             RuntimeError: a rank was lost before, so nothing is applied, and the context catches the error; or commit is called twice,
                 or outside of the context, or has nothing to apply.
-            ValueError: the gradients differ from rank to rank.
+            ValueError: the gradients, or the parameters, differ from rank to rank.
         """
         if not self._entered:
             raise RuntimeError("hvdrun: step.commit() is called within `with step:`")

@@ -42,6 +42,12 @@ def by_hand(state, step, opt):
     step.commit()
 
 
+def by_data(state, step, opt):
+    for p in state.model.parameters():
+        p.data.add_(p.grad.data, alpha=-0.1)
+    step.commit(lambda: None)
+
+
 def twice(state, step, opt):
     step.commit()
     step.commit()
@@ -94,6 +100,8 @@ MISTAKES = {
     "good by epoch": lambda: loop(commit, total=6, samples=8, scheduler=scheduler, each_epoch=["scheduler"]),
     "optimizer in the body": lambda: loop(step_first),
     "parameters by hand": lambda: loop(by_hand),
+    "parameters by data": lambda: loop(by_data),
+    "parameters by data in commit": lambda: loop(lambda s, step, opt: step.commit(lambda: [p.data.add_(p.grad) for p in s.model.parameters()])),
     "commit twice": lambda: loop(twice),
     "no commit": lambda: loop(without),
     "commit of nothing": lambda: loop(lambda s, step, opt: step.commit(lambda: None)),

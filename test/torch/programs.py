@@ -261,6 +261,17 @@ def never_synchronized():
             step.commit()
 
 
+def own_rate():
+    """Each rank applies the gradients with a rate of its own."""
+    net = line()
+    state = job.state(model=net)
+    for step in job.steps(state, total=200, batch=8):
+        with step:
+            net.zero_grad()
+            step.mean(state.model(torch.ones(len(step.indices), 1)).mean()).backward()
+            step.commit(lambda: net.weight.data.add_(net.weight.grad, alpha=-0.1 * (1 + job.rank)))
+
+
 def torn_update():
     """A rank dies in a collective of the update, so that no rank has the whole step."""
     net = line()
@@ -546,7 +557,7 @@ def before_the_loop(how):
 
 
 PROGRAMS = {**{of.__name__: of for of in (
-    alternating, evaluation, at_the_end, own_loop, cell_twice, naive_evaluation, naive_end, bare, never_synchronized, torn_update,
+    alternating, evaluation, at_the_end, own_loop, cell_twice, naive_evaluation, naive_end, bare, never_synchronized, own_rate, torn_update,
     of_its_own, parts_differ, breaks, by_islice, skips_bad, skips_together, by_sampler, operations, prints, enumerated)},
             **{f"differ_{name}": lambda name=name, value=value: differ(**{name: value})
                for name, value in dict(batch=16, total=25, samples=88).items()},

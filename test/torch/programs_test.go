@@ -43,6 +43,7 @@ func TestPrograms(t *testing.T) {
 		"bare":               {"the gradients of the optimizer 'optimizer' differ from rank to rank", false},
 		"bare_update":        {"the gradients of the optimizer 'optimizer' differ from rank to rank", false},
 		"never_synchronized": {"the gradients of the optimizer 'optimizer' differ from rank to rank", false},
+		"own_rate":           {"the parameters of the part 'model' differ from rank to rank", false},
 		"torn_update":        {"What step.commit(update) calls uses no collectives", false},
 		"parts_differ":       {"the part 'model' does not fit that of the other ranks", true},
 		"skips_bad":          {"to leave a step out, step.commit(lambda: None)", true},

@@ -122,6 +122,8 @@ func TestMistakes(t *testing.T) {
 		"good by epoch":                    "done",
 		"optimizer in the body":            "the optimizer 'optimizer' is stepped within the step",
 		"parameters by hand":               "the parameter 'weight' of the part 'model' has changed",
+		"parameters by data":               "the parameter 'bias' of the part 'model' has changed",
+		"parameters by data in commit":     "done",
 		"commit twice":                     "commit is called twice in a step",
 		"no commit":                        "to leave a step out, step.commit(lambda: None)",
 		"commit of nothing":                "done",

@@ -602,6 +602,244 @@ def seeds():
 
 
 @recipe
+def language_model():
+    """A recurrent model whose hidden state goes from batch to batch, with an update by hand and a rate that falls, as the word language
+    model has them. A step takes the next words of BATCH texts, and each rank some of the texts."""
+    torch.manual_seed(1)
+    words = torch.randint(0, 6, (TOTAL + 1, 3, BATCH), generator=torch.Generator().manual_seed(2))
+    model = nn.ModuleDict(dict(embed=nn.Embedding(6, 4), rnn=nn.GRU(4, 5), head=nn.Linear(5, 6)))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x, hidden):
+            out, hidden = self.parts["rnn"](self.parts["embed"](x), hidden)
+            return self.parts["head"](out), hidden
+
+    model_ = Model()
+    state = job.state(model=model_, hidden=torch.zeros(1, BATCH, 5), rate=1.0, best=None)
+
+    def body(step):
+        texts = [i % BATCH for i in step.indices]
+        model_.zero_grad()
+        out, hidden = state.model(words[step.number][:, texts], state.hidden[:, texts])
+        loss = nn.functional.cross_entropy(out.transpose(1, 2), words[step.number + 1][:, texts], reduction="none").mean(0)
+        step.mean(loss).backward()
+        nn.utils.clip_grad_norm_(model_.parameters(), 0.25)
+        whole = torch.zeros_like(state.hidden)
+        whole[:, texts] = hidden.detach()
+        dist.all_reduce(whole)
+        state.hidden.copy_(whole)
+
+    def update(step):
+        return lambda: [p.data.add_(p.grad, alpha=-state.rate) for p in model_.parameters()]
+
+    def evaluate():
+        loss = sum(p.abs().sum().item() for p in model_.parameters())
+        if state.best is not None and loss > state.best:
+            state.rate /= 4
+        state.best = loss
+
+    train(state, body, update, samples=None, evaluate=evaluate, every=3)
+    return numbers(state.rate, state.hidden, model_)
+
+
+@recipe
+def contrastive():
+    """The embeddings of all ranks are in the loss of each."""
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = job.state(model=model, optimizer=opt)
+
+    def body(step):
+        own = state.model(X[step.indices]).tanh()
+        size = -(-step.batch // job.size)
+        padded = torch.full((size, 1), float("nan"))
+        padded[:len(own)] = own.detach()
+        all_of = [torch.empty_like(padded) for _ in range(job.size)]
+        dist.all_gather(all_of, padded)
+        others = torch.cat(all_of)
+        others = others[~others.isnan()]
+        opt.zero_grad()
+        step.mean(torch.logsumexp(own * others, 1) - (own * own.detach()).sum(1)).backward()
+
+    train(state, body)
+    return numbers(model)
+
+
+@recipe
+def dcgan():
+    """Two steps for each batch: real and made samples for the discriminator, then the generator."""
+    torch.manual_seed(3)
+    g, d = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4)), nn.Sequential(nn.Linear(4, 5), nn.LeakyReLU(0.2), nn.Linear(5, 1))
+    g_opt, d_opt = (torch.optim.Adam(m.parameters(), lr=0.01, betas=(0.5, 0.999)) for m in (g, d))
+    state = job.state(generator=g, discriminator=d, g_opt=g_opt, d_opt=d_opt, d_losses=[])
+    criterion = nn.BCEWithLogitsLoss(reduction="none")
+
+    def body(step):
+        n = len(step.indices)
+        noise = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(step.number // 2))[step.indices]
+        if step.number % 2 == 0:
+            d_opt.zero_grad()
+            real = criterion(state.discriminator(X[step.indices]), torch.ones(n, 1)).mean(1)
+            step.mean(real).backward()
+            made = criterion(state.discriminator(g(noise).detach()), torch.zeros(n, 1)).mean(1)
+            step.mean(made).backward()
+            total = (real + made).detach().sum()
+            dist.all_reduce(total)
+            state.d_losses.append(total.item() / step.batch)
+        else:
+            g_opt.zero_grad()
+            step.mean(criterion(d(state.generator(noise)), torch.ones(n, 1)).mean(1)).backward()
+
+    train(state, body, lambda step: g_opt.step if step.number % 2 else d_opt.step)
+    return numbers(state.d_losses, g, d)
+
+
+@recipe
+def reinforce():
+    """Episodes in place of samples, several calls of the model for one backward pass, and a running reward."""
+    model = net()
+    opt = torch.optim.Adam(model.parameters(), lr=0.05)
+    state = job.state(model=model, optimizer=opt, running=0.0)
+
+    def body(step):
+        losses, rewards = [], []
+        for episode in step.indices:
+            dice = torch.Generator().manual_seed(episode)
+            at, chosen, gained = torch.zeros(4), [], 0.0
+            for _ in range(5):
+                right = state.model(at).sigmoid()
+                goes = torch.rand(1, generator=dice) < right
+                chosen.append(torch.where(goes, right, 1 - right).log())
+                at = at.roll(1)
+                at[0] += 1.0 if goes else -1.0
+                gained += at.sum().item()
+            losses.append(-(torch.cat(chosen).sum() * (gained - state.running)))
+            rewards.append(gained)
+        opt.zero_grad()
+        step.mean(torch.stack(losses)).backward()
+        total = torch.tensor(sum(rewards))
+        dist.all_reduce(total)
+        state.running = 0.95 * state.running + 0.05 * total.item() / step.batch
+
+    train(state, body, samples=None)
+    return numbers(state.running, model)
+
+
+@recipe
+def sharpness():
+    """An optimizer with two passes, of which the first moves the weights: two steps, with the weights before them as a part."""
+    import copy
+    model = net()
+    before = copy.deepcopy(model)
+    before.requires_grad_(False)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = job.state(model=model, before=before, optimizer=opt)
+    samples = {}
+
+    def body(step):
+        if step.number % 2 == 0 or not samples:
+            samples["at"] = hvd.Plan(BATCH, SAMPLES, seed=1).part(step.number // 2, 0, 1)
+        mine = samples["at"][len(samples["at"]) * job.rank // job.size:len(samples["at"]) * (job.rank + 1) // job.size]
+        opt.zero_grad()
+        (each(state.model(X[mine]), Y[mine]).sum() * job.size / len(samples["at"])).backward()
+
+    def update(step):
+        @torch.no_grad()
+        def climb():
+            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+            for p, old in zip(model.parameters(), before.parameters()):
+                old.copy_(p)
+                p.add_(p.grad, alpha=0.05 / norm.item())
+
+        @torch.no_grad()
+        def descend():
+            for p, old in zip(model.parameters(), before.parameters()):
+                p.copy_(old)
+            opt.step()
+
+        return descend if step.number % 2 else climb
+
+    train(state, body, update)
+    return numbers(model)
+
+
+@recipe
+def recomputed():
+    """Activations that the backward pass computes again, in a static graph of which a step uses a part."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.unused = net(), nn.Linear(1, 1), nn.Linear(1, 1)
+
+        def forward(self, x):
+            return checkpoint(self.second, checkpoint(self.first, x, use_reentrant=False), use_reentrant=False)
+
+    torch.manual_seed(4)
+    model = Model()
+    opt = torch.optim.AdamW(model.parameters(), lr=0.02)
+    state = job.state(ddp=dict(static_graph=True), model=model, optimizer=opt)
+    train(state, plain(state, opt))
+    return numbers(model)
+
+
+class Meter:
+    """As in the ImageNet example."""
+
+    def __init__(self):
+        self.sum = self.count = 0.0
+
+    def update(self, value, n):
+        self.sum += value * n
+        self.count += n
+
+    def all_reduce(self):
+        total = torch.tensor([self.sum, self.count])
+        dist.all_reduce(total)
+        self.sum, self.count = total.tolist()
+
+    @property
+    def average(self):
+        return self.sum / self.count
+
+
+@recipe
+def imagenet():
+    """Meters that all ranks add up, the best result, and a checkpoint by rank 0 in each epoch."""
+    import shutil
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    state = job.state(model=model, optimizer=opt, scheduler=lr_scheduler.StepLR(opt, 1, gamma=0.1), each_epoch=["scheduler"], best=-1e9, losses=[])
+    path = os.path.join(FOLDER, "imagenet-checkpoint")
+
+    def validate():
+        model.eval()
+        meter = Meter()
+        with torch.no_grad():
+            for i in range(job.rank * 4, SAMPLES, job.size * 4):
+                part = X[i:i + 4]
+                meter.update(-each(model(part), Y[i:i + 4]).mean().item(), len(part))
+        meter.all_reduce()
+        model.train()
+        if state.step == 6:
+            die()
+        best, state.best = meter.average > state.best, max(meter.average, state.best)
+        state.losses.append(meter.average)
+        if job.rank == 0:
+            torch.save({"model": model.state_dict(), "best": state.best}, path)
+            if best:
+                shutil.copyfile(path, path + "-best")
+
+    train(state, plain(state, opt), at=-1, evaluate=validate, every="epoch")
+    return numbers(state.best, state.losses, rates(opt), model)
+
+
+@recipe
 def checkpoints():
     """Rank 0 saves at the end of each epoch, and the training goes on from there, by another number of ranks."""
     model = net()
