@@ -37,6 +37,7 @@ _worker.greet("torch")
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import _rendezvous_handlers
 
 from hvdrun import _environ, _indices
 from hvdrun._data import Ahead, check
@@ -112,6 +113,8 @@ def init(backend: str = "gloo", timeout: timedelta = timedelta(minutes=30)) -> J
 def _init(backend, timeout):
     atexit.register(_worker.rest)
     worker = _worker.Worker.from_environment(f"torch {torch.__version__}")
+    if worker is not None:
+        _rendezvous_handlers["env"] = _refuse
     if backend == "hvdrun":
         from hvdrun import _backend
 
@@ -139,10 +142,16 @@ def _init(backend, timeout):
     return job
 
 
+_WORLDS = ("worlds begin with job.steps or hvdrun.torch.run, so that others train while this process prepares. Before that, use job.rank "
+           "and job.size; put what needs collectives into a function of job.on_reset, and take samples by step.indices")
 # What torch says of a program that uses torch.distributed before the first world, and what to do.
-_NOT_YET = ("Default process group has not been initialized",
-            "hvdrun: worlds begin with job.steps or hvdrun.torch.run, so that others train while this process prepares. Before that, use "
-            "job.rank and job.size; put what needs collectives into a function of job.on_reset, and take samples by step.indices")
+_NOT_YET = "Default process group has not been initialized", "hvdrun: " + _WORLDS
+
+
+def _refuse(*args, **options):
+    """Replaces the rendezvous by the environment, in which a newcomer would wait for ranks that met before it came."""
+    raise RuntimeError("hvdrun: init_process_group is called by the program, or by a library, such as for a DeviceMesh or a Trainer (for which "
+                       f"there is hvdrun.transformers), but hvdrun makes the process group of each world: {_WORLDS}")
 
 
 def run(state: State, train: Callable[[], _Result], more: bool = False) -> _Result:

@@ -280,3 +280,30 @@ func TestAccelerate(t *testing.T) {
 	e.end(24, 500, 24).same(t, undisturbed)
 	e.died(2)
 }
+
+// TestClassification: a script in the way of run_glue.py ends with the same metrics, predictions and
+// files if a rank dies.
+func TestClassification(t *testing.T) {
+	needHF(t)
+	run := func(dies bool) any {
+		dir := t.TempDir()
+		died := filepath.Join(dir, "died")
+		if !dies {
+			if err := os.WriteFile(died, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out := runs(t, true, elasticJob("2", program(t, "glue.py"), dir)...)
+		if _, err := os.Stat(died); err != nil {
+			t.Errorf("nobody has died: %v\n%s", err, out)
+		}
+		got := results(t, filepath.Join(dir, "result"))
+		if len(got) != 1 {
+			t.Fatalf("%d results\n%s", len(got), out)
+		}
+		return got[0]
+	}
+	if want, got := run(false), run(true); !alike(got, want, 1e-4) {
+		t.Errorf("with a death\n%v\nwithout\n%v", got, want)
+	}
+}

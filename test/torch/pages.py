@@ -74,6 +74,24 @@ def d_loss(real):
 def g_loss(n):
     return -d(made(n)).mean()
 """,
+    "texts": """
+layers, width, words = 1, 5, torch.randint(0, 6, (1001, 2, 256))
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = torch.nn.GRU(6, width), torch.nn.Linear(width, 6)
+
+    def forward(self, words, hidden):
+        out, hidden = self.rnn(torch.nn.functional.one_hot(words, 6).float(), hidden)
+        return self.head(out), hidden
+
+def lossf(out, words):
+    return torch.nn.functional.cross_entropy(out.transpose(1, 2), words, reduction="none").mean(0)
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+""",
     "transformers": """
 import transformers
 

@@ -553,7 +553,8 @@ def operations():
 
 def before_the_loop(how):
     {"barrier": dist.barrier, "sampler": lambda: torch.utils.data.DistributedSampler(Squares()), "rank": dist.get_rank,
-     "wrapper": lambda: nn.parallel.DistributedDataParallel(line())}[how]()
+     "wrapper": lambda: nn.parallel.DistributedDataParallel(line()), "init": lambda: dist.init_process_group("gloo"),
+     "neither": lambda: None}[how]()
 
 
 PROGRAMS = {**{of.__name__: of for of in (
@@ -563,7 +564,7 @@ PROGRAMS = {**{of.__name__: of for of in (
                for name, value in dict(batch=16, total=25, samples=88).items()},
             **{f"loader_{context}": lambda context=context: loader(context) for context in ("forkserver", "spawn")},
             **{f"leaves_{how}": lambda how=how: leaves(how) for how in ("exit", "_exit", "interrupt", "segv", "term")},
-            **{f"before_{how}": lambda how=how: before_the_loop(how) for how in ("barrier", "sampler", "rank", "wrapper")},
+            **{f"before_{how}": lambda how=how: before_the_loop(how) for how in ("barrier", "sampler", "rank", "wrapper", "init", "neither")},
             "always_exits": lambda: leaves("exit", once_only=False), "bare_update": lambda: bare(True),
             "bad_sample": lambda: loads(Bad), "dying_loader": lambda: loads(Dying)}
 

@@ -55,6 +55,8 @@ func TestPrograms(t *testing.T) {
 		"before_sampler":     {"worlds begin with job.steps", false},
 		"before_rank":        {"worlds begin with job.steps", false},
 		"before_wrapper":     {"worlds begin with job.steps", false},
+		"before_init":        {"init_process_group is called by the program, or by a library", false},
+		"before_neither":     {"the program has called hvd.init, and neither job.steps nor", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			needTorch(t)

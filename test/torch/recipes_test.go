@@ -43,7 +43,7 @@ func TestRecipes(t *testing.T) {
 				t.Errorf("no rank has come to the end\n%s", out)
 			}
 			for _, g := range got {
-				if !alike(g, want[0]) {
+				if !alike(g, want[0], 1e-7) {
 					t.Errorf("with a death\n%v\nalone\n%v\n%s", g, want[0], out)
 				}
 			}
@@ -68,19 +68,19 @@ func results(t *testing.T, path string) (all []any) {
 	return all
 }
 
-// alike reports whether two values of JSON are the same but for the last digits of numbers.
-func alike(a, b any) bool {
+// alike reports whether two values of JSON are the same, where numbers may differ by that part.
+func alike(a, b any, part float64) bool {
 	switch a := a.(type) {
 	case float64:
 		b, is := b.(float64)
-		return is && math.Abs(a-b) <= 1e-7*max(1, math.Abs(b))
+		return is && math.Abs(a-b) <= part*max(1, math.Abs(b))
 	case []any:
 		b, is := b.([]any)
 		if !is || len(a) != len(b) {
 			return false
 		}
 		for i := range a {
-			if !alike(a[i], b[i]) {
+			if !alike(a[i], b[i], part) {
 				return false
 			}
 		}
