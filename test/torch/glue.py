@@ -79,7 +79,7 @@ def compute_metrics(p: EvalPrediction):
 
 
 def main():
-    files = {"train": make("train", 112, 1), "validation": make("validation", 45, 2), "test": make("test", 33, 3)}
+    files = {"train": make("train", 112, 1), "validation": make("validation", 48, 2), "test": make("test", 33, 3)}
     data_args, training_args = HfArgumentParser((DataTrainingArguments, TrainingArguments)).parse_args_into_dataclasses([
         *(word for name, path in files.items() for word in (f"--{name}_file", path)),
         "--output_dir", os.path.join(FOLDER, "out"), "--do_train", "--do_eval", "--do_predict", "--max_seq_length", str(LENGTH),
