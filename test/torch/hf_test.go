@@ -281,8 +281,8 @@ func TestAccelerate(t *testing.T) {
 	e.died(2)
 }
 
-// TestClassification: a script in the way of run_glue.py ends with the same metrics, predictions and
-// files if a rank dies.
+// TestClassification: a script in the way of run_glue.py ends with the same metrics, predictions
+// and files if a rank dies.
 func TestClassification(t *testing.T) {
 	needHF(t)
 	run := func(dies bool) any {
