@@ -10,9 +10,9 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// TestUnsentFrames: no rank waits in shared memory for one that waits, over a rank of another host,
-// for what it has not sent yet. The ranks that are ahead on their hosts send to those that are
-// behind through next to no buffers.
+// TestUnsentFrames: a rank does not wait in shared memory for data that another rank of its host
+// has not yet sent because it waits for a rank of another host; that would be a deadlock. The
+// connections listed in slow have very small buffers.
 func TestUnsentFrames(t *testing.T) {
 	for _, test := range []struct {
 		hosts string

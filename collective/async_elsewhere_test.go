@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// far is a vector that only its own methods know.
+// far is a vector that only its own methods can access.
 type far struct {
 	data    []int32
 	op      collective.Op
@@ -52,8 +52,9 @@ func (f *far) as(name string) collective.Elsewhere {
 	return collective.Elsewhere{Name: name, Type: kernel.Int32, Count: len(f.data), Work: f}
 }
 
-// TestElsewhere: vectors that lie elsewhere, submitted in different orders beside others that do
-// not, are reduced in the same buckets everywhere, in which those that are small are together.
+// TestElsewhere: vectors outside of main memory are submitted in different orders on the ranks,
+// beside vectors in memory. All ranks reduce them in the same buckets, and small ones share a
+// bucket.
 func TestElsewhere(t *testing.T) {
 	for _, hosts := range []string{"aaaa", ""} {
 		w := newWorkers(t, collective.Config{FusionThreshold: 1000}, 4)
@@ -103,8 +104,8 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// TestElsewhereFails: what ends such operations ends them everywhere, and the rank on which it
-// began has its own error.
+// TestElsewhereFails: whatever ends such an operation on one rank ends it on all ranks. The rank on
+// which it began returns its own error.
 func TestElsewhereFails(t *testing.T) {
 	broken := errors.New("broken")
 	for what, f := range map[string]func(ctx context.Context, g *collective.Group, v *far) error{

@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
-// TestHesitates: a rank that is called to a cycle waits for what it is expected to submit, but not
-// for long, and not where nothing is expected or where it has something to say.
+// TestHesitates: a rank that is called to a cycle waits a limited time for the tensors that it is
+// expected to submit. It does not wait if nothing is expected or if it has something to announce.
 func TestHesitates(t *testing.T) {
 	called := func(expects bool) *engine {
 		f := newFamily(&sockets.Generation{})
@@ -40,7 +40,7 @@ func TestHesitates(t *testing.T) {
 		default:
 		}
 		<-time.After(1)
-		<-e.timer.C // its own goroutine looks again of itself
+		<-e.timer.C // the engine's own goroutine looks again
 		if !e.look() {
 			t.Error("it waits for too long")
 		}

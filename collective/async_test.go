@@ -22,8 +22,8 @@ func TestMessagesSevered(t *testing.T) {
 	collectivetest.CheckPointDeath(t, collectivetest.Rounds(30), newWorkers(t, collective.Config{}, 4).connect, collective.Sever)
 }
 
-// TestStallWarning: a tensor that some ranks do not submit is named, with these ranks, by the first
-// rank.
+// TestStallWarning: if some ranks do not submit a tensor, the first rank logs its name and these
+// ranks.
 func TestStallWarning(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -52,7 +52,7 @@ func TestStallWarning(t *testing.T) {
 		g.Abort(nil)
 	}
 	for i, text := range hook.all {
-		// Of those that are late together one may come before the other.
+		// If several ranks are late, one of them may submit the tensor before the others.
 		left := i > 0 && (strings.Contains(text, "for ranks [0] ") || strings.Contains(text, "for ranks [3] "))
 		if !left && !strings.Contains(text, `"the late one" waits for ranks [0 3]`) {
 			t.Error(text)
@@ -60,7 +60,7 @@ func TestStallWarning(t *testing.T) {
 	}
 }
 
-// warnings keeps what is logged as a warning.
+// warnings collects logged warnings.
 type warnings struct {
 	mu    sync.Mutex
 	all   []string

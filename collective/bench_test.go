@@ -36,8 +36,8 @@ func BenchmarkAllReduce(b *testing.B) {
 	}
 }
 
-// BenchmarkConnections has the kernel pace each connection, as networks do that bound what one of
-// them gets; 0 is unbounded.
+// BenchmarkConnections makes the kernel limit the rate of each connection, as networks do that
+// limit single connections; 0 is unlimited.
 func BenchmarkConnections(b *testing.B) {
 	const gbit = 1e9 / 8
 	for _, rate := range []int{0, gbit, 2 * gbit} {
@@ -82,7 +82,7 @@ func benchmark(b *testing.B, groups []*collective.Group, bytes int) {
 	wg.Wait()
 }
 
-// TestNoAllocation: operations take memory when they are the first of their size, and none later.
+// TestNoAllocation: only the first operations of a size allocate memory.
 func TestNoAllocation(t *testing.T) {
 	const each = 10
 	w := newWorkers(t, collective.Config{}, 4)
@@ -93,8 +93,8 @@ func TestNoAllocation(t *testing.T) {
 				op     collective.Op
 				length int
 			}{{collective.Sum, 1}, {collective.Sum, 5000}, {collective.Sum, 100_000}, {collective.Adasum, 5000}} {
-				// The runtime takes some too, and on a busy machine more: what an operation takes
-				// it takes in every round.
+				// The runtime also allocates memory, more on a busy machine, but not in every
+				// round. An operation's allocations occur in every round.
 				taken := uint64(math.MaxUint64)
 				for round := 0; round < 5 && taken > each; round++ {
 					taken = min(taken, allocations(t, groups, each, c.op, c.length))
@@ -110,8 +110,8 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// allocations returns how many allocations all ranks make in a number of operations, after as many
-// others.
+// allocations returns how many allocations all ranks make in a number of operations, measured after
+// the same number of operations.
 func allocations(t *testing.T, groups []*collective.Group, operations int, op collective.Op, length int) (taken uint64) {
 	t.Helper()
 	for _, err := range collectivetest.Each(t, groups, func(_ context.Context, g *collective.Group) error {
@@ -138,8 +138,8 @@ func allocations(t *testing.T, groups []*collective.Group, operations int, op co
 	return taken
 }
 
-// BenchmarkConnect is one generation: all ranks of one process connect, and leave again outside the
-// measured time.
+// BenchmarkConnect measures one generation: all ranks, in one process, connect. Leaving is not
+// measured.
 func BenchmarkConnect(b *testing.B) {
 	for _, cfg := range []collective.Config{{}, {Encrypt: true}} {
 		for _, n := range []int{2, 4, 8} {
@@ -160,9 +160,9 @@ func BenchmarkConnect(b *testing.B) {
 	}
 }
 
-// BenchmarkReduceTree is the sum of 24 and of 32 leaves, beside an AllReduce of as many bytes, on
-// one host, on hosts of unequal numbers of ranks, and on one for each rank. A letter is the host of
-// a rank.
+// BenchmarkReduceTree measures the sum of 24 and of 32 leaves, and an AllReduce of the same number
+// of bytes: on one host, on hosts with different numbers of ranks, and with one rank per host. Each
+// letter is the host of a rank.
 func BenchmarkReduceTree(b *testing.B) {
 	for _, memory := range []struct {
 		name string
@@ -200,7 +200,7 @@ func BenchmarkReduceTree(b *testing.B) {
 	}
 }
 
-// fewestNodes shares the leaves of a tree as elastic.Steps does.
+// fewestNodes divides the leaves of a tree among ranks as elastic.Steps does.
 func fewestNodes(leaves, ranks int) [][]collective.Node {
 	held, first := make([][]collective.Node, ranks), 0
 	for level := collective.Root(leaves).Level; level >= 0; level-- {
@@ -234,7 +234,7 @@ func allocated(b *testing.B, n, elements int) [][]float32 {
 	return all
 }
 
-// inRanks times operations of all ranks.
+// inRanks measures operations of all ranks.
 func inRanks(b *testing.B, groups []*collective.Group, do func(*collective.Group) error) {
 	var wg sync.WaitGroup
 	for i, g := range groups {

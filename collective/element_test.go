@@ -23,8 +23,8 @@ type (
 	half  uint16
 )
 
-// TestOtherUint16: types over uint16 are integers, unless they look like floating point numbers,
-// whose slices become what is reduced without a copy.
+// TestOtherUint16: types over uint16 are integers, unless their names suggest floating-point
+// numbers. Those are refused, and As functions convert slices of them without a copy.
 func TestOtherUint16(t *testing.T) {
 	g := Local(1)[0]
 	defer g.Close()

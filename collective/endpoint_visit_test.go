@@ -27,7 +27,7 @@ func visitable(t *testing.T, encrypt bool, rank int, visited func(net.Conn)) *co
 	return e
 }
 
-// enter brings an endpoint into a generation of its own.
+// enter connects an endpoint alone in a generation.
 func enter(t *testing.T, e *collective.Endpoint, generation uint64, key identity.DataKey) {
 	t.Helper()
 	if _, err := e.Connect(t.Context(), collective.Peers{Key: key, Generation: generation, Addrs: [][]string{nil}}); err != nil {
@@ -49,8 +49,8 @@ func said(conn net.Conn, text string) error {
 	return nil
 }
 
-// TestVisit: workers of one job reach each other without a world, and the end of the one that is
-// visited ends visits.
+// TestVisit: workers of a job can visit each other without a world. Closing the visited endpoint
+// ends its visits.
 func TestVisit(t *testing.T) {
 	for _, encrypt := range []bool{false, true} {
 		host, guest := visitable(t, encrypt, 0, echo), visitable(t, encrypt, 1, nil)
@@ -71,10 +71,10 @@ func TestVisit(t *testing.T) {
 	}
 }
 
-// TestVisitRefused: strangers are refused, and so is a visit to an endpoint that takes none, or has
-// enough of them.
+// TestVisitRefused: strangers are refused, and visits to an endpoint that accepts none, or has too
+// many.
 func TestVisitRefused(t *testing.T) {
-	t.Parallel() // a stranger is not answered, and tries for seconds
+	t.Parallel() // a stranger gets no answer, and retries for seconds
 	host, shy := visitable(t, false, 0, echo), visitable(t, false, 1, nil)
 	authority, err := identity.NewAuthority("another")
 	if err != nil {
@@ -114,12 +114,12 @@ func TestVisitRefused(t *testing.T) {
 	}
 }
 
-// TestOldKeys: what a removed worker keeps, its credentials and the keys of the generations that it
-// was in, opens nothing of a later generation: no rank's connection, and no visit.
+// TestOldKeys: the credentials and the keys of generations that a removed worker still has open no
+// rank's connection and no visit in a later generation.
 func TestOldKeys(t *testing.T) {
 	for _, encrypt := range []bool{false, true} {
 		t.Run(fmt.Sprint("encrypted ", encrypt), func(t *testing.T) {
-			t.Parallel() // who has no key is not answered, and tries for seconds
+			t.Parallel() // a caller without the key gets no answer, and retries for seconds
 			tryOldKeys(t, encrypt)
 		})
 	}
@@ -160,7 +160,7 @@ func tryOldKeys(t *testing.T, encrypt bool) {
 	}
 }
 
-// TestVisitIsHeld: a visit to a member that has not come to the generation yet waits for it.
+// TestVisitIsHeld: a visit to a member that has not entered the generation yet waits for it.
 func TestVisitIsHeld(t *testing.T) {
 	host, guest := visitable(t, false, 0, echo), visitable(t, false, 1, nil)
 	key, ended := identity.NewDataKey(), make(chan error, 1)

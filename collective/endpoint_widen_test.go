@@ -21,8 +21,7 @@ func addrsOf(t *testing.T, all []string) (addrs []netip.Addr) {
 	return addrs
 }
 
-// TestWiden: an endpoint on loopback is reached at other addresses too once it is widened, and what
-// comes there has the same bounds.
+// TestWiden: after Widen, an endpoint on loopback can be reached at its other addresses too.
 func TestWiden(t *testing.T) {
 	e, err := collective.Listen(collective.Config{Credentials: credentials(t, 0), ListenAddr: "127.0.0.1:0"})
 	if err != nil {
@@ -53,7 +52,7 @@ func TestWiden(t *testing.T) {
 	}
 }
 
-// TestInterfacesAreBoundTo: with names of interfaces nothing listens elsewhere.
+// TestInterfacesAreBoundTo: with names of interfaces, an endpoint listens only on these.
 func TestInterfacesAreBoundTo(t *testing.T) {
 	e, err := collective.Listen(collective.Config{Credentials: credentials(t, 0), Interfaces: []string{"lo"}})
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// ranks calls f on each of n ranks of one process, as Local has them for tests. The groups of a job
-// are those of elastic.Worker.
+// ranks calls f on each of n ranks of one process, with the groups of Local, which are for tests.
+// In a job, elastic.Worker has the group.
 func ranks(n int, f func(g *collective.Group)) {
 	var running sync.WaitGroup
 	for _, g := range collective.Local(n) {
@@ -35,7 +35,7 @@ func ExampleAllReduce() {
 	// Output: [3 3]
 }
 
-// Operations in the background may be submitted in another order on every rank.
+// Operations in the background can be submitted in a different order on every rank.
 func ExampleAllReduceAsync() {
 	ctx := context.Background()
 	ranks(2, func(g *collective.Group) {
@@ -60,7 +60,7 @@ func ExampleAllReduceAsync() {
 	// Output: [4] [7]
 }
 
-// What a rank gathers from the others may have other lengths than its own.
+// Ranks can gather slices of different lengths.
 func ExampleAllGather() {
 	ranks(2, func(g *collective.Group) {
 		all, err := collective.AllGather(context.Background(), g, make([]int8, 1+g.Rank()))

@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 )
 
-// Sever cuts all connections of a group's family as the death of its process does: nothing more is
+// Sever cuts all connections of a group's family, like the death of its process: nothing more is
 // sent.
 func Sever(g *Group) {
 	g.family.mu.Lock()
@@ -44,11 +44,12 @@ func sever(g *Group) {
 	g.poke()
 }
 
-// Waiting is the number of connections that wait at e for newer generations, or prove themselves.
+// Waiting returns the number of connections to e that wait for a newer generation or have not
+// proved their identity.
 func Waiting(e *Endpoint) int { return e.sockets.Unproven() }
 
-// Force has the groups of a world run one algorithm, with segments of at most so many bytes; 0: as
-// is best.
+// Force makes the groups of a world use one algorithm, with segments of at most the given number of
+// bytes; 0: the usual size.
 func Force(groups []*Group, a Algorithm, segment int) []*Group {
 	for _, g := range groups {
 		g.family.forced = exchange.Forced{Algorithm: operation.Algorithm(a), Segment: segment}
@@ -56,7 +57,7 @@ func Force(groups []*Group, a Algorithm, segment int) []*Group {
 	return groups
 }
 
-// Divide gives the hosts of a world shares of waves: the units before each host's, then all.
+// Divide sets the hosts' shares of waves: the units before each host's share, and then the total.
 func Divide(groups []*Group, shares ...int) []*Group {
 	for _, g := range groups {
 		g.family.forced = exchange.Forced{Shares: shares}
@@ -67,7 +68,8 @@ func Divide(groups []*Group, shares ...int) []*Group {
 // SharesAgreed reports whether the hosts of a group have agreed on shares of waves.
 func SharesAgreed(g *Group) bool { return g.call.SharesAgreed() }
 
-// ShareFrom has the connections of the groups' data channels share frames from so many bytes on.
+// ShareFrom makes the connections of the groups' data channels share frames of at least the given
+// number of bytes.
 func ShareFrom(groups []*Group, least int) []*Group {
 	for _, g := range groups {
 		g.call.TCP.ShareFrom(least)
@@ -75,7 +77,7 @@ func ShareFrom(groups []*Group, least int) []*Group {
 	return groups
 }
 
-// Pace has the kernel send no more than so many bytes a second over each data connection.
+// Pace makes the kernel limit each data connection to a rate in bytes per second.
 func Pace(t testing.TB, groups []*Group, rate int) {
 	for _, g := range groups {
 		for peer := range g.size {
@@ -92,7 +94,7 @@ func Pace(t testing.TB, groups []*Group, rate int) {
 	}
 }
 
-// SeverConn cuts one connection of the data channel to a peer beside the first, and no other.
+// SeverConn cuts one of the additional connections of the data channel to a peer.
 func SeverConn(g *Group, peer, extra int) {
 	_ = g.call.TCP.Sockets(peer, func(index, fd int) error {
 		if index != extra+1 {
@@ -102,8 +104,8 @@ func SeverConn(g *Group, peer, extra int) {
 	})
 }
 
-// CloseConn closes the first connection of the data channel to a peer in one direction, as what is
-// between two hosts does.
+// CloseConn closes the first connection of the data channel to a peer in one direction, as a device
+// between two hosts can.
 func CloseConn(g *Group, peer int) {
 	_ = g.call.TCP.Sockets(peer, func(index, fd int) error {
 		if index != 0 {
@@ -113,16 +115,15 @@ func CloseConn(g *Group, peer int) {
 	})
 }
 
-// Narrow has e take no more than so many connections that have yet to prove themselves, or that
-// wait for a group.
+// Narrow limits the number of connections to e that wait for a group or have not proved their
+// identity.
 func Narrow(e *Endpoint, most int) { e.sockets.Narrow(most) }
 
-// Occupy takes the place of a channel from a rank in e's newest group of all ranks, as soon as that
-// is there, until free is called.
+// Occupy takes the place of a channel from a rank, in e's newest group of all ranks, as soon as
+// that group exists. free ends that.
 func Occupy(e *Endpoint, from, channel int) (free func()) { return e.sockets.Occupy(from, channel) }
 
-// Squeeze has the kernel keep no more than a few dozen kilobytes of what one rank sends to another,
-// on the way.
+// Squeeze makes the kernel buffer at most a few dozen kilobytes of what one rank sends to another.
 func Squeeze(t testing.TB, groups []*Group, from, to int) {
 	t.Helper()
 	for _, end := range []struct{ rank, peer, option int }{{from, to, unix.SO_SNDBUF}, {to, from, unix.SO_RCVBUF}} {
@@ -135,27 +136,29 @@ func Squeeze(t testing.TB, groups []*Group, from, to int) {
 	}
 }
 
-// Sparse has the groups that endpoints connect from now on have the least of near links: the ring.
+// Sparse makes groups that the endpoints connect from now on begin with the fewest connections: the
+// ring.
 func Sparse(endpoints []*Endpoint) {
 	for _, e := range endpoints {
 		e.sockets.Sparse()
 	}
 }
 
-// Railed has endpoints connect to peers on other hosts as over so many routes of equal speed.
+// Railed makes endpoints connect to peers on other hosts as if there were the given number of
+// routes of equal speed.
 func Railed(endpoints []*Endpoint, rails int) {
 	for _, e := range endpoints {
 		e.sockets.Railed(rails)
 	}
 }
 
-// Rails is the number of connections of the data channel to a peer, as far as they have come.
+// Rails returns the number of connections of the data channel to a peer so far.
 func Rails(g *Group, peer int) int { return g.call.TCP.Rails(peer) }
 
-// Connected is the number of ranks that g is connected to.
+// Connected returns the number of ranks that g is connected to.
 func Connected(g *Group) int { return g.call.TCP.Connected() }
 
-// Guesses is how many buckets a group's engine has reduced without a vote.
+// Guesses returns how many buckets a group's engine has reduced without a vote.
 func Guesses(g *Group) int {
 	e := g.async.Load()
 	e.turn.Lock()

@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// TestKill: a worker that is a goroutine and is killed, in the middle of whatever, is named by all
-// the others, and nothing of the group returns to it any more.
+// TestKill: a worker in a goroutine is killed at any time. All others report it as dead, and no
+// call of the group returns to it.
 func TestKill(t *testing.T) {
 	for _, cfg := range []collective.Config{{}, {Encrypt: true}} {
 		for round := range 10 {
@@ -64,7 +64,7 @@ func killOne(t *testing.T, w *workers, victim int) {
 		running.Go(func() { g.Close() })
 	}
 	running.Wait()
-	// Nothing listens there any more.
+	// Nothing listens at the victim's address any more.
 	for rank, err := range w.try(100, (victim+1)%3, (victim+2)%3) {
 		var a *collective.AbortedError
 		if rank != victim && (!errors.As(err, &a) || !slices.Equal(a.Dead, []int{victim})) {
@@ -76,8 +76,8 @@ func killOne(t *testing.T, w *workers, victim int) {
 	}
 }
 
-// TestErr: the ranks of a host know that one of them has given up as soon as it has; a group that
-// works has no error.
+// TestErr: the ranks of a host see at once that one of them has given up. A working group has no
+// error.
 func TestErr(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 4)
 	w.hosts = "aabb"

@@ -11,9 +11,9 @@ import (
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
 )
 
-// TestCrossesOnce: what the ranks of a host have crosses to each other host once, whatever the
-// operation and however many ranks the hosts have. Of an Adasum, what is left of the vectors of a
-// host crosses to the ranks that combine it.
+// TestCrossesOnce: in every operation, the data of a host's ranks is sent once to each other host,
+// however many ranks the hosts have. In an Adasum, the remaining vectors of a host are sent to the
+// ranks that combine them.
 func TestCrossesOnce(t *testing.T) {
 	const count = 1 << 20 // bytes of the whole tensor
 	for _, world := range []struct {
@@ -86,7 +86,7 @@ func TestCrossesOnce(t *testing.T) {
 			{"Barrier", 0, collective.Barrier},
 		} {
 			if op.name == "ReduceTree" && hosts != "aabb" && hosts != "aabbcc" {
-				continue // the leaves of a host do not make up one node
+				continue // the leaves of a host do not form one node
 			}
 			before := sent(groups)
 			for rank, err := range collectivetest.Each(t, groups, op.do) {
@@ -119,8 +119,9 @@ func closeGroups(groups []*collective.Group) {
 	}
 }
 
-// TestGuess: the same small tensors step after step are reduced without a vote, and right in every
-// type; what one rank submits beside them, later, or no more, is reduced as well.
+// TestGuess: if the same small tensors are submitted step after step, they are reduced without a
+// vote, correctly in every type. Tensors that a rank submits in addition, later, or no longer, are
+// reduced as well.
 func TestGuess(t *testing.T) {
 	for _, hosts := range []string{"", "aaaa", "aabb"} {
 		t.Run("hosts "+hosts, func(t *testing.T) {
@@ -191,7 +192,7 @@ func one(ctx context.Context, g *collective.Group, name string, step int) error 
 	return nil
 }
 
-// guessed reduces ones of a type seven times.
+// guessed reduces vectors of ones of a type seven times.
 func guessed[T collective.Element](op collective.Op) func(context.Context, *collective.Group) error {
 	return func(ctx context.Context, g *collective.Group) error {
 		unit := T(1)
@@ -205,7 +206,7 @@ func guessed[T collective.Element](op collective.Op) func(context.Context, *coll
 		if err := collective.AllReduce(ctx, g, sum, op); err != nil {
 			return err
 		}
-		for _, n := range []int{1000, 10_003} { // the latter where it lies
+		for _, n := range []int{1000, 10_003} { // the larger one is reduced in place
 			for step := range 7 {
 				data := slices.Repeat([]T{unit}, n)
 				if err := collective.AllReduceAsync(ctx, g, fmt.Sprintf("%d %T %v", n, unit, op), data, op).Wait(); err != nil {
@@ -220,8 +221,8 @@ func guessed[T collective.Element](op collective.Op) func(context.Context, *coll
 	}
 }
 
-// TestGuessInPlace: a tensor that is reduced where it lies has the bits of every AllReduce, also
-// where the guess of one rank after the other is wrong.
+// TestGuessInPlace: a tensor that is reduced in place has the bits of every AllReduce, even if each
+// rank's guess in turn is wrong.
 func TestGuessInPlace(t *testing.T) {
 	right, lengths := 0, []int{2100, 20_001, 65_536, 200_003}
 	if testing.Short() {
@@ -265,13 +266,14 @@ func TestGuessInPlace(t *testing.T) {
 		right += collective.Guesses(groups[0])
 		closeGroups(groups)
 	}
-	if right == 0 { // how many, is a matter of time
+	if right == 0 { // the exact number depends on timing
 		t.Error("no guess was right")
 	}
 }
 
-// TestManyHosts: among many hosts, an AllReduce runs rings between them, and an asynchronous one
-// still combines in the order of the hosts; hosts of unequal numbers of ranks as well.
+// TestManyHosts: with many hosts, an AllReduce runs rings between them, and an asynchronous
+// AllReduce still combines in the order of the hosts. Both hold for hosts with different numbers of
+// ranks too.
 func TestManyHosts(t *testing.T) {
 	for _, hosts := range []string{"aabbccddeeffgghhii", "aaabccddeeffgghhiij"} {
 		n := len(hosts)
@@ -321,8 +323,8 @@ func TestManyHosts(t *testing.T) {
 	}
 }
 
-// TestBetweenTwoOperations: a rank of one host may be in the next operation while those of another
-// host return from the one before, or have only compared their calls of it.
+// TestBetweenTwoOperations: a rank of one host can be in the next operation while ranks of another
+// host return from the previous one, or have only compared their calls of it.
 func TestBetweenTwoOperations(t *testing.T) {
 	for _, hosts := range []string{"abbb", "aabb"} {
 		w := newWorkers(t, collective.Config{Encrypt: true}, len(hosts))

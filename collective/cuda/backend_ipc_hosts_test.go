@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// newHostsWorld makes ranks on hosts that have nothing in common, with so many each. What goes at a
-// time is little.
+// newHostsWorld returns a world of ranks on several hosts that share no devices or memory, with the
+// given numbers of ranks. Pieces and banks are small, so vectors are processed in several.
 func newHostsWorld(t *testing.T, counts []int, config Config) *world {
 	w := &world{}
 	piece, bank := pieceSize, bankSize
@@ -36,8 +36,8 @@ func newHostsWorld(t *testing.T, counts []int, config Config) *world {
 	return w
 }
 
-// TestHosts: within hosts memory is opened, between them each rank has its part; whatever number of
-// ranks a host has.
+// TestHosts: ranks open each other's memory within a host, and each of them exchanges its part of
+// the vector with other hosts, for any numbers of ranks per host.
 func TestHosts(t *testing.T) {
 	for _, c := range []struct {
 		counts []int
@@ -66,8 +66,8 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// TestHostsBanked: memory of other code on one host goes through a bank, bank by bank, beside what
-// is open on another.
+// TestHostsBanked: on one host a vector of foreign memory is copied through a bank, one bank at a
+// time, while the vectors of the other host are opened.
 func TestHostsBanked(t *testing.T) {
 	w := newHostsWorld(t, []int{2, 3}, Config{})
 	length := 2*bankSize/4 + 301
@@ -92,8 +92,8 @@ func TestHostsBanked(t *testing.T) {
 	})
 }
 
-// TestHostsBits: within a host the ranks are combined in their order, between hosts the sums of the
-// hosts.
+// TestHostsBits: a result combines the ranks of each host in their order, and then the results of
+// the hosts in their order.
 func TestHostsBits(t *testing.T) {
 	w := newHostsWorld(t, []int{3, 3}, Config{})
 	const length = 501
@@ -143,7 +143,8 @@ func TestHostsBits(t *testing.T) {
 	}
 }
 
-// TestHostsBytes: over the bus of a device go two parts of a vector, not two vectors.
+// TestHostsBytes: with the hosts backend, only a rank's part of the vector is copied over the bus
+// of its device, once in each direction.
 func TestHostsBytes(t *testing.T) {
 	const length = 3000
 	for _, c := range []struct {
@@ -159,7 +160,7 @@ func TestHostsBytes(t *testing.T) {
 		w := newHostsWorld(t, c.counts, Config{Backend: c.backend})
 		w.must(t, func(rank int, d *Device, g *collective.Group) error {
 			s := vector(t, d, make([]float32, length))
-			if err := AllReduce(t.Context(), g, s.Slice(0, 4), collective.Sum); err != nil { // they meet
+			if err := AllReduce(t.Context(), g, s.Slice(0, 4), collective.Sum); err != nil { // the ranks choose their backend
 				return err
 			}
 			f := w.drivers[rank]
@@ -171,7 +172,7 @@ func TestHostsBytes(t *testing.T) {
 			}
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			// What is cut at a time need not be a multiple of the parts.
+			// A piece need not be divisible by the number of parts.
 			if got := int(f.carried - before); got < 4*c.carried[rank]-32 || got > 4*c.carried[rank]+32 {
 				return fmt.Errorf("%s of %v, rank %d: %d bytes, not %d", c.backend, c.counts, rank, got, 4*c.carried[rank])
 			}
@@ -180,8 +181,8 @@ func TestHostsBytes(t *testing.T) {
 	}
 }
 
-// TestMeans: an average of halves whose sum does not fit their type is there by every backend,
-// whatever number of ranks a host has.
+// TestMeans: with every backend, and any numbers of ranks per host, an average of half-precision
+// numbers is correct although their sum overflows the type.
 func TestMeans(t *testing.T) {
 	for _, c := range []struct {
 		counts []int

@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// foreign is memory that is not of Alloc, which others cannot open.
+// foreign returns a slice of memory that was not allocated by Alloc, which other ranks cannot open.
 func foreign[T collective.Element](t *testing.T, d *Device, v []T) *Slice[T] {
 	t.Helper()
 	var address uint64
@@ -32,8 +32,8 @@ func foreign[T collective.Element](t *testing.T, d *Device, v []T) *Slice[T] {
 	return s
 }
 
-// TestSpread: bytes go from device to device, where no rank's, some ranks' and all ranks' vectors
-// go through banks that are smaller than they are.
+// TestSpread: Broadcast and AllGather copy between devices. The vectors of no rank, some ranks or
+// all ranks are copied through banks that are smaller than the vectors.
 func TestSpread(t *testing.T) {
 	defer func(n int) { bankSize = n }(bankSize)
 	bankSize = 1000
@@ -88,8 +88,8 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestParts: parts of a reduction have the bits of the strict order, through banks and without, and
-// nothing goes over the host.
+// TestParts: ReduceScatter returns the bits of the strict order, with and without banks, and copies
+// nothing through the host.
 func TestParts(t *testing.T) {
 	defer func(n int) { bankSize = n }(bankSize)
 	bankSize = 500
@@ -147,7 +147,7 @@ func partOf[T collective.Element](t *testing.T, w *world, rank int, banked bool,
 	return nil
 }
 
-// TestThroughHost: reductions of types without kernels go through the host, and no others.
+// TestThroughHost: only reductions of types without kernels are computed on the host.
 func TestThroughHost(t *testing.T) {
 	w := newWorld(t, 2, 1, Config{})
 	throughHost[float32](t, w, false)
@@ -194,15 +194,15 @@ func throughHost[T collective.Element](t *testing.T, w *world, want bool) {
 	})
 }
 
-// downs is how often memory of the device has been copied to the host.
+// downs returns how often device memory was copied to the host.
 func (f *driver) downs() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.calls["cuMemcpyDtoHAsync_v2"]
 }
 
-// TestSpreadFails: whichever call fails on one rank, it has that error, the others are done or
-// aborted, and nothing is lost.
+// TestSpreadFails: whichever call fails on one rank, that rank returns the error, the others
+// succeed or are aborted, and no memory is lost.
 func TestSpreadFails(t *testing.T) {
 	defer func(n int) { bankSize = n }(bankSize)
 	bankSize = 1000
@@ -258,7 +258,7 @@ func spreadFails(t *testing.T, name, call string, at int, operation func(context
 	return failed
 }
 
-// TestPartsHang: a kernel that does not end keeps no rank from giving up.
+// TestPartsHang: a rank can cancel an operation although its kernel does not end.
 func TestPartsHang(t *testing.T) {
 	w := newWorld(t, 2, 1, Config{})
 	w.node.gate = make(chan struct{})

@@ -25,9 +25,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// ncclLibrary builds the NCCL of testdata beside a driver, and returns its path. Ranks may share
-// the device. At the end nothing may be left in the folder, of communicators or of device memory,
-// and no library may have been called as none may be.
+// ncclLibrary builds the NCCL of testdata beside a driver, and returns its path. Ranks may share a
+// device. When the test ends, no file of a communicator or of device memory may be left in the
+// folder, and the fakes must not have recorded a forbidden call.
 func ncclLibrary(t *testing.T, driver string, flags ...string) string {
 	t.Helper()
 	folder := filepath.Dir(driver)
@@ -46,7 +46,7 @@ func ncclLibrary(t *testing.T, driver string, flags ...string) string {
 	return path
 }
 
-// fault says what goes wrong in the fake from now on; empty: nothing.
+// fault sets what fails in the fake from now on; empty: nothing.
 func fault(t *testing.T, library, what string) {
 	t.Helper()
 	path := filepath.Join(filepath.Dir(library), "fault")
@@ -56,13 +56,14 @@ func fault(t *testing.T, library, what string) {
 	}
 }
 
-// ncclWorld is a world of ranks that are threads of this process, with one driver in C.
+// ncclWorld is a world of ranks that are threads of this process and share one driver, written in
+// C.
 type ncclWorld struct {
 	world
 	path  string
 	meet  func(members ...int) []*collective.Group // a new generation
 	lines *logtest.Hook
-	told  func() []string // of backends
+	told  func() []string // reports of backends
 }
 
 func newNCCLWorld(t *testing.T, n int, config Config) *ncclWorld {
@@ -95,7 +96,7 @@ func newNCCLWorld(t *testing.T, n int, config Config) *ncclWorld {
 	return w
 }
 
-// chosen makes groups of growing generations among some of n endpoints.
+// chosen returns a function that connects some of n endpoints in a new generation.
 func chosen(t *testing.T, n int, config collective.Config) func(members ...int) []*collective.Group {
 	t.Helper()
 	endpoints := listen(t, n, config)
@@ -121,7 +122,7 @@ func chosen(t *testing.T, n int, config collective.Config) func(members ...int) 
 	}
 }
 
-// enter leaves the generation and makes a new one of some ranks.
+// enter leaves the current generation, and connects a new one of the given ranks.
 func (w *ncclWorld) enter(members ...int) {
 	w.leave()
 	w.groups = w.meet(members...)
@@ -135,7 +136,7 @@ func (w *ncclWorld) leave() {
 	all.Wait()
 }
 
-// members calls f for each rank of the world that there is now, all at once.
+// members calls f for all ranks of the current world concurrently.
 func (w *ncclWorld) members(f func(i int, d *Device, g *collective.Group) error) []error {
 	return w.each(func(i int, d *Device, g *collective.Group) error {
 		if g == nil {
@@ -145,7 +146,7 @@ func (w *ncclWorld) members(f func(i int, d *Device, g *collective.Group) error)
 	})
 }
 
-// sum adds ones.
+// sum reduces a vector of ones and checks the result.
 func sum(t *testing.T, d *Device, g *collective.Group, n int) error {
 	s, err := Alloc[float32](d, n)
 	if err != nil {
@@ -166,7 +167,7 @@ func sum(t *testing.T, d *Device, g *collective.Group, n int) error {
 	return nil
 }
 
-// sums adds ones on all ranks.
+// sums calls sum on all ranks.
 func (w *ncclWorld) sums(t *testing.T) {
 	t.Helper()
 	if err := errors.Join(w.members(func(_ int, d *Device, g *collective.Group) error { return sum(t, d, g, 1000) })...); err != nil {
@@ -174,7 +175,8 @@ func (w *ncclWorld) sums(t *testing.T) {
 	}
 }
 
-// settle waits until no rank's communicator is being made any more. It does not use them.
+// settle waits until no communicator of a rank is being made or ended. The ranks do not use the
+// communicators before their next operation.
 func (w *ncclWorld) settle(t *testing.T) {
 	t.Helper()
 	for i, d := range w.devices {
@@ -184,15 +186,15 @@ func (w *ncclWorld) settle(t *testing.T) {
 	}
 }
 
-// formed waits until a rank's communicator is there or has failed, or what was under way in it has
-// ended: its thread does nothing else until then.
+// formed waits until a rank's communicator is ready or has failed, or until its end is complete.
+// Its thread does nothing else before that.
 func (d *Device) formed(t *testing.T, g *collective.Group) {
 	for s := d.pending(g); s == commForming || s == commEnding; s = d.pending(g) {
 		d.ncclBackendOf(g).comm.thread.do(t.Context(), func() error { return nil })
 	}
 }
 
-// ready brings all ranks to NCCL.
+// ready makes all ranks use NCCL.
 func (w *ncclWorld) ready(t *testing.T) {
 	t.Helper()
 	w.sums(t)
@@ -201,7 +203,7 @@ func (w *ncclWorld) ready(t *testing.T) {
 	w.expect(t, BackendNCCL)
 }
 
-// expect checks by what means the ranks go.
+// expect checks which backend all ranks use.
 func (w *ncclWorld) expect(t *testing.T, name string) {
 	t.Helper()
 	for i, d := range w.devices {
@@ -215,7 +217,7 @@ func (w *ncclWorld) expect(t *testing.T, name string) {
 	}
 }
 
-// TestNCCL: every type and operation, in worlds of several sizes.
+// TestNCCL tests every type and operation in worlds of several sizes.
 func TestNCCL(t *testing.T) {
 	for n := 2; n <= 4; n++ {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -241,8 +243,8 @@ func TestNCCL(t *testing.T) {
 	}
 }
 
-// TestNCCLAsync: asynchronous operations have a communicator of their own, beside the others of the
-// ranks, and both are made from those of the world before.
+// TestNCCLAsync: asynchronous operations have their own communicator, beside that of the other
+// operations. In a new world both are made from those of the previous one.
 func TestNCCLAsync(t *testing.T) {
 	w := newNCCLWorld(t, 3, Config{})
 	made := filepath.Join(filepath.Dir(w.path), "made")
@@ -270,7 +272,7 @@ func TestNCCLAsync(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		all := func() bool { // both communicators of every rank are used
+		all := func() bool { // all ranks use both communicators
 			n := 0
 			for _, i := range c.members {
 				w.devices[i].mu.Lock()
@@ -292,7 +294,7 @@ func TestNCCLAsync(t *testing.T) {
 	}
 }
 
-// others checks the operations besides AllReduce.
+// others checks the operations other than AllReduce.
 func others(t *testing.T, rank, n int, d *Device, g *collective.Group) error {
 	for _, length := range []int{12, 13} {
 		mine := make([]int64, length)
@@ -336,7 +338,7 @@ func others(t *testing.T, rank, n int, d *Device, g *collective.Group) error {
 	return nil
 }
 
-// TestDegraded: as long as one rank's communicator is not there all go by other means; then all
+// TestDegraded: until all ranks have their communicators, all ranks use another backend. Then all
 // change at the same operation.
 func TestDegraded(t *testing.T) {
 	const n = 3
@@ -348,7 +350,8 @@ func TestDegraded(t *testing.T) {
 		w.expect(t, BackendStaging)
 	}
 	fault(t, w.path, "")
-	// Ranks have theirs at different moments; what they go by they agree on.
+	// The communicators become ready at different times, but the ranks agree on the backend of each
+	// operation.
 	ways := make([][]string, n)
 	w.must(t, func(rank int, d *Device, g *collective.Group) error {
 		for i := 0; i < 10 || ways[rank][i-1] != BackendNCCL; i++ {
@@ -370,8 +373,8 @@ func TestDegraded(t *testing.T) {
 	}
 }
 
-// TestNoCommunicator: where one rank's communicator cannot be made all go on by other means, and
-// say why. A new generation tries again.
+// TestNoCommunicator: if the communicator of one rank cannot be made, all ranks continue with
+// another backend and log the reason. A new generation tries again.
 func TestNoCommunicator(t *testing.T) {
 	w := newNCCLWorld(t, 3, Config{})
 	fault(t, w.path, "init-fails 1")
@@ -407,8 +410,8 @@ func TestNoCommunicator(t *testing.T) {
 	}
 }
 
-// TestAbandoned: a communicator that is ready on some ranks, and that all have given up because it
-// failed on another, is no parent in the next world.
+// TestAbandoned: a communicator was ready on some ranks, but all have given it up because it failed
+// on another. The next world makes none from it.
 func TestAbandoned(t *testing.T) {
 	w := newNCCLWorld(t, 3, Config{})
 	w.enter(0, 1, 2)
@@ -423,12 +426,11 @@ func TestAbandoned(t *testing.T) {
 	w.ready(t)
 }
 
-// TestAbortHangs: a library that does not come back from ending a communicator holds nothing up but
-// Close.
+// TestAbortHangs: if the library does not return from ending a communicator, only Close is delayed.
 func TestAbortHangs(t *testing.T) {
 	defer func(was time.Duration) { endLimit = was }(endLimit)
 	defer func(was time.Duration) { closeLimit = was }(closeLimit)
-	// Each step of a communicator that works must have the time for it, on a busy machine too.
+	// The limit must be long enough for each step of a working communicator, on a busy machine too.
 	endLimit, closeLimit = 500*time.Millisecond, 10*time.Millisecond
 	config := Config{Library: cudatest.Library(t)}
 	config.NCCL = ncclLibrary(t, config.Library, "-DVERSION=21403")
@@ -440,7 +442,7 @@ func TestAbortHangs(t *testing.T) {
 	fault(t, w.path, "")
 }
 
-// TestSlowCommunicator: one that takes too long is given up.
+// TestSlowCommunicator: a communicator that takes too long to make is given up.
 func TestSlowCommunicator(t *testing.T) {
 	defer func(was time.Duration) { formLimit = was }(formLimit)
 	formLimit = 20 * time.Millisecond
@@ -450,7 +452,7 @@ func TestSlowCommunicator(t *testing.T) {
 	w.isGivenUp(t)
 }
 
-// isGivenUp waits until the communicator, which takes too long, is given up.
+// isGivenUp waits until the communicator is given up for taking too long.
 func (w *ncclWorld) isGivenUp(t *testing.T) {
 	t.Helper()
 	w.sums(t)
@@ -462,7 +464,7 @@ func (w *ncclWorld) isGivenUp(t *testing.T) {
 	}
 }
 
-// TestSlowShrink: so is one that is being made from another.
+// TestSlowShrink: a communicator that takes too long to make from another one is given up.
 func TestSlowShrink(t *testing.T) {
 	was := formLimit
 	defer func() { formLimit = was }()
@@ -477,11 +479,11 @@ func TestSlowShrink(t *testing.T) {
 	w.ready(t)
 }
 
-// TestLost: a rank is lost while an operation is under way on all devices, or before it; whichever
-// functions the library has, the others are freed at once and go by NCCL again in the next world,
-// and the lost one in the one after that.
+// TestLost: a rank is lost during an operation on all devices, or before it. Whichever functions
+// the library has, the other ranks are released at once and use NCCL in the next world, and the
+// lost rank joins them in the world after that.
 func TestLost(t *testing.T) {
-	for version, made := range map[int][3][]string{ // by what the next two worlds are made where it hangs, where a survivor has met an error, and where nothing is under way
+	for version, made := range map[int][3][]string{ // how the next two worlds' communicators are made: after an operation that hangs, after an error on a survivor, and after no operation
 		21403: {{"init", "init"}, {"init", "init"}, {"init", "init"}},
 		22703: {{"init", "init"}, {"init", "init"}, {"shrink", "init"}},
 		22807: {{"shrink", "init"}, {"init", "init"}, {"shrink", "init"}},
@@ -518,8 +520,8 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// lose makes a world of three go by NCCL and then lose a rank. What is wrong then, and afterwards,
-// it is told.
+// lose makes a world of three use NCCL, and then loses a rank. what is the fault at that time,
+// afterwards the fault from then on.
 func (w *ncclWorld) lose(t *testing.T, what, afterwards string) {
 	t.Helper()
 	w.enter(0, 1, 2)
@@ -540,7 +542,7 @@ func (w *ncclWorld) lose(t *testing.T, what, afterwards string) {
 		case what == "" && i == 1:
 			g.Abort(lost)
 			return lost
-		case strings.HasPrefix(what, "hangs") && i == 2: // the others are in the operation too, and stay there
+		case strings.HasPrefix(what, "hangs") && i == 2: // the others are blocked in the operation too
 			var stop context.CancelCauseFunc
 			ctx, stop = context.WithCancelCause(ctx)
 			var watch sync.WaitGroup
@@ -560,11 +562,12 @@ func (w *ncclWorld) lose(t *testing.T, what, afterwards string) {
 			t.Errorf("rank %d: %v", i, err)
 		}
 	}
-	w.settle(t) // a communicator that is still ending is no parent
+	w.settle(t) // no communicator is made from one that is still ending
 	fault(t, w.path, afterwards)
 }
 
-// running reports whether an operation is under way on all three ranks, since it was asked last.
+// running reports whether an operation has begun on all three ranks since the last call that
+// returned true.
 func (w *ncclWorld) running(t *testing.T) bool {
 	all, err := filepath.Glob(filepath.Join(filepath.Dir(w.path), "running.*"))
 	if err != nil {
@@ -579,14 +582,15 @@ func (w *ncclWorld) running(t *testing.T) bool {
 	return true
 }
 
-// apart gives each rank a device of its own, for versions that need it.
+// apart makes each rank's device a different one, for versions in which ranks cannot share a
+// device.
 func apart(w *ncclWorld) {
 	for i, d := range w.devices {
 		d.info.UUID[0] = byte(i)
 	}
 }
 
-// TestArrange: which communicators are made from which.
+// TestArrange: how a communicator is made from those of the previous world.
 func TestArrange(t *testing.T) {
 	w := newNCCLWorld(t, 1, Config{})
 	lib, err := nccl.Load(w.path)
@@ -627,7 +631,7 @@ func TestArrange(t *testing.T) {
 	}
 }
 
-// TestNoNCCL: what keeps ranks from NCCL is named, and they go on without it.
+// TestNoNCCL: if ranks cannot use NCCL, they continue without it, and the reason is reported.
 func TestNoNCCL(t *testing.T) {
 	old := ncclLibrary(t, cudatest.Library(t), "-DVERSION=22703")
 	for _, c := range []struct {
@@ -668,8 +672,8 @@ func TestNoNCCL(t *testing.T) {
 	}
 }
 
-// TestNCCLGenerations: of a thousand worlds that grow, shrink and break off nothing stays, neither
-// communicators nor device memory nor threads.
+// TestNCCLGenerations: a thousand worlds that grow, shrink and are aborted leave no communicators,
+// device memory or threads behind.
 func TestNCCLGenerations(t *testing.T) {
 	rounds := 1000
 	switch {
@@ -685,7 +689,7 @@ func TestNCCLGenerations(t *testing.T) {
 	for i := range rounds {
 		w.enter(worlds[i%len(worlds)]...)
 		w.sums(t)
-		if i%3 != 2 { // or it is left while its communicator is being made
+		if i%3 != 2 { // otherwise the world ends while its communicator is being made
 			w.settle(t)
 			w.sums(t)
 			w.expect(t, BackendNCCL)
@@ -707,8 +711,9 @@ func TestNCCLGenerations(t *testing.T) {
 	}
 }
 
-// TestNCCLProcesses: processes that go by NCCL. One after the other is killed in the middle of an
-// operation; the others are freed, and go by NCCL in a world without it. Then one comes.
+// TestNCCLProcesses: processes that use NCCL are killed one after the other during an operation.
+// The others are released, and use NCCL in a world without the killed process. Then a new process
+// joins.
 func TestNCCLProcesses(t *testing.T) {
 	driver := cudatest.Library(t)
 	path := ncclLibrary(t, driver)
@@ -741,7 +746,7 @@ func TestNCCLProcesses(t *testing.T) {
 	if want := map[string]int{"init": 4, "shrink": 3 + 2 + 2, "grow": 2, "join": 1}; !maps.Equal(got, want) {
 		t.Errorf("communicators: %v, not %v", got, want)
 	}
-	for _, p := range c.cmds { // what those have left that were killed
+	for _, p := range c.cmds { // remove what the killed processes have left
 		for _, pattern := range []string{"live.%d.*", "%d.*"} {
 			left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), fmt.Sprintf(pattern, p.Process.Pid)))
 			if p.ProcessState != nil && p.ProcessState.Exited() {
@@ -754,8 +759,9 @@ func TestNCCLProcesses(t *testing.T) {
 	}
 }
 
-// TestNCCLWords: NCCL gets what it does as this package says: no average of integers, and no
-// minimum or maximum of floating point numbers, of which it drops a NaN.
+// TestNCCLWords: the package uses NCCL only for reductions with the documented results. It does not
+// use it for averages of integers, nor for minimum and maximum of floating-point numbers, in which
+// NCCL drops NaNs.
 func TestNCCLWords(t *testing.T) {
 	w := &ncclBackend{}
 	w.active.Store(true)

@@ -65,7 +65,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestBackendErrors: a wish that cannot be fulfilled is told to all ranks, and the group can go on.
+// TestBackendErrors: if one rank requires a backend that cannot be used, all ranks get the error,
+// and the group remains usable.
 func TestBackendErrors(t *testing.T) {
 	w := newWorld(t, 3, 1, Config{})
 	w.devices[1].config.Backend, w.devices[1].config.host = BackendIPC, "elsewhere"
@@ -82,7 +83,7 @@ func TestBackendErrors(t *testing.T) {
 	w.must(t, func(rank int, d *Device, g *collective.Group) error { return collective.Barrier(t.Context(), g) })
 }
 
-// TestBackendVariable: what the environment says is a wish.
+// TestBackendVariable: the environment variable selects the backend; an unknown name is an error.
 func TestBackendVariable(t *testing.T) {
 	t.Setenv(plan.EnvCUDABackend, "mpi")
 	a := newNode(t).process().api()
@@ -98,8 +99,8 @@ func TestBackendVariable(t *testing.T) {
 	}
 }
 
-// TestBackendIsTold: rank 0 tells of the choice once in a generation, whatever groups of its ranks
-// there are.
+// TestBackendIsTold: rank 0 reports and logs the choice once in a generation, whatever groups of
+// its ranks exist.
 func TestBackendIsTold(t *testing.T) {
 	var mu sync.Mutex
 	var told []string
@@ -137,8 +138,8 @@ func TestBackendIsTold(t *testing.T) {
 	}
 }
 
-// TestBackendEvent: what the workers of a job choose is in the driver's events, also after one of
-// them has died.
+// TestBackendEvent: the driver's events contain the backend that the workers of a job have chosen,
+// also after one of them has died.
 func TestBackendEvent(t *testing.T) {
 	n := newNode(t)
 	var mu sync.Mutex

@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// vector is a slice of a device that holds values until the test ends.
+// vector allocates a slice with the given values on a device, and frees it when the test ends.
 func vector[T collective.Element](t testing.TB, d *Device, values []T) *Slice[T] {
 	t.Helper()
 	s, err := Alloc[T](d, len(values))
@@ -74,7 +74,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// TestCopies: vectors of several pieces, through memory of either kind.
+// TestCopies copies vectors of several pieces, with and without registering the host's memory.
 func TestCopies(t *testing.T) {
 	for _, register := range []bool{true, false} {
 		f := newNode(t).process()
@@ -154,7 +154,8 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// TestStreams: what is on a stream waits for what it is told to, and for the gate of the device.
+// TestStreams: work on a stream waits for the events that it should, and for the gate of the
+// device.
 func TestStreams(t *testing.T) {
 	n := newNode(t)
 	n.gate = make(chan struct{})
@@ -212,7 +213,8 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// TestErrors: they have CUDA's names, and those after which the process must go are told apart.
+// TestErrors: errors have CUDA's names, and errors after which the process cannot continue are
+// ErrSticky.
 func TestErrors(t *testing.T) {
 	f := newNode(t).process()
 	d := open(t, f, Config{})
@@ -257,7 +259,7 @@ func TestErrors(t *testing.T) {
 	s.Close()
 }
 
-// TestFailedOpens: whatever call fails, everything that was taken is given back.
+// TestFailedOpens: whatever call fails, everything that was allocated is freed.
 func TestFailedOpens(t *testing.T) {
 	for _, call := range []string{"cuDevicePrimaryCtxRetain", "cuStreamCreate", "cuEventCreate", "cuMemHostAlloc", "cuMemAlloc_v2",
 		"cuMemsetD8Async", "cuEventRecord", "cuEventQuery", "cuModuleLoadDataEx", "cuModuleGetFunction", "cuLaunchKernel"} {

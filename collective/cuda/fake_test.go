@@ -15,18 +15,19 @@ import (
 	"github.com/hvdrun/hvdrun/internal/ptxtest"
 )
 
-// node is a machine with devices, whose memory is the host's. Its processes are drivers.
+// node is a machine with devices. Its device memory is host memory, and each of its processes has a
+// driver.
 type node struct {
 	mu      sync.Mutex
 	devices int
 	address uint64 // of the next allocation
 	handles map[[64]byte]*allocation
-	limit   uint64 // bytes of a device
+	limit   uint64 // bytes of memory on each device
 	used    uint64
-	unseen  bool // by the race detector: allocations
+	unseen  bool // allocations are not visible to the race detector
 	maps    [][]byte
 	early   int           // allocations that were freed while others had them open
-	wrong   []string      // what no program may do
+	wrong   []string      // what programs have done against the driver's rules
 	gate    chan struct{} // kernels wait until it is closed; nil: they do not
 	modules sync.Map      // by text
 	streams sync.WaitGroup
@@ -61,8 +62,8 @@ func (n *node) blame(format string, args ...any) {
 	n.wrong = append(n.wrong, fmt.Sprintf(format, args...))
 }
 
-// take returns memory that holds whatever was there. The race detector cannot see that ranks wait
-// for each other in memory that they share, so where they do it must not see what else they share
+// take returns memory filled with garbage. The race detector cannot see that ranks synchronise
+// through memory that they share, so in tests of that it must not see their other shared memory
 // either.
 func (n *node) take(bytes int) []byte {
 	memory := make([]byte, bytes)
@@ -81,17 +82,17 @@ func (n *node) take(bytes int) []byte {
 
 var garbage = [4096]byte(bytes.Repeat([]byte{0xee}, 4096))
 
-// driver is CUDA's driver in one process of a node.
+// driver is the CUDA driver in one process of a node.
 type driver struct {
 	node *node
 
 	mu        sync.Mutex
-	fault     func(call string) result // called for each; success: go on
+	fault     func(call string) result // called for each call; success: continue
 	sticky    result                   // of all calls from now on
 	ranges    map[uint64]*allocation   // what the process sees, by address
-	mapped    map[uint64]int           // of these, another process's: how often it is open
+	mapped    map[uint64]int           // how often each range of another process is open
 	pinned    map[unsafe.Pointer][]byte
-	register  bool // host memory of others can be pinned
+	register  bool // other host memory can be pinned
 	next      uintptr
 	streams   map[uintptr]*fakeStream
 	events    map[uintptr]*mark
@@ -100,7 +101,7 @@ type driver struct {
 	grid      [7]uint32    // of the last launch
 	threads   map[int]bool // those with a context
 	retained  int
-	elsewhere bool // what it opens is other memory
+	elsewhere bool // opened handles lead to other memory
 	calls     map[string]int
 	carried   uint64 // bytes over the bus, in both directions
 }
@@ -112,15 +113,15 @@ type fakeStream struct {
 	work chan func()
 }
 
-// process starts one more process on the node.
+// process returns the driver of a new process on the node.
 func (n *node) process() *driver {
 	return &driver{node: n, ranges: map[uint64]*allocation{}, mapped: map[uint64]int{}, pinned: map[unsafe.Pointer][]byte{},
 		register: true, next: 100, streams: map[uintptr]*fakeStream{}, events: map[uintptr]*mark{},
 		modules: map[uintptr]*ptxtest.Module{}, kernels: map[uintptr]*ptxtest.Kernel{}, threads: map[int]bool{}, calls: map[string]int{}}
 }
 
-// failCalls has calls of that name return r: of all that come from now on, most, after the first
-// few. restore ends that, and tells whether one has.
+// failCalls makes the calls with that name return r, after the first few calls from now on, at most
+// most times. restore ends that, and reports whether any call has failed.
 func (f *driver) failCalls(call string, few, most int, r result) (restore func() (failed bool)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -141,7 +142,8 @@ func (f *driver) failCalls(call string, few, most int, r result) (restore func()
 	}
 }
 
-// enter begins a call. Those that need a context are made on a thread that has it.
+// enter begins a call. If the call needs a context, its thread must have one. The caller must call
+// the returned function at the end.
 func (f *driver) enter(call string, context bool) (result, func()) {
 	f.mu.Lock()
 	f.calls[call]++
@@ -167,7 +169,7 @@ func (f *driver) handle() uintptr {
 	return f.next
 }
 
-// Span is the process's view of device memory.
+// Span returns the process's view of device memory, or nil.
 func (f *driver) Span(address uint64, n int) []byte {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -187,7 +189,7 @@ func (f *driver) find(address uint64) (uint64, *allocation) {
 	return 0, nil
 }
 
-// put puts work into a stream. What fails there makes the context useless.
+// put adds work to a stream. If the work fails, the context becomes unusable.
 func (f *driver) put(stream uintptr, work func() result) result {
 	s := f.streams[stream]
 	if s == nil {
@@ -205,7 +207,7 @@ func (f *driver) put(stream uintptr, work func() result) result {
 
 func text(b *byte, size int32, s string) { copy(unsafe.Slice(b, size), s+"\x00") }
 
-// api is the driver as the package sees it.
+// api returns the driver as the package sees it.
 func (f *driver) api() *api {
 	a := &api{}
 	f.basics(a)
@@ -366,7 +368,7 @@ func (f *driver) memory(a *api) {
 	}
 }
 
-// drain waits for all streams.
+// drain waits until all streams have done their work.
 func (f *driver) drain() {
 	var all sync.WaitGroup
 	f.mu.Lock()
@@ -378,7 +380,7 @@ func (f *driver) drain() {
 	all.Wait()
 }
 
-// host is pinned memory of the process, or nil.
+// host returns pinned memory of the process, or nil.
 func (f *driver) host(p unsafe.Pointer, n uint64) []byte {
 	for base, b := range f.pinned {
 		if at := uintptr(p) - uintptr(base); uintptr(p) >= uintptr(base) && uint64(at)+n <= uint64(len(b)) {
@@ -583,7 +585,7 @@ func (f *driver) programs(a *api) {
 		for i, place := range unsafe.Slice((*unsafe.Pointer)(params), len(k.Params)) {
 			each = append(each, unsafe.Slice((*byte)(place), k.Params[i]))
 		}
-		param := k.Pack(each...) // the driver copies them too
+		param := k.Pack(each...) // the driver also copies the parameters
 		gate := f.node.gate
 		return f.put(stream, func() result {
 			if gate != nil {
@@ -626,7 +628,7 @@ func (f *driver) ipc(a *api) {
 				f.node.blame("a process opens what is its own")
 				return invalidContext
 			}
-			if own == alloc { // opened before: it is counted
+			if own == alloc { // it is open already: count it
 				f.mapped[at]++
 				*address = at
 				return success
@@ -660,7 +662,8 @@ func (f *driver) ipc(a *api) {
 	}
 }
 
-// open opens a device of a process that ends with the test.
+// open opens a device of a process. When the test ends it closes the device, and checks that the
+// process holds nothing more.
 func open(t *testing.T, f *driver, config Config) *Device {
 	t.Helper()
 	d, err := f.api().open(config)
@@ -679,7 +682,7 @@ func open(t *testing.T, f *driver, config Config) *Device {
 	return d
 }
 
-// either is the fault of a call, or else what is wrong with its arguments.
+// either returns the fault r of a call, or wrong, the error in its arguments, if there is no fault.
 func either(r, wrong result) result {
 	if r != success {
 		return r

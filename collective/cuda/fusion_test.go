@@ -17,8 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// some are slices of growing lengths on a device, some of which begin at odd places, each filled
-// with one number.
+// some returns slices of growing lengths on a device. Every other one begins at an odd element, and
+// each is filled with one number.
 func some[T collective.Element](t *testing.T, d *Device, n int, number func(i int) T) []*Slice[T] {
 	all := make([]*Slice[T], n)
 	for i := range all {
@@ -27,8 +27,8 @@ func some[T collective.Element](t *testing.T, d *Device, n int, number func(i in
 	return all
 }
 
-// TestFusion: small slices, submitted in different orders, are reduced together; a large one and
-// those of other types beside them.
+// TestFusion: small slices submitted in different orders are reduced together, beside a large slice
+// and slices of other types.
 func TestFusion(t *testing.T) {
 	eachWay(t, func(t *testing.T, w *world, n int) {
 		const count = 16
@@ -57,7 +57,7 @@ func TestFusion(t *testing.T) {
 					}
 				}
 				for i := range count {
-					// The average of i to i+n-1, times 2 in each round.
+					// The average of i to i+n-1, doubled in each round.
 					want := (float32(i) + float32(n-1)/2) * float32(int(2)<<round)
 					for _, got := range values(t, floats[i]) {
 						if got < want-0.01 || got > want+0.01 {
@@ -115,7 +115,7 @@ func TestFuseEmpty(t *testing.T) {
 	})
 }
 
-// TestNoRoomToFuse: where one rank has no memory for a bucket all reduce slices one by one.
+// TestNoRoomToFuse: if one rank has no memory for a bucket, all ranks reduce the slices one by one.
 func TestNoRoomToFuse(t *testing.T) {
 	w := newWorld(t, 3, 3, Config{})
 	slicesOf := make([][]*Slice[float64], 3)
@@ -147,7 +147,7 @@ func TestNoRoomToFuse(t *testing.T) {
 	}
 }
 
-// TestFusionFails: whichever call fails on one rank while slices are fused, it alone has that
+// TestFusionFails: if a call fails on one rank while slices are fused, only that rank returns the
 // error, and the others are aborted.
 func TestFusionFails(t *testing.T) {
 	step := 1
@@ -189,7 +189,8 @@ func TestFusionFails(t *testing.T) {
 	}
 }
 
-// TestFusionHung: slices of a stream that does not go on keep no rank from giving up.
+// TestFusionHung: a rank can cancel operations although the stream of their slices does not
+// continue.
 func TestFusionHung(t *testing.T) {
 	w := newWorld(t, 2, 1, Config{})
 	w.node.gate = make(chan struct{})
@@ -220,7 +221,7 @@ func TestFusionHung(t *testing.T) {
 	}
 }
 
-// TestStalled: a slice that some ranks do not submit is named.
+// TestStalled: a warning names a slice that some ranks do not submit.
 func TestStalled(t *testing.T) {
 	log, hook := logrus.New(), &stalls{told: make(chan string, 100)}
 	log.SetOutput(io.Discard)

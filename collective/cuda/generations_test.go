@@ -12,16 +12,17 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// dataKey is that of all generations of these tests.
+// dataKey is the key of all generations of these tests.
 var dataKey = identity.NewDataKey()
 
-// meetings makes groups of growing generations, of endpoints on one host or on a host each.
+// meetings returns a function that connects n endpoints in the next generation. The endpoints are
+// on one host, or each on its own.
 func meetings(t *testing.T, n int, oneHost bool) func() []*collective.Group {
 	t.Helper()
 	return meetingsWith(t, n, oneHost, collective.Config{})
 }
 
-// listen makes n endpoints of one job, and closes them with the test.
+// listen returns n endpoints of one job, which are closed when the test ends.
 func listen(t *testing.T, n int, config collective.Config) []*collective.Endpoint {
 	t.Helper()
 	authority, err := identity.NewAuthority("test")
@@ -45,7 +46,7 @@ func listen(t *testing.T, n int, config collective.Config) []*collective.Endpoin
 	return endpoints
 }
 
-// meetingsWith is meetings of endpoints with this config.
+// meetingsWith is meetings with the given config of the endpoints.
 func meetingsWith(t *testing.T, n int, oneHost bool, config collective.Config) func() []*collective.Group {
 	t.Helper()
 	endpoints := listen(t, n, config)
@@ -76,8 +77,8 @@ func meetingsWith(t *testing.T, n int, oneHost bool, config collective.Config) f
 	}
 }
 
-// TestGenerations: of many worlds, left in order or broken off, nothing stays on the devices but
-// what the last has taken, and what others have open is not freed before they have closed it.
+// TestGenerations: after many worlds, closed or aborted, device memory is held only for the last of
+// them. No memory is freed while other ranks have it open.
 func TestGenerations(t *testing.T) {
 	for name, config := range configs {
 		for _, oneHost := range []bool{true, false} {
@@ -142,8 +143,8 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
-// TestFreedWhileOpen: memory that others have open is kept, and what takes its place is opened
-// anew.
+// TestFreedWhileOpen: memory that is freed while other ranks have it open is kept. New memory at
+// its address is opened again.
 func TestFreedWhileOpen(t *testing.T) {
 	w := newWorld(t, 2, 1, Config{})
 	w.node.limit = 1 << 31
@@ -174,7 +175,7 @@ func TestFreedWhileOpen(t *testing.T) {
 	}
 }
 
-// TestSomeWantStaging: one rank is enough for all to go that way.
+// TestSomeWantStaging: if one rank requires staging, all ranks use it.
 func TestSomeWantStaging(t *testing.T) {
 	w := newWorld(t, 3, 1, Config{})
 	w.devices[1].config.Backend = BackendStaging
@@ -188,8 +189,8 @@ func TestSomeWantStaging(t *testing.T) {
 	}
 }
 
-// TestOtherHost: a rank whose handles lead nowhere here, or to other memory, has all of them
-// staged.
+// TestOtherHost: if a rank's handles cannot be opened, or lead to other memory, all ranks use
+// staging.
 func TestOtherHost(t *testing.T) {
 	elsewhere := newNode(t)
 	elsewhere.address += 1 << 40

@@ -21,7 +21,7 @@ var combinations = []collective.Op{collective.Sum, collective.Min, collective.Ma
 var reductions = map[collective.Op]kernel.Op{collective.Sum: kernel.Sum, collective.Average: kernel.Sum,
 	collective.Min: kernel.Min, collective.Max: kernel.Max, collective.Product: kernel.Product}
 
-// specials are the bits of values at which arithmetic turns.
+// specials returns the bits of values at the limits of a type's arithmetic.
 func specials(t kernel.Type) []uint64 {
 	var all []uint64
 	exponent := map[kernel.Type]int{kernel.Float32: 8, kernel.Float64: 11, kernel.Float16: 5, kernel.BFloat16: 8}[t]
@@ -46,7 +46,7 @@ func appendBits(b []byte, t kernel.Type, bits uint64) []byte {
 	return append(b, binary.LittleEndian.AppendUint64(nil, bits)[:t.Size()]...)
 }
 
-// fill makes n elements, of which about half are special.
+// fill returns n elements, of which about half are special.
 func fill(r *rand.Rand, t kernel.Type, n int) []byte {
 	special := specials(t)
 	var b []byte
@@ -69,7 +69,7 @@ func differ(t kernel.Type, got, want []byte) string {
 	return ""
 }
 
-// bench is a device with room for some vectors, whose bytes the test reads and writes without it.
+// bench is a device with room for some vectors. The test reads and writes their bytes directly.
 type bench struct {
 	driver *driver
 	device *Device
@@ -114,7 +114,7 @@ func eachKernel(t *testing.T, f func(t *testing.T, typ kernel.Type, op collectiv
 	}
 }
 
-// reduce is what the kernel of so many places must give.
+// reduce returns the expected result of the kernel for this number of vectors.
 func reduce(typ kernel.Type, op collective.Op, vectors [][]byte) []byte {
 	want := slices.Clone(vectors[0])
 	if op == collective.Average && kernel.Narrow(typ) != nil {
@@ -130,8 +130,8 @@ func reduce(typ kernel.Type, op collective.Op, vectors [][]byte) []byte {
 	return want
 }
 
-// TestSpecialValues: each special value with each other, and with random ones, has the bits of the
-// processor's kernels.
+// TestSpecialValues: combinations of each special value with each other, and with random values,
+// have the bits of the processor's kernels.
 func TestSpecialValues(t *testing.T) {
 	b := newBench(t, 3<<18)
 	eachKernel(t, func(t *testing.T, typ kernel.Type, op collective.Op) {
@@ -158,8 +158,8 @@ func TestSpecialValues(t *testing.T) {
 	})
 }
 
-// TestLengthsAndOffsets: every short length at every offset, over one to five vectors, which are
-// all targets as well; nothing beside them is touched.
+// TestLengthsAndOffsets tests every short length at every offset, for one to five vectors, all of
+// which are also targets. Bytes beside the vectors do not change.
 func TestLengthsAndOffsets(t *testing.T) {
 	const room = 1 << 10
 	b := newBench(t, 5*room)
@@ -198,7 +198,7 @@ func TestLengthsAndOffsets(t *testing.T) {
 	})
 }
 
-// TestScale: by what must be exact and what must not.
+// TestScale: scaling by various factors has the bits of the processor's kernels.
 func TestScale(t *testing.T) {
 	b := newBench(t, 1<<14)
 	for typ := kernel.Float32; typ < kernel.Types; typ++ {
@@ -223,7 +223,7 @@ func TestScale(t *testing.T) {
 	}
 }
 
-// TestAllHalves: every half-precision number and every bfloat16, added to some other.
+// TestAllHalves adds every half-precision number and every bfloat16 to some other one.
 func TestAllHalves(t *testing.T) {
 	b := newBench(t, 3<<17)
 	for _, typ := range []kernel.Type{kernel.Float16, kernel.BFloat16} {
@@ -242,7 +242,7 @@ func TestAllHalves(t *testing.T) {
 	}
 }
 
-// TestAssembled: NVIDIA's assembler takes the kernels, where it is installed.
+// TestAssembled: NVIDIA's assembler, if installed, accepts the kernels.
 func TestAssembled(t *testing.T) {
 	for typ := kernel.Type(0); typ < kernel.Types; typ++ {
 		if !hasKernels(typ) {
@@ -258,7 +258,7 @@ func TestAssembled(t *testing.T) {
 	}
 }
 
-// TestPrograms: the files are those that the generator writes, and all kernels are there.
+// TestPrograms: the files are the output of the generator, and contain all kernels.
 func TestPrograms(t *testing.T) {
 	b := newBench(t, 256)
 	for typ := kernel.Type(0); typ < kernel.Types; typ++ {
@@ -311,8 +311,8 @@ func TestCombineAndScale(t *testing.T) {
 	}
 }
 
-// TestOnDevice is what of all this a real device can show, where there is one: the kernels are
-// compiled, and have the bits of the processor's.
+// TestOnDevice tests on the fakes, and on a real device if there is one, that the kernels compile
+// and have the bits of the processor's kernels.
 func TestOnDevice(t *testing.T) {
 	t.Run("fake", func(t *testing.T) { testOnDevice(t, open(t, newNode(t).process(), Config{}), []int{1, 17, 50}) })
 	t.Run("library", func(t *testing.T) {
@@ -336,7 +336,8 @@ func TestOnDevice(t *testing.T) {
 	})
 }
 
-// BenchmarkOnDevice measures, on a device, what a call and a kernel cost that are waited for.
+// BenchmarkOnDevice measures the time of a call and of a kernel on a device, including the wait for
+// its end.
 func BenchmarkOnDevice(b *testing.B) {
 	d, err := Open(Config{})
 	if err != nil {

@@ -11,7 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// ownKernels has one that sets y[i] to a·x[i] + b·y[i], for n elements, and one without parameters.
+// ownKernels contains a kernel that sets y[i] to a·x[i] + b·y[i] for n elements, and a kernel
+// without parameters.
 const ownKernels = `
 // Its parameters: .entry nothing (.param .u64 in_a_comment)
 .version 7.0
@@ -118,7 +119,7 @@ func TestLaunch(t *testing.T) {
 	if err := nothing.Launch(s, Grid{}); err != nil || f.grid != [7]uint32{1, 1, 1, 1, 1, 1, 0} {
 		t.Error(f.grid, err)
 	}
-	// The fake runs one direction only, and says so.
+	// The fake supports only one dimension, and returns an error.
 	err = nothing.Launch(s, Grid{Blocks: Dim{X: 2, Y: 3, Z: 4}, Threads: Dim{X: 5, Y: 6, Z: 7}, Shared: 8})
 	if !isCode(err, invalidValue) || f.grid != [7]uint32{2, 3, 4, 5, 6, 7, 8} {
 		t.Error(f.grid, err)
@@ -134,7 +135,7 @@ func TestLaunch(t *testing.T) {
 	}
 }
 
-// TestLaunchRefuses: what the driver would read wild memory for.
+// TestLaunchRefuses: arguments for which the driver would read invalid memory are errors.
 func TestLaunchRefuses(t *testing.T) {
 	n := newNode(t)
 	d, other := open(t, n.process(), Config{}), open(t, n.process(), Config{})
@@ -192,8 +193,8 @@ func TestLaunchRefuses(t *testing.T) {
 	}
 }
 
-// TestLaunchBeforeCollective: a collective after a stream finds what its kernels have written, and
-// what is launched afterwards finds the result.
+// TestLaunchBeforeCollective: a collective after a stream reads what the stream's kernels have
+// written, and kernels that are launched afterwards read its result.
 func TestLaunchBeforeCollective(t *testing.T) {
 	for name, config := range configs {
 		t.Run(name, func(t *testing.T) {
@@ -239,7 +240,7 @@ func TestLaunchBeforeCollective(t *testing.T) {
 	}
 }
 
-// TestEntries: what compilers write.
+// TestEntries parses kernels as compilers write them.
 func TestEntries(t *testing.T) {
 	bits64, whole64, whole32, float := parameter{size: 8}, parameter{size: 8, whole: true}, parameter{size: 4, whole: true}, parameter{size: 4, float: true}
 	for text, want := range map[string]map[string][]parameter{

@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// world is some ranks, each a process of its own with a device.
+// world is a set of ranks, each a process with its own device.
 type world struct {
 	node    *node
 	drivers []*driver
@@ -24,7 +24,7 @@ type world struct {
 	groups  []*collective.Group
 }
 
-// newWorld makes n ranks on so many devices, by turns.
+// newWorld returns n ranks on the given number of devices, assigned in turn.
 func newWorld(t *testing.T, n, devices int, config Config) *world {
 	w := &world{node: newNode(t), groups: collective.Local(n)}
 	w.node.devices = max(w.node.devices, devices)
@@ -45,7 +45,7 @@ func newWorld(t *testing.T, n, devices int, config Config) *world {
 	return w
 }
 
-// each calls f for every rank, all at once, and returns their errors.
+// each calls f for all ranks concurrently, and returns their errors.
 func (w *world) each(f func(rank int, d *Device, g *collective.Group) error) []error {
 	errs := make([]error, len(w.devices))
 	var all sync.WaitGroup
@@ -56,7 +56,7 @@ func (w *world) each(f func(rank int, d *Device, g *collective.Group) error) []e
 	return errs
 }
 
-// must is each where nothing may go wrong.
+// must is each, and fails the test if a rank returns an error.
 func (w *world) must(t *testing.T, f func(rank int, d *Device, g *collective.Group) error) {
 	t.Helper()
 	if err := errors.Join(w.each(f)...); err != nil {
@@ -66,8 +66,8 @@ func (w *world) must(t *testing.T, f func(rank int, d *Device, g *collective.Gro
 
 var configs = map[string]Config{"direct": {}, "hosts": {Backend: BackendHosts}, "staged": {Backend: BackendStaging}}
 
-// eachWay runs a test over either way, several sizes, and one or two devices; over fewer of these
-// with -short.
+// eachWay runs a test for every backend in configs, for several numbers of ranks, on one or two
+// devices. With -short it runs fewer of these.
 func eachWay(t *testing.T, f func(t *testing.T, w *world, n int)) {
 	sizes := []struct{ n, devices int }{{1, 1}, {3, 2}, {2, 1}, {4, 1}}
 	if testing.Short() {
@@ -82,7 +82,7 @@ func eachWay(t *testing.T, f func(t *testing.T, w *world, n int)) {
 	}
 }
 
-// small makes a number that sums and products of a few ranks hold exactly.
+// small returns a number so small that sums and products of a few ranks are exact.
 func small(rank, i int) int { return (rank+i*5)%3 + 1 }
 
 func testAllReduce[T collective.Element](t *testing.T, w *world, n, length int, of func(int) T) {
@@ -147,8 +147,8 @@ func TestAllReduce(t *testing.T) {
 	})
 }
 
-// TestAnyBits: over the direct way results have the bits of the strict order, NaNs and all, and the
-// same on every rank; the first rank of each device launches the kernels, and no other.
+// TestAnyBits: with the direct backend all ranks have the bits of the strict order, including NaNs.
+// Only the first rank of each device launches kernels.
 func TestAnyBits(t *testing.T) {
 	const n, length = 4, 1001
 	for _, devices := range []int{1, 2, n} {
@@ -183,7 +183,7 @@ func TestAnyBits(t *testing.T) {
 	}
 }
 
-// TestLarge: vectors of several pieces.
+// TestLarge reduces vectors of several pieces.
 func TestLarge(t *testing.T) {
 	n, length := 2, 2*pieceSize+5
 	w := newWorld(t, n, 1, Config{Backend: BackendStaging})
@@ -216,7 +216,7 @@ func TestLarge(t *testing.T) {
 	})
 }
 
-// TestWrapped: memory of other code goes through a bank, beside slices that are open to all.
+// TestWrapped: foreign memory is copied through a bank, and the slices of other ranks are opened.
 func TestWrapped(t *testing.T) {
 	const n, length = 3, 1000
 	w := newWorld(t, n, 1, Config{})
@@ -289,8 +289,8 @@ func TestOthers(t *testing.T) {
 	})
 }
 
-// TestRefused: what all ranks do wrong together, and what fits no call of the others, is an error
-// on all of them and leaves the group as it was.
+// TestRefused: wrong arguments of all ranks, and calls that do not match those of other ranks, are
+// errors on all ranks. The group remains usable.
 func TestRefused(t *testing.T) {
 	w := newWorld(t, 2, 1, Config{})
 	for what, f := range map[string]func(ctx context.Context, rank int, g *collective.Group, s *Slice[float32]) error{
@@ -338,7 +338,7 @@ func TestRefused(t *testing.T) {
 	w.must(t, func(rank int, d *Device, g *collective.Group) error { return collective.Barrier(t.Context(), g) })
 }
 
-// TestFailureOnOneRank: whatever call fails on one rank, at whatever time, the others are done or
+// TestFailureOnOneRank: whatever call fails on one rank, and whenever, the others succeed or are
 // aborted, and nothing is lost.
 func TestFailureOnOneRank(t *testing.T) {
 	for name, config := range configs {
@@ -379,8 +379,8 @@ func TestFailureOnOneRank(t *testing.T) {
 	}
 }
 
-// TestHung: a device that does not go on keeps no rank from giving up, and what it still uses is
-// not touched.
+// TestHung: a rank can cancel an operation although the device does not continue. Memory that the
+// device still uses is not touched.
 func TestHung(t *testing.T) {
 	for name, config := range configs {
 		w := newWorld(t, 2, 1, config)
@@ -415,7 +415,7 @@ func TestHung(t *testing.T) {
 	}
 }
 
-// TestAsync: operations beside others, in order, after what is in a stream.
+// TestAsync: asynchronous operations run beside others, in order, after the work in a stream.
 func TestAsync(t *testing.T) {
 	eachWay(t, func(t *testing.T, w *world, n int) {
 		w.must(t, func(rank int, d *Device, g *collective.Group) error {
@@ -452,7 +452,7 @@ func TestAsync(t *testing.T) {
 	})
 }
 
-// TestCloseWaits: Close waits for what is under way.
+// TestCloseWaits: a device is closed after its asynchronous operations.
 func TestCloseWaits(t *testing.T) {
 	w := newWorld(t, 2, 1, Config{})
 	all := make([]*Slice[float32], 2)

@@ -34,11 +34,11 @@ func TestMain(m *testing.M) {
 		return
 	}
 	goleak.VerifyTestMain(sandbox.Tests{M: m, Before: func(string) error {
-		return os.Setenv(plan.EnvNCCLLibrary, "/nowhere/libnccl.so.2") // the machine's own does not go with the fakes
+		return os.Setenv(plan.EnvNCCLLibrary, "/nowhere/libnccl.so.2") // the machine's own library does not work with the fakes
 	}})
 }
 
-// TestLibrary: a driver's library is loaded, and called as its header says.
+// TestLibrary: a driver's library is loaded, and called as its header declares.
 func TestLibrary(t *testing.T) {
 	path := cudatest.Library(t)
 	all, err := Devices(path)
@@ -97,7 +97,7 @@ func TestLibrary(t *testing.T) {
 	}
 }
 
-// TestOldLibrary: what a driver lacks is named.
+// TestOldLibrary: the error names the function that a driver lacks.
 func TestOldLibrary(t *testing.T) {
 	_, err := Open(Config{Library: cudatest.Library(t, "-DcuMemAlloc_v2=cuMemAlloc")})
 	if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "cuMemAlloc_v2") {
@@ -105,7 +105,7 @@ func TestOldLibrary(t *testing.T) {
 	}
 }
 
-// assignment is what a process of a world is told first; and then, for each world, a meeting.
+// assignment is the first message to a process of a world. A meeting follows for each world.
 type assignment struct {
 	Library, Credentials, Host, Backend string
 	Key                                 []byte
@@ -116,11 +116,11 @@ type meeting struct {
 	Rank       int
 	Addrs      [][]string
 	Hosts      []string
-	Rounds     int // 0: until something fails
+	Rounds     int // 0: until an operation fails
 }
 
-// work is a process. It prints its address; in each world it says when it works, and how that
-// ended.
+// work is the main function of a process. It prints its address, and for each world a line when the
+// world uses the backend, and another with its result.
 func work(text string) error {
 	var a assignment
 	if err := json.Unmarshal([]byte(text), &a); err != nil {
@@ -174,7 +174,7 @@ func work(text string) error {
 			switch working = g.Size() == 1 || b.name() == a.Backend; {
 			case working:
 				fmt.Println("working")
-			case a.Backend != BackendNCCL: // which takes its time
+			case a.Backend != BackendNCCL: // NCCL's communicators take some time
 				err = fmt.Errorf("the ranks go by %s", b.name())
 			}
 		}
@@ -191,7 +191,7 @@ func work(text string) error {
 	}
 }
 
-// round sums ones.
+// round reduces a vector of ones and checks the result.
 func round(g *collective.Group, s *Slice[float32]) error {
 	v := slices.Repeat([]float32{1}, s.Len())
 	if err := s.CopyFrom(context.Background(), v); err != nil {
@@ -209,12 +209,12 @@ func round(g *collective.Group, s *Slice[float32]) error {
 		}
 	}
 	if s.device.ncclBackendOf(g) != nil {
-		return nil // each group is a communicator more, and those are counted
+		return nil // each group has another communicator, and the test counts those
 	}
 	return beyond(context.Background(), g, s, float32(g.Size()))
 }
 
-// beyond fuses, saves, scatters and broadcasts a vector of one number.
+// beyond fuses, saves, scatters and broadcasts a vector of equal numbers.
 func beyond(ctx context.Context, g *collective.Group, s *Slice[float32], x float32) error {
 	parts := []*Slice[float32]{s.Slice(0, 1000), s.Slice(1000, 1003), s.Slice(1003, 2001)}
 	if err := GroupedAllReduce(ctx, g, "parts", parts, collective.Average, Options{}); err != nil {
@@ -249,7 +249,7 @@ func beyond(ctx context.Context, g *collective.Group, s *Slice[float32], x float
 	return nil
 }
 
-// crew is processes that make worlds.
+// crew is a set of processes that form worlds.
 type crew struct {
 	library, backend string
 	authority        *identity.Authority
@@ -258,19 +258,19 @@ type crew struct {
 	outs             []*bufio.Scanner
 	addrs            [][]string
 	hosts            []string // by process: where it pretends to be; "a" is all others'
-	folders          []string // of device memory, by process
+	folders          []string // folders of device memory, by process
 	alive            []int    // processes by rank
 }
 
-// newCrew starts n processes, which end with the test. They fail where they do not come to go by
+// newCrew starts n processes, which end with the test. A process fails if its world does not use
 // the backend.
 func newCrew(t *testing.T, library, backend string, n int) *crew {
 	t.Helper()
 	return newCrewOn(t, library, backend, slices.Repeat([]string{"a"}, n)...)
 }
 
-// newCrewOn is newCrew with processes that pretend to be on these hosts, of which no two can open
-// each other's memory.
+// newCrewOn is newCrew with processes that pretend to be on the given hosts. Processes on different
+// hosts cannot open each other's memory.
 func newCrewOn(t *testing.T, library, backend string, hosts ...string) *crew {
 	t.Helper()
 	authority, err := identity.NewAuthority("test")
@@ -284,7 +284,7 @@ func newCrewOn(t *testing.T, library, backend string, hosts ...string) *crew {
 	return c
 }
 
-// start starts one more process, the last rank of worlds to come.
+// start starts another process, which becomes the last rank of the next worlds.
 func (c *crew) start(t *testing.T, host string) {
 	t.Helper()
 	folder := ""
@@ -314,7 +314,7 @@ func (c *crew) start(t *testing.T, host string) {
 	c.alive = append(c.alive, i)
 }
 
-// expect returns the next line of a process.
+// expect returns the next line of a process, which must begin with want.
 func (c *crew) expect(t *testing.T, process int, want string) string {
 	t.Helper()
 	if !c.outs[process].Scan() {
@@ -327,7 +327,7 @@ func (c *crew) expect(t *testing.T, process int, want string) string {
 	return got
 }
 
-// meet makes a world of the processes that are alive, and returns when they work.
+// meet forms a world of the running processes, and returns when all use the backend.
 func (c *crew) meet(t *testing.T, generation uint64, rounds int) {
 	t.Helper()
 	var of [][]string
@@ -345,7 +345,7 @@ func (c *crew) meet(t *testing.T, generation uint64, rounds int) {
 	}
 }
 
-// kill kills a rank in the middle of its work, and returns when the others have been freed.
+// kill kills a rank during its work, and returns when the others have reported the loss.
 func (c *crew) kill(t *testing.T, victim int) {
 	t.Helper()
 	if err := c.cmds[c.alive[victim]].Process.Kill(); err != nil {
@@ -359,7 +359,7 @@ func (c *crew) kill(t *testing.T, victim int) {
 	c.alive = slices.Delete(c.alive, victim, victim+1)
 }
 
-// done waits for the end of a world of so many rounds.
+// done waits for the end of a world with a limited number of rounds.
 func (c *crew) done(t *testing.T) {
 	t.Helper()
 	for _, p := range c.alive {
@@ -367,7 +367,7 @@ func (c *crew) done(t *testing.T) {
 	}
 }
 
-// end waits for the processes.
+// end waits for the processes to end.
 func (c *crew) end(t *testing.T) {
 	t.Helper()
 	for _, p := range c.alive {
@@ -378,8 +378,8 @@ func (c *crew) end(t *testing.T) {
 	}
 }
 
-// TestProcesses: four processes, of one host or of several, open each other's memory; each in turn
-// is killed in the middle of its work, the others are freed and meet again without it.
+// TestProcesses: four processes, on one host or several, open each other's memory. Each in turn is
+// killed during its work; the others are released and form a world without it.
 func TestProcesses(t *testing.T) {
 	path := cudatest.Library(t)
 	for name, of := range map[string]struct {
@@ -397,7 +397,7 @@ func TestProcesses(t *testing.T) {
 func testProcesses(t *testing.T, c *crew) {
 	for generation := uint64(1); len(c.alive) > 1; generation++ {
 		c.meet(t, generation, 0)
-		c.kill(t, int(generation)%len(c.alive)) // the others say who, as the ranks of the world are numbered
+		c.kill(t, int(generation)%len(c.alive)) // the other processes report the rank of the killed one
 	}
 	c.meet(t, 100, 3)
 	c.done(t)

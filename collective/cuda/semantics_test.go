@@ -7,8 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
 )
 
-// TestSemantics: reductions of memory of GPUs are what those of other memory are, in the kernels as
-// well as where the host computes.
+// TestSemantics: reductions of GPU memory have the same results as those of other memory, both in
+// kernels and on the host.
 func TestSemantics(t *testing.T) {
 	eachWay(t, func(t *testing.T, w *world, n int) {
 		for _, length := range []int{0, 1, 203} {

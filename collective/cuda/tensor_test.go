@@ -12,7 +12,7 @@ import (
 
 var _ elastic.Deferred = Tensor[float32]("", nil)
 
-// ways of saving, for the tests below.
+// tensors returns a part for each way of saving.
 func tensors[T collective.Element](t *testing.T, d *Device, v *Slice[T]) map[string]*Part[T] {
 	stream, err := d.NewStream()
 	if err != nil {
@@ -90,8 +90,8 @@ func TestTensor(t *testing.T) {
 	}
 }
 
-// TestSnapshot: what is written to the slice once Save has returned is not in what it keeps; in a
-// stream the turn is the stream's, and Save waits for nothing.
+// TestSnapshot: what is written to the slice after Save has returned is not in the saved value.
+// With a stream, the order is that of the stream, and Save does not wait.
 func TestSnapshot(t *testing.T) {
 	n := newNode(t)
 	d := open(t, n.process(), Config{})
@@ -138,7 +138,7 @@ func TestSnapshot(t *testing.T) {
 	}
 }
 
-// TestNoRoom: where the device has no memory for a snapshot, none is made.
+// TestNoRoom: if the device has no memory for a snapshot, Save makes none.
 func TestNoRoom(t *testing.T) {
 	n := newNode(t)
 	d := open(t, n.process(), Config{})
@@ -156,8 +156,8 @@ func TestNoRoom(t *testing.T) {
 	}
 }
 
-// TestSaveFails: whichever call fails, of a save or of what it has left to the background, a caller
-// is told, once, and the save before stays.
+// TestSaveFails: whichever call of a save fails, in Save or in the background, the caller gets the
+// error once, and the previous save remains.
 func TestSaveFails(t *testing.T) {
 	for _, call := range []string{"cuMemAlloc_v2", "cuStreamCreate", "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuStreamWaitEvent",
 		"cuMemcpyDtoDAsync_v2", "cuMemcpyDtoHAsync_v2"} {
@@ -189,12 +189,12 @@ func saveFails(t *testing.T, call, way string, at int) (failed bool) {
 		t.Fatal(err)
 	}
 	set(2)
-	if call == "cuMemAlloc_v2" { // a save that needs memory anew
+	if call == "cuMemAlloc_v2" { // a save that has to allocate memory
 		if err := p.Free(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if call == "cuStreamCreate" || call == "cuEventCreate" { // and one that needs another staging
+	if call == "cuStreamCreate" || call == "cuEventCreate" { // a save that needs new staging memory
 		spare := d.spare
 		d.spare = nil
 		defer func() {
@@ -212,7 +212,7 @@ func saveFails(t *testing.T, call, way string, at int) (failed bool) {
 	if failed != isCode(err, notSupported) {
 		t.Errorf("%s, call %d of %s fails: %v", way, at, call, err)
 	}
-	f.drain() // what has failed may still read
+	f.drain() // the failed save may still be reading
 	set(3)
 	want := float32(2)
 	if err != nil {
@@ -231,7 +231,7 @@ func saveFails(t *testing.T, call, way string, at int) (failed bool) {
 	return failed
 }
 
-// TestState: a commit, a rollback and a digest of a state that is on a device.
+// TestState commits, restores and computes the digest of a state on a device.
 func TestState(t *testing.T) {
 	w, err := elastic.Init(t.Context())
 	if err != nil {

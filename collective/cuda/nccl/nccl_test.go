@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/dlopen"
 )
 
-// fake builds NCCL and the driver of testdata, into a folder of their own, and returns NCCL's path.
+// fake builds the NCCL and the driver of testdata in a new folder, and returns the path of NCCL.
 func fake(t *testing.T, flags ...string) string {
 	t.Helper()
 	driver := cudatest.Library(t)
@@ -34,7 +34,7 @@ func fake(t *testing.T, flags ...string) string {
 	return path
 }
 
-// cuda is what of the driver a program needs.
+// cuda contains the functions of the driver that these tests call.
 type cuda struct {
 	retain     func(*uintptr, int32) int32
 	setCurrent func(uintptr) int32
@@ -67,7 +67,7 @@ func driver(t *testing.T, nccl string) *cuda {
 	return c
 }
 
-// rank is a rank, on a thread of its own.
+// rank is a rank on its own thread.
 type rank struct {
 	t     *testing.T
 	cuda  *cuda
@@ -79,7 +79,7 @@ type rank struct {
 	stream uintptr
 }
 
-// ranks runs f for each rank, all at once, and waits for them.
+// ranks runs f for all ranks concurrently, and waits for them.
 func ranks(t *testing.T, lib *Library, path string, n int, f func(r *rank) error) {
 	t.Helper()
 	c := driver(t, path)
@@ -108,7 +108,7 @@ func ranks(t *testing.T, lib *Library, path string, n int, f func(r *rank) error
 	}
 }
 
-// memory is n bytes on the device, as the fake has them: the host sees them too.
+// memory allocates n bytes on the fake device, which the host can access too.
 func (r *rank) memory(n int) (uint64, []byte) {
 	var address uint64
 	if r.cuda.alloc(&address, uint64(n)) != 0 {
@@ -118,7 +118,7 @@ func (r *rank) memory(n int) (uint64, []byte) {
 	return address, unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&address))), n)
 }
 
-// wait polls until the communicator is done.
+// wait polls until the communicator is no longer busy.
 func wait(c *Comm, err error) error {
 	for err == nil {
 		if err = c.Poll(); err == nil {
@@ -132,7 +132,7 @@ func wait(c *Comm, err error) error {
 	return err
 }
 
-// done waits for an operation on the device too.
+// done waits until an operation has also ended on the device.
 func (r *rank) done(c *Comm, err error) error {
 	if err := wait(c, err); err != nil {
 		return err
@@ -151,7 +151,8 @@ func end(c *Comm) error {
 	return c.Destroy()
 }
 
-// TestLoad: what is there is told, what is not is named.
+// TestLoad: a loaded library reports its version and the functions that it lacks. An unusable
+// library is an error that names the reason.
 func TestLoad(t *testing.T) {
 	if _, err := Load(filepath.Join(t.TempDir(), "libnccl.so.2")); !errors.Is(err, errUnavailable) {
 		t.Error(err)
@@ -186,7 +187,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// TestOperations: all operations, over communicators of every way to make one.
+// TestOperations tests all operations, with communicators made in every possible way.
 func TestOperations(t *testing.T) {
 	const n = 3
 	path := fake(t)
@@ -240,7 +241,7 @@ func TestOperations(t *testing.T) {
 	}
 }
 
-// TestElastic: communicators shrink, with something under way or not, and grow.
+// TestElastic: communicators shrink, with and without an operation in progress, and grow.
 func TestElastic(t *testing.T) {
 	path := fake(t)
 	lib, err := Load(path)
@@ -262,7 +263,7 @@ func TestElastic(t *testing.T) {
 			}
 			return nil
 		}
-		if r.rank == 3 { // comes late
+		if r.rank == 3 { // joins later
 			<-told
 			c, err := lib.Join(growth, 3, 2)
 			if err != nil {
@@ -277,13 +278,13 @@ func TestElastic(t *testing.T) {
 		if err := errors.Join(wait(c, nil), check(c, 3)); err != nil {
 			return err
 		}
-		if r.rank == 1 { // is lost, in the middle of what the others do
+		if r.rank == 1 { // is lost while the others are in an operation
 			return c.Abort()
 		}
 		if err := wait(c, c.AllReduce(a, a, 1, Uint8, Sum, r.stream)); err != nil {
 			return err
 		}
-		if r.rank == 0 { // the other does it all at once
+		if r.rank == 0 { // the other rank revokes while it shrinks
 			if err := wait(c, c.Revoke()); err != nil {
 				return err
 			}
@@ -311,8 +312,8 @@ func TestElastic(t *testing.T) {
 	})
 }
 
-// TestErrors: what goes wrong bears NCCL's names and words, and a communicator that met it can be
-// aborted in whatever state it is.
+// TestErrors: errors contain NCCL's names and messages. A communicator can be aborted in any state
+// after an error.
 func TestErrors(t *testing.T) {
 	path := fake(t)
 	lib, err := Load(path)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestFresh: the committed files are what the generator writes.
+// TestFresh: the committed files are the current output of the generator.
 func TestFresh(t *testing.T) {
 	all := modules()
 	names, err := filepath.Glob("../../ptx/*.ptx")
