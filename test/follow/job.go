@@ -20,8 +20,9 @@ import (
 // Programs are the programs of a job.
 type Programs struct{ Hvdrun, Trainer, Tasker string }
 
-// Build puts them into a directory and blocks until that is done. Without flags of go build they
-// are those that other tests and proving grounds share (sandbox.Build).
+// Build builds the programs into a directory and blocks until they are complete. Without
+// buildFlags, the flags of go build, it uses the builds that other tests and proving grounds share
+// (sandbox.Build).
 func Build(ctx context.Context, dir string, buildFlags ...string) (Programs, error) {
 	packages := []string{"github.com/hvdrun/hvdrun/cmd/hvdrun", "github.com/hvdrun/hvdrun/test/trainer",
 		"github.com/hvdrun/hvdrun/test/tasker"}
@@ -47,7 +48,8 @@ type Job struct {
 	Flags []string
 	// Stages are the outputs of the discovery script. None: no script. When the script first prints
 	// stage N (from 0), it creates a file shown.N with the time in nanoseconds since 1970. When it
-	// runs again after that, so that hvdrun has processed the stage, it creates a file polled.N.
+	// runs again after that, which shows that hvdrun has processed the stage, it creates a file
+	// polled.N.
 	Stages []Stage
 	// Trainer are the flags of the workers; the steplog and the job's directory are added.
 	Trainer []string

@@ -36,7 +36,8 @@ func (r *Running) Left() (left []string) {
 }
 
 // AwaitGone blocks until no process of the job remains, at most for the limit, and returns the
-// remaining ones. The limit of a job of a test is that of the run. It kills nothing.
+// remaining ones. For a job of a test, the limit of the run of tests applies instead. It kills
+// nothing.
 func (r *Running) AwaitGone(limit time.Duration) (left []string) {
 	r.awaitGone(limit, func(int) bool { return true })
 	return r.Left()
@@ -74,7 +75,7 @@ func awaitEnd(pid int, over <-chan struct{}) bool {
 	}
 	defer unix.Close(fd)
 	for {
-		const look = 100 // ms, in which a closed channel is noticed
+		const look = 100 // ms, after which a closed channel is noticed at the latest
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, look)
 		switch {
 		case n > 0 || err != nil && !errors.Is(err, unix.EINTR):
@@ -94,8 +95,8 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// Kill kills all processes of the job and returns when they have ended, or after [killing] where
-// they cannot.
+// Kill kills all processes of the job and returns when they have ended. It gives up after [killing]
+// if some cannot end.
 func (r *Running) Kill() {
 	poll(killing, func() bool { return r.strike(syscall.SIGKILL) == 0 && r.Over() })
 }
@@ -115,8 +116,8 @@ func (r *Running) strike(s syscall.Signal) int {
 }
 
 // Stacks records once what the job's processes are doing: their kernel stacks in a file of the
-// job's directory, then the stacks of Go programs, which that ends, in hvdrun's output. The workers
-// go first, because hvdrun forwards their output.
+// job's directory, and the stacks of Go programs, which end by that, in hvdrun's output. The
+// workers come first, because hvdrun forwards their output.
 func (r *Running) Stacks() { r.dump.Do(r.stacks) }
 
 func (r *Running) stacks() {
@@ -208,7 +209,7 @@ func CommandLine(pid int) string {
 	return strings.TrimSpace(string(bytes.ReplaceAll(b, []byte{0}, []byte{' '})))
 }
 
-// Sleep blocks for a time, or until ctx ends, and returns the cause of that.
+// Sleep blocks for a time, or until ctx ends; then it returns the cause.
 func Sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

@@ -19,8 +19,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// Running is a job that has been started, with what it has done so far. Its methods that read its
-// files are not safe for concurrent use.
+// Running is a started job and what it has done so far. Its methods that read its files are not
+// safe for concurrent use.
 type Running struct {
 	Job
 	*View
@@ -37,7 +37,7 @@ type Running struct {
 	hung     atomic.Bool
 	dump     sync.Once
 	wg       sync.WaitGroup
-	test     *test // nil: no test's
+	test     *test // nil: the job belongs to no test
 }
 
 // Start starts the job. The caller must call Wait or Kill.
@@ -58,7 +58,7 @@ func (p Programs) start(j Job, by *test) (*Running, error) {
 	return r, nil
 }
 
-// Folder returns the directory that the job has for another driver.
+// Folder returns the job's directory, from which another driver can resume it.
 func (r *Running) Folder() (string, error) {
 	found, err := filepath.Glob(filepath.Join(r.StateDir(), "hvdrun", "jobs", "*"))
 	if err != nil || len(found) != 1 {
@@ -74,8 +74,8 @@ func (r *Running) KillDriver() {
 	r.wg.Wait()
 }
 
-// Resume starts another hvdrun for a job whose own has ended. folder is the job's directory; empty:
-// the one that [Running.Folder] finds.
+// Resume starts another hvdrun for a job whose hvdrun has ended. folder is the job's directory;
+// empty: the one that [Running.Folder] finds.
 func (r *Running) Resume(folder string) (next *Running, err error) {
 	if folder == "" {
 		if folder, err = r.Folder(); err != nil {
@@ -85,8 +85,9 @@ func (r *Running) Resume(folder string) (next *Running, err error) {
 	return r.ResumeAs(r.Job, r.programs, folder)
 }
 
-// ResumeAs starts another hvdrun for the job, perhaps of another machine: with the directories of
-// j, and with these arguments of hvdrun resume. The job's own hvdrun may still run.
+// ResumeAs starts another hvdrun for the job, for example as on another machine: with the
+// directories of j, the programs p, and these arguments of hvdrun resume. The job's own hvdrun can
+// still be running.
 func (r *Running) ResumeAs(j Job, p Programs, args ...string) (*Running, error) {
 	next := &Running{Job: j, View: r.View, Tag: r.Tag, programs: p, test: r.test}
 	if err := next.begin(append([]string{"resume"}, args...)); err != nil {
@@ -153,8 +154,8 @@ func (r *Running) watch() {
 	r.Kill()
 }
 
-// awaitStillness blocks until the job has made no progress for so long that it hangs, and returns
-// false if hvdrun ends before.
+// awaitStillness blocks until the job has made no progress for the time Still, and returns true. It
+// returns false if hvdrun ends first.
 func (r *Running) awaitStillness() bool {
 	s := stillness{limit: r.Still}
 	ticks := time.NewTicker(look / 2)
@@ -205,9 +206,9 @@ func (r *Running) Status() int {
 	return exit.ExitCode()
 }
 
-// Until blocks until a condition holds, about which it asks each time it has read what the job has
+// Until blocks until holds returns true; it calls holds each time it has read what the job has
 // written. It returns an error if hvdrun or ctx ends first, or, for a job of no test, if the job
-// goes on for [endless] without it. what says what is waited for.
+// continues for [endless] without it. what names the condition in the error.
 func (r *Running) Until(ctx context.Context, what string, holds func() bool) error {
 	s := stillness{limit: endless}
 	for last := time.Now(); ; {
@@ -234,7 +235,7 @@ func (r *Running) Until(ctx context.Context, what string, holds func() bool) err
 	}
 }
 
-// why says why the job counted as hung.
+// why returns why the job counted as hung.
 func (r *Running) why() string {
 	if r.test != nil {
 		return "the limit of the run of tests is near"
@@ -248,13 +249,14 @@ func (r *Running) AwaitLines(ctx context.Context, enough func([]steplog.Line) bo
 	return r.Until(ctx, "lines of the steplog", func() bool { return enough(r.Lines) })
 }
 
-// AwaitEvents does the same for the events file.
+// AwaitEvents is AwaitLines for the events file.
 func (r *Running) AwaitEvents(ctx context.Context, enough func([]Event) bool) error {
 	return r.Until(ctx, "events", func() bool { return enough(r.Events) })
 }
 
-// Subcommand returns a subcommand of hvdrun in the job's environment. Its process is not the job's,
-// and is killed after [endless], or when the job of a test comes to its limit.
+// Subcommand returns a subcommand of hvdrun in the job's environment. Its process does not belong
+// to the job. It is killed after [endless], or, for the job of a test, when the limit of the run of
+// tests is near.
 func (r *Running) Subcommand(ctx context.Context, args ...string) *exec.Cmd {
 	if r.test != nil {
 		ctx = r.test.bound(ctx)
@@ -272,8 +274,8 @@ func (r *Running) Subcommand(ctx context.Context, args ...string) *exec.Cmd {
 type Result struct {
 	// Status is hvdrun's exit status; see [Running.Status].
 	Status int
-	// Hung: the job made no progress for [Job].Still, or a test's came to the limit of the run, and
-	// was killed.
+	// Hung: the job made no progress for [Job].Still, or the limit of the run of tests was near,
+	// and the job was killed.
 	Hung bool
 	// Output is hvdrun's whole output.
 	Output string
@@ -319,8 +321,8 @@ func (r *Running) awaitFarAgents() {
 	r.awaitGone(Patience, func(pid int) bool { return strings.HasSuffix(CommandLine(pid), " agent --job") })
 }
 
-// What a story has at most: the last steps, events and lines of output. Everything is in the job's
-// directory.
+// Story includes at most these numbers of the last steps, events and lines of output. The job's
+// directory has everything.
 const (
 	toldSteps  = 5
 	toldEvents = 40
@@ -328,7 +330,7 @@ const (
 	toldLine   = 300 // bytes of a line of output
 )
 
-// Story returns the last of what the job has done and written, as text.
+// Story formats the end of what the job has done and written.
 func (res Result) Story() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "exit status %d\n", res.Status)

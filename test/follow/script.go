@@ -17,8 +17,9 @@ type Stage struct {
 	Hosts string
 }
 
-// script is run by a driver and by the one that resumes the job, for a moment at the same time:
-// each writes where it is twice, so that the other finds it while a file is empty.
+// script returns the text of the discovery script. For a moment, both a driver and the one that
+// resumes the job can run it; it keeps its state in two files, so that one run finds the state in
+// the second while another run has emptied the first.
 func (j *Job) script() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, `#!/bin/sh

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// ReadSources looks at the sources of the module at root, from which a test has built programs. Go
-// test notes that, and takes a result of the test's package from its cache only while they are the
-// same.
+// ReadSources opens the sources of the module at root, from which a test has built programs. The go
+// command notes that, and uses a cached result of the test's package only while the sources are
+// unchanged.
 func ReadSources(root string) error {
 	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		name := d.Name()

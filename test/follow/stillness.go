@@ -9,12 +9,12 @@ import (
 // work: even a machine a hundred times slower than an idle one makes progress in much less time.
 const Patience = 2 * time.Minute
 
-// endless is the time after which a job that makes progress, but not the awaited one, counts as one
-// that never makes it.
+// endless is the time after which a wait gives up although the job makes progress, because the
+// awaited event does not happen.
 const endless = 4 * Patience
 
-// look is the longest time between two observations that counts in full: the observer may lack CPU
-// time, or the machine may have been suspended.
+// look is the longest time between two observations that counts in full: a longer time can mean
+// that the observer lacked CPU time, or that the machine was suspended.
 const look = 200 * time.Millisecond
 
 // stillness measures the time without progress.
@@ -37,7 +37,7 @@ func (s *stillness) hung(moved int64, since time.Duration) bool {
 
 // moved returns a number that changes with the job's progress: the bytes that it has written to its
 // steplog and its events, the output of a command without a steplog, and what Progress returns.
-// Other output of hvdrun is no progress: it may report a wait repeatedly.
+// Other output of hvdrun does not count as progress: it can report a wait repeatedly.
 func (r *Running) moved() int64 {
 	paths := []string{r.StepLogPath(), r.EventsPath()}
 	if len(r.Command) > 0 {

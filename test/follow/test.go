@@ -8,16 +8,16 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// test is what a job's test has to do with it.
+// test is the test to which a job belongs.
 type test struct {
 	t     *testing.T
 	limit <-chan struct{} // closed when waits give up
-	told  bool            // the story of the job is told
+	told  bool            // the story of the job was printed
 }
 
-// Test starts a job of a test, in a folder of its own. The job ends with the test at the latest. It
-// has no limit but that of the run of tests, a little before which it is killed. If the test fails,
-// the end of the job's story is told, and its folder is kept.
+// Test starts a job of a test, in its own folder. The job ends with the test at the latest. Its
+// only time limit is that of the run of tests, shortly before which it is killed. If the test
+// fails, the end of the job's story is printed and its folder is kept.
 func (p Programs) Test(t *testing.T, j Job) *Running {
 	t.Helper()
 	limit := make(chan struct{})
@@ -59,8 +59,8 @@ func (test *test) bound(ctx context.Context) context.Context {
 	return ctx
 }
 
-// Await calls done until it returns true. It returns false when the limit of the run is near. The
-// pauses are as those of [Poll].
+// Await calls done until it returns true. It returns false when the limit of the run of tests is
+// near. It pauses between calls as [Poll] does.
 func Await(t *testing.T, done func() bool) bool {
 	end := sandbox.Limit()
 	for {
@@ -75,7 +75,7 @@ func Await(t *testing.T, done func() bool) bool {
 	}
 }
 
-// pause is the time until the next look at something, after one that has begun at a time: one that
-// takes long, such as that at all of /proc, is followed by a longer pause, so that what is waited
-// for has the processor.
+// pause returns how long to wait before the next observation of something, given when the last one
+// began. After a slow observation, such as reading all of /proc, the pause is longer, so that the
+// observed processes get the processor.
 func pause(asked time.Time) time.Duration { return max(5*time.Millisecond, 10*time.Since(asked)) }

@@ -17,8 +17,8 @@ type View struct {
 	// found a worker entering a world.
 	Step    int
 	Stepped time.Time
-	// Generation is that of the newest world in the steplog, Size its size, and Ranks are the ranks
-	// of its workers that have written a line, by process.
+	// Generation is the generation of the newest world in the steplog, Size is its size, and Ranks
+	// are the ranks of its workers that have written a line, by process.
 	Generation uint64
 	Size       int
 	Ranks      map[int]int
