@@ -40,7 +40,7 @@ type answer struct {
 	Growth  int64 // bytes
 }
 
-// crew runs a task in so many processes, which meet without a driver, and returns their results.
+// crew runs a task in n processes, which meet without a driver, and returns their results.
 func crew(ctx context.Context, o *options, n int, task, backend string, env ...string) ([]answer, error) {
 	authority, err := identity.NewAuthority("gpucheck")
 	if err != nil {
@@ -93,7 +93,7 @@ func crew(ctx context.Context, o *options, n int, task, backend string, env ...s
 	return answers, judge(answers)
 }
 
-// judge returns the error that is not a consequence of another.
+// judge returns the first error that is not a consequence of another rank's.
 func judge(answers []answer) error {
 	var consequence error
 	for rank, a := range answers {

@@ -102,7 +102,7 @@ func bytesOf[T collective.Element](v []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), len(v)*int(unsafe.Sizeof(v[0])))
 }
 
-// same returns where two vectors differ.
+// same returns an error that names the first difference of two vectors, or nil.
 func same(t kernel.Type, what string, got, want []byte) error {
 	if bytes.Equal(got, want) {
 		return nil

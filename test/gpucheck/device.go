@@ -17,7 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// checkDriver opens a device, for which all symbols must exist, and reports it.
+// checkDriver opens a device, which requires that all symbols exist, and reports it.
 func checkDriver(_ context.Context, o *options) ([]figure, error) {
 	version, err := cuda.DriverVersion(o.Driver)
 	if err != nil {

@@ -48,8 +48,8 @@ func vectorBytes(o *options) int {
 	return 4 << 20
 }
 
-// generations is the task: worlds in which the ranks combine a new vector. A rank aborts every
-// third.
+// generations is the task: the ranks combine a new vector in each of many worlds. In every third
+// world a rank aborts.
 func (s *seat) generations(ctx context.Context, a *answer) error {
 	var before uint64
 	count := worlds(&s.Options)
@@ -72,8 +72,8 @@ func (s *seat) generations(ctx context.Context, a *answer) error {
 	return nil
 }
 
-// world runs a generation and returns the free memory of the device at its end, when all ranks have
-// reached it.
+// world runs a generation until all ranks have reached its end, and returns the free memory of the
+// device then.
 func (s *seat) world(ctx context.Context, generation uint64, broken bool) (free uint64, err error) {
 	g, err := s.meet(ctx, generation)
 	if err != nil {

@@ -26,8 +26,8 @@ import (
 const programVariable = "GPUCHECK_TEST_PROGRAM"
 
 func TestMain(m *testing.M) {
-	// A check only for tests: it never ends, and neither does the process that it starts, in its
-	// own session.
+	// This check exists only for tests: it never ends, and neither does the process that it starts
+	// in a new session.
 	checks = append(checks, check{"hang", 3 * time.Second, func(ctx context.Context, _ *options) ([]figure, error) {
 		cmd := exec.Command("sleep", "1000")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -61,7 +61,8 @@ var repeated = []string{"ipc 2", "staging 2", "nccl 2", "sigkill nccl"}
 func TestWhole(t *testing.T) {
 	library := cudatest.Library(t)
 	dir := t.TempDir()
-	// As make gpu-programs builds them: without cgo. With -short, this binary is gpucheck.
+	// The programs are built as by make gpu-programs: without cgo. With -short, this binary is
+	// gpucheck.
 	self, programs := os.Args[0], []string{"github.com/hvdrun/hvdrun/cmd/hvdrun", "github.com/hvdrun/hvdrun/examples/gpu"}
 	if !testing.Short() {
 		self, programs = filepath.Join(dir, "gpucheck"), append(programs, "github.com/hvdrun/hvdrun/test/gpucheck")
@@ -124,7 +125,7 @@ func TestWhole(t *testing.T) {
 	}
 }
 
-// TestWrongSums: a device with a single wrong bit fails.
+// TestWrongSums: the checks fail for a device with a single wrong bit.
 func TestWrongSums(t *testing.T) {
 	library := cudatest.Library(t, "-DWRONG=1")
 	out, err := program(t.Context(), "-quick", "-driver", library, "-only", "^(kernels|ipc 2|staging 2)$",
@@ -228,8 +229,7 @@ func TestTorch(t *testing.T) {
 	}
 }
 
-// TestWhereNCCLIs: a given library takes precedence; Python's packages are used only as the last
-// choice.
+// TestWhereNCCLIs: a given library takes precedence; Python's packages are the last choice.
 func TestWhereNCCLIs(t *testing.T) {
 	if _, err := nccl.Load(""); err == nil {
 		t.Skip("there is NCCL here")

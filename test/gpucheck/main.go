@@ -93,7 +93,7 @@ func start() int {
 	return r.conclude(os.Stdout)
 }
 
-// said prints an error and returns the exit status.
+// said prints an error and returns the exit status for it.
 func said(err error) int {
 	if err == nil {
 		return 0

@@ -15,7 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// ranks is the check of so many ranks on one device over one backend: correct results, and times.
+// ranks returns a check of n ranks on one device with one backend: correct results, and times.
 func ranks(n int, backend string) func(context.Context, *options) ([]figure, error) {
 	return func(ctx context.Context, o *options) ([]figure, error) {
 		var env []string
@@ -30,7 +30,7 @@ func ranks(n int, backend string) func(context.Context, *options) ([]figure, err
 	}
 }
 
-// sharing is the environment in which NCCL permits several ranks on one device.
+// sharing returns the environment in which NCCL permits several ranks on one device.
 func sharing() []string {
 	env := []string{plan.EnvNCCLShared + "=1"}
 	if os.Getenv("NCCL_MAX_CTAS") == "" { // the kernels of all ranks must fit on the device together
@@ -39,7 +39,7 @@ func sharing() []string {
 	return env
 }
 
-// speed is the time of an AllReduce of so many bytes on a rank.
+// speed is the time that an AllReduce of Bytes bytes takes on a rank.
 type speed struct {
 	Bytes         int
 	Median, Worst float64 // seconds
@@ -82,7 +82,7 @@ func size(bytes int) string {
 	return fmt.Sprintf("%d MiB", bytes>>20)
 }
 
-// exchange is the task: results first, then times.
+// exchange is the task: it checks results first, then measures times.
 func (s *seat) exchange(ctx context.Context, a *answer) error {
 	g, err := s.meet(ctx, 1)
 	if err != nil {
@@ -108,8 +108,8 @@ func (s *seat) exchange(ctx context.Context, a *answer) error {
 	return err
 }
 
-// grouped checks that slices reduced together, some of them fused, are those that a stream has
-// written.
+// grouped checks that slices reduced together, some of them fused, have the values that a stream
+// has written.
 func (s *seat) grouped(ctx context.Context, g *collective.Group) (err error) {
 	stream, err := s.device.NewStream()
 	if err != nil {

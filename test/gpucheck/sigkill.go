@@ -233,8 +233,8 @@ func (w *watch) count(pid int, generation uint64) int {
 	return w.done[place{pid, generation}]
 }
 
-// settled waits for a world after a generation, with at least so many workers and some completed
-// operations, and selects one of its workers.
+// settled waits for a world after a generation, with at least this number of workers and some
+// completed operations, and selects one of its workers.
 func (w *watch) settled(ctx context.Context, workers int, after uint64) (kill, error) {
 	var k kill
 	err := w.job.AwaitEvents(ctx, func(events []follow.Event) bool {

@@ -73,7 +73,7 @@ type result struct {
 	Figures []figure `json:"figures,omitempty"`
 }
 
-// skipped is why a check cannot run here.
+// skipped is the reason why a check cannot run here.
 type skipped struct{ reason string }
 
 func (s skipped) Error() string { return s.reason }
@@ -118,7 +118,7 @@ func runAll(ctx context.Context, o options, device string, chosen *regexp.Regexp
 	return r, nil
 }
 
-// one runs a check in a process, of which nothing remains afterwards.
+// one runs a check in a process and leaves none of its processes behind.
 func one(ctx context.Context, c check, o options, mark string) result {
 	began := time.Now()
 	limited, cancel := context.WithTimeout(ctx, c.limit)
