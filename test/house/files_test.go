@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// opening are the functions by which a program opens or makes files, or folders, whose names others
-// may have taken before. os.CreateTemp and os.MkdirTemp choose names that nobody has.
+// opening are the functions by which a program opens or creates files or folders whose names others
+// may have taken before. os.CreateTemp and os.MkdirTemp choose unused names.
 var opening = map[string][]string{
 	"os":                    {"Create", "Open", "OpenFile", "ReadFile", "WriteFile", "Mkdir", "MkdirAll"},
 	"io/ioutil":             {"ReadFile", "WriteFile"},
@@ -16,8 +16,8 @@ var opening = map[string][]string{
 	"syscall":               {"Open", "Openat", "Creat", "Mkdir"},
 }
 
-// openers are the files that may use them, and why. Examples, testbeds, kits and generators aside,
-// all others open files by internal/safefile.
+// openers are the files that may use them, and why. Examples, testbeds, test kits and generators
+// may too; everything else opens files with internal/safefile.
 var openers = map[string]string{
 	"internal/safefile/safefile.go":      "the judged way",
 	"internal/safefile/folder.go":        "the judged way",
@@ -40,7 +40,8 @@ var openers = map[string]string{
 	"plugins/file/read.go":               "hosts are listed by whomever a person has named; it must be a regular file",
 }
 
-// TestFilesAreJudged: nobody opens files otherwise, where other users may have put something first.
+// TestFilesAreJudged: only the listed files open files without internal/safefile, because other
+// users may have created something at the path first.
 func TestFilesAreJudged(t *testing.T) {
 	found := map[string]bool{}
 	for _, s := range sources(t) {
@@ -65,14 +66,15 @@ func TestFilesAreJudged(t *testing.T) {
 	}
 }
 
-// lacking are calls that not every file system has. Package safefile knows which of their errors
-// say so, and what is done then. The method Sync of a file is one of them, which only readers find.
+// lacking are calls that some file systems do not support. Package safefile knows which of their
+// errors report that, and what to do then. The method Sync of a file is one of them too; this list
+// cannot name it.
 var lacking = map[string][]string{
 	"golang.org/x/sys/unix": {"Flock", "FcntlFlock", "Fsync", "Fdatasync", "Renameat2"},
 	"syscall":               {"Flock", "FcntlFlock", "Fsync", "Fdatasync"},
 }
 
-// TestOnePackageLocksAndSyncs: nobody else calls what a file system may lack.
+// TestOnePackageLocksAndSyncs: only safefile uses calls that a file system may not support.
 func TestOnePackageLocksAndSyncs(t *testing.T) {
 	found := false
 	for _, s := range sources(t) {
@@ -91,7 +93,7 @@ func TestOnePackageLocksAndSyncs(t *testing.T) {
 	}
 }
 
-// kernels reports whether a function is called for a name below /proc, or for /dev/null.
+// kernels reports whether function is called with a name below /proc, or with /dev/null.
 func kernels(file *ast.File, function ast.Node) (is bool) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestGoroutinesAreAwaited: each function with a go statement is in the table, with what waits for
-// the goroutine; and the table names no other function.
+// TestGoroutinesAreAwaited: the table lists each function with a go statement, with what waits for
+// the goroutine, and no other function.
 func TestGoroutinesAreAwaited(t *testing.T) {
 	listed := readTable(t, "goroutines.txt")
 	var there []string
@@ -66,7 +66,7 @@ func (t *T) c() { for { func() { go func() {}() }() } }`
 	}
 }
 
-// TestOneFlag: a send that is left out where a value is pending is a wake.Flag.
+// TestOneFlag: a send that is skipped if a value is pending must be a wake.Flag.
 func TestOneFlag(t *testing.T) {
 	for _, s := range sources(t) {
 		if under(s.dir(), "internal/wake") {
@@ -78,7 +78,7 @@ func TestOneFlag(t *testing.T) {
 	}
 }
 
-// flags returns the selects of a file that send struct{}{} if they can, and do nothing else.
+// flags returns the selects of a file that only send struct{}{} if they can.
 func flags(file *ast.File) (found []ast.Node) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		s, ok := n.(*ast.SelectStmt)

@@ -23,16 +23,16 @@ import (
 
 const module = "github.com/hvdrun/hvdrun"
 
-// maxLines is the longest that a function may be, tests and flat parts apart.
+// maxLines is the largest number of lines of a function, without tests and flat parts.
 const maxLines = 80
 
-// rooms says what the packages of a folder, and of those below it that have no line of their own,
-// may import of ours: other rooms with such folders below them. It is the table of
-// testdata/rooms.txt.
-// A room may always import from itself; all stands for every room but the commands.
+// rooms maps a folder to what its packages, and those below it that have no line of their own, may
+// import from this module: other rooms with the folders below them. It is the table of
+// testdata/rooms.txt. A room may always import from itself; all stands for every room except the
+// commands.
 var rooms map[string]string
 
-// TestMain runs the tests at the root of the module: their paths begin there.
+// TestMain runs the tests in the root of the module, where their paths begin.
 func TestMain(m *testing.M) {
 	if err := os.Chdir("../.."); err != nil {
 		panic(err)
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// table reads the rooms from lines as "| `a`, `b/*` | what for | c, d |".
+// table parses rooms from lines such as "| `a`, `b/*` | what for | c, d |".
 func table() map[string]string {
 	text, err := os.ReadFile("test/house/testdata/rooms.txt")
 	if err != nil {
@@ -64,7 +64,7 @@ func table() map[string]string {
 	return rooms
 }
 
-// TestTableIsRead: each import that the table allows is a room of it.
+// TestTableIsRead: each import that the table allows is itself a room of the table.
 func TestTableIsRead(t *testing.T) {
 	if len(rooms) < 30 || rooms["plan"] != "" || rooms["elastic/internal/transfer"] != "elastic/internal/snapshot internal/wake" {
 		t.Fatalf("read as %v", rooms)
@@ -93,7 +93,7 @@ type pkg struct {
 	XTestImports []string
 }
 
-// path is the package's folder.
+// path returns the package's folder.
 func (p pkg) path() string { return ours(p.ImportPath) }
 
 // ours returns the folder of an import path of this module, or "".
@@ -147,7 +147,7 @@ func mayImport(from, to string) error {
 func TestImportTable(t *testing.T) {
 	for _, p := range list(t, "./...") {
 		if p.path() == "" {
-			continue // the root, which is this test
+			continue // the root is this test's module
 		}
 		for _, i := range p.Imports {
 			if to := ours(i); to != "" {
@@ -164,7 +164,7 @@ func TestImportTable(t *testing.T) {
 	}
 }
 
-// TestNothingBelowImportsTheDriver: only what stands on the driver imports its packages.
+// TestNothingBelowImportsTheDriver: only packages above the driver import its packages.
 func TestNothingBelowImportsTheDriver(t *testing.T) {
 	above := []string{"driver", "cmd", "examples", "test"}
 	for _, p := range list(t, "./...") {
@@ -179,8 +179,8 @@ func TestNothingBelowImportsTheDriver(t *testing.T) {
 	}
 }
 
-// TestCommandsStandApart: a package for the commands of hvdrun of one kind imports none for those
-// of another.
+// TestCommandsStandApart: a package for one kind of hvdrun's commands does not import one for
+// another kind.
 func TestCommandsStandApart(t *testing.T) {
 	const inner = "cmd/hvdrun/internal/"
 	commands := []string{"agent", "bench", "discover", "operate", "tasks", "top", "torchrun"}
@@ -228,19 +228,19 @@ func TestImportTableRefuses(t *testing.T) {
 	}
 }
 
-// impure is what a package that only decides must not use: what acts, what waits, and what tells
-// another thing at each call.
+// impure are the packages that a deciding package must not use: those that act, wait, or can return
+// something else at each call.
 var impure = []string{
 	"net", "os", "sync", "sync/atomic", "context", "math/rand", "math/rand/v2", "crypto/rand",
 	"github.com/sirupsen/logrus",
 }
 
-// clocks are the functions of package time that look at a clock, or wait.
+// clocks are the functions of package time that read a clock or wait.
 var clocks = []string{
 	"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "NewTimer", "NewTicker", "Tick",
 }
 
-// TestDecisionsArePure: what decides is a function of what it is told.
+// TestDecisionsArePure: packages that decide are functions of their input.
 func TestDecisionsArePure(t *testing.T) {
 	for _, s := range sources(t) {
 		if s.test() || !under(s.dir(), "driver/decide") && !under(s.dir(), "job") {
@@ -312,7 +312,7 @@ func TestTrainingProgramsAreLight(t *testing.T) {
 	}
 }
 
-// services are the protocols of internal/wire whose messages a package links.
+// services maps a package to the protocols of internal/wire whose messages it links.
 var services = map[string][]string{
 	"collective":       nil,
 	"elastic":          nil,
@@ -322,7 +322,7 @@ var services = map[string][]string{
 	"discovery/plugin": {"discoverypb"},
 }
 
-// TestServicesLinked: a program links the messages of the services that it serves or calls.
+// TestServicesLinked: a program links only the messages of the services that it serves or calls.
 func TestServicesLinked(t *testing.T) {
 	for path, want := range services {
 		var linked []string
@@ -361,7 +361,7 @@ func list(t *testing.T, args ...string) []pkg {
 	}
 }
 
-// source is a parsed file that people wrote.
+// source is a parsed file that is not generated.
 type source struct {
 	path string
 	text string
@@ -372,7 +372,7 @@ type source struct {
 func (s source) dir() string { return filepath.Dir(s.path) }
 func (s source) test() bool  { return strings.HasSuffix(s.path, "_test.go") }
 
-// program returns whether the file is of a program, and not of what several of them import.
+// program returns whether the file belongs to a program and not to a package that several import.
 func (s source) program() bool { return s.file.Name.Name == "main" || under(s.dir(), "cmd") }
 
 func (s source) lines(n ast.Node) int {
@@ -401,7 +401,7 @@ func texts() (paths []string, err error) {
 	return paths, err
 }
 
-// parsed are all Go files but generated ones. They are parsed once for all tests.
+// parsed are all Go files except generated ones. They are parsed once for all tests.
 var parsed = sync.OnceValues(func() ([]source, error) {
 	paths, err := texts()
 	if err != nil {
@@ -459,8 +459,8 @@ func TestPackageDocs(t *testing.T) {
 	}
 }
 
-// maxColumns is the longest that a line of a comment may be, with tabs of four columns. Code and
-// tables within comments, and comments behind code, are as long as they need.
+// maxColumns is the maximum width of a comment line, with tabs of four columns. Code and tables
+// within comments, and comments after code, can be wider.
 const maxColumns = 100
 
 func TestCommentsAreNarrow(t *testing.T) {
@@ -476,7 +476,7 @@ func TestCommentsAreNarrow(t *testing.T) {
 	}
 }
 
-// columns is how wide a line of prose is that so many tabs indent; 0: it is no prose.
+// columns returns the width of a line of prose behind this number of tabs, or 0 if it is not prose.
 func columns(text string, tabs int) int {
 	if !strings.HasPrefix(text, "// ") {
 		return 0
@@ -513,8 +513,8 @@ func TestExportedNamesAreDocumented(t *testing.T) {
 	}
 }
 
-// undocumented returns the exported names that the declaration leaves without a comment. A comment
-// on a group is one for all of it. Methods that only fulfil an interface everybody knows need none.
+// undocumented returns the exported names of the declaration that have no comment. A comment on a
+// group covers all its names. Methods that only implement a well-known interface need no comment.
 func undocumented(decl ast.Decl) (names []string) {
 	switch d := decl.(type) {
 	case *ast.FuncDecl:
@@ -578,12 +578,12 @@ func TestFunctionsAreShort(t *testing.T) {
 	}
 }
 
-// flatLines is the longest case of a flat switch, and the longest element of a table.
+// flatLines is the maximum number of lines of a case in a flat switch, or of an element of a table.
 const flatLines = 6
 
-// flatParts returns the outermost switches and tables of a function that are read line by line: a
-// switch whose cases are short and branch no further than one if, and a composite literal whose
-// elements are short and have no code.
+// flatParts returns the outermost switches and tables of a function that can be read line by line:
+// a switch whose cases are short and branch at most one if deep, and a composite literal whose
+// elements are short and contain no code.
 func flatParts(d *ast.FuncDecl) (all []ast.Node) {
 	ast.Inspect(d, func(n ast.Node) bool {
 		var cases []ast.Stmt
@@ -616,8 +616,8 @@ func holdsCode(n ast.Node) (found bool) {
 	return found
 }
 
-// isFlat reports whether a case has few statements, of which none loops, switches or declares a
-// function, and an if holds no other.
+// isFlat reports whether a case has few statements, none of which loops, switches, declares a
+// function, or nests an if in another.
 func isFlat(c *ast.CaseClause) bool {
 	statements, branches := 0, 0
 	flat := true
@@ -638,7 +638,7 @@ func isFlat(c *ast.CaseClause) bool {
 	return flat && branches <= 1 && statements <= flatLines
 }
 
-// TestFlatIsTold: what is read line by line is told from what is not.
+// TestFlatIsTold: flatParts distinguishes what can be read line by line from what cannot.
 func TestFlatIsTold(t *testing.T) {
 	for text, want := range map[string]int{
 		"switch x { case 1: return 2; case 2: if y { return 3 }; return 4 }":    1,
@@ -660,12 +660,10 @@ func TestFlatIsTold(t *testing.T) {
 	}
 }
 
-// TestForbiddenCalls: a library does not end its program, and a test does not guess how long
-// something takes.
-// maxFields is the most fields of a struct that are no settings.
+// maxFields is the maximum number of fields of a struct that is not a configuration.
 const maxFields = 16
 
-// wide are structs with more fields, and why.
+// wide lists the structs with more fields, and why.
 var wide = map[string]string{
 	"cmd/hvdrun/internal/operate.submission":  "flags",
 	"cmd/hvdrun/internal/settings.Settings":   "flags",
@@ -681,7 +679,8 @@ var wide = map[string]string{
 	"plan.Worker":                             "the environment of a worker",
 }
 
-// TestStructsAreNarrow: a struct with many fields is several, that live for different times.
+// TestStructsAreNarrow: a struct with many fields must be split into several with different
+// lifetimes.
 func TestStructsAreNarrow(t *testing.T) {
 	found := map[string]bool{}
 	for _, s := range sources(t) {
@@ -720,11 +719,11 @@ func TestStructsAreNarrow(t *testing.T) {
 
 func TestForbiddenCalls(t *testing.T) {
 	mains := map[string]bool{
-		"internal/proc/guard.go": true, // which is a program of its own then
-		"elastic/main.go":        true, // which has the main function of programs
+		"internal/proc/guard.go": true, // a separate program in this case
+		"elastic/main.go":        true, // the main function of programs
 	}
 	ends := regexp.MustCompile(`^(os\.Exit|(log|logrus|l|logger)\.(Fatal|Panic)(f|ln)?|syscall\.Exit)$`)
-	seen := map[string]bool{} // whether a name ends the program
+	seen := map[string]bool{} // by name: whether it ends the program
 	for _, s := range sources(t) {
 		ast.Inspect(s.file, func(n ast.Node) bool {
 			sel, ok := n.(*ast.SelectorExpr)
@@ -752,12 +751,13 @@ func TestForbiddenCalls(t *testing.T) {
 	}
 }
 
-// environment are the files outside of programs and plan that read the environment, and why.
+// environment lists the files, except programs and plan, that read the environment, and why.
 var environment = map[string]string{
 	"test/sandbox/sandbox.go": "replaces variables of the environment for tests",
 }
 
-// TestEnvironmentIsReadInOnePlace: programs read their own environment, plan that of workers.
+// TestEnvironmentIsReadInOnePlace: programs read their own environment, and plan reads that of
+// workers.
 func TestEnvironmentIsReadInOnePlace(t *testing.T) {
 	read := map[string]bool{}
 	for _, s := range sources(t) {
@@ -813,8 +813,8 @@ func TestNothingIsLeftForLater(t *testing.T) {
 	}
 }
 
-// TestDependenciesAreExplained: CONTRIBUTING.md has a line for each direct requirement, and no
-// other.
+// TestDependenciesAreExplained: CONTRIBUTING.md has a line for each direct requirement and for
+// nothing else.
 func TestDependenciesAreExplained(t *testing.T) {
 	text, err := os.ReadFile("go.mod")
 	if err != nil {

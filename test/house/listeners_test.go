@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// listening are the functions and types by which a program listens.
+// listening are the functions and types with which a program listens.
 var listening = map[string][]string{
 	"net": {
 		"Listen", "ListenTCP", "ListenUDP", "ListenUnix", "ListenUnixgram", "ListenIP", "ListenPacket", "ListenMulticastUDP",
@@ -24,7 +24,7 @@ var listening = map[string][]string{
 	"github.com/hashicorp/memberlist": {"NewNetTransport"},
 }
 
-// listeners are the files that may use them, tests and testbeds apart, and why.
+// listeners lists the files, except tests and testbeds, that may use them, and why.
 var listeners = map[string]string{
 	"internal/identity/ports.go":    "the guarded way",
 	"internal/identity/loopback.go": "looks which loopback address there is, or which port is free, and closes the listener at once",
@@ -36,7 +36,8 @@ var listeners = map[string]string{
 	"discovery/gossip/transport.go": "memberlist opens its sockets itself; what comes is bounded by an identity.Pending",
 }
 
-// TestListeners: nobody listens but in the guarded way, and each of its bounds is used.
+// TestListeners: only the listed files listen without package identity, and each of its limits is
+// used.
 func TestListeners(t *testing.T) {
 	bounds := map[string]bool{}
 	found := map[string]bool{}
@@ -71,7 +72,8 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// TestListenersAreFound: under other names too.
+// TestListenersAreFound: uses finds the functions also if their package is imported under another
+// name.
 func TestListenersAreFound(t *testing.T) {
 	const text = `package p
 import ("net"; web "net/http")
@@ -94,7 +96,7 @@ type use struct {
 	what string
 }
 
-// uses returns where a file uses one of those functions or types of packages.
+// uses returns where a file uses one of these functions or types.
 func uses(file *ast.File, of map[string][]string) (found []use) {
 	names := map[string]string{}
 	for _, i := range file.Imports {

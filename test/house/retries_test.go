@@ -11,12 +11,12 @@ import (
 	"testing"
 )
 
-// waitNames are the functions by which a loop waits before it goes on.
+// waitNames matches the functions with which a loop waits before it continues.
 var waitNames = regexp.MustCompile(`^(time\.(After|NewTimer|Sleep)|(.*\.)?(pause|Pause|pauseFor|pauseBefore|rest))$`)
 
-// TestRetriesAreDocumented: each loop that waits before it goes on is in the table of retries,
-// either with what it logs when it fails or among those that repeat nothing; and the table names no
-// other.
+// TestRetriesAreDocumented: the table of retries lists each loop that waits before it continues,
+// either with what it logs on failure or among those that do not retry anything, and lists no other
+// loop.
 func TestRetriesAreDocumented(t *testing.T) {
 	listed := map[string]bool{}
 	for cell := range readTable(t, "retries.txt") {
@@ -82,14 +82,14 @@ func waitsInLoop(f *ast.FuncDecl) (waits bool) {
 	return waits
 }
 
-// doubles are the functions that may bound what they double, which is not a time.
+// doubles lists the functions that double and bound a value that is not a time.
 var doubles = map[string]string{
 	"elastic/internal/dirtypages/memory.go decide":     "scans for which a chunk rests",
 	"elastic/internal/dirtypages/memory.go decideCalm": "scans for which a chunk rests",
 	"collective/internal/fold/fold.go End":             "leaves below a node of a tree",
 }
 
-// TestOneBackoff: a pause that doubles is a retry.Backoff.
+// TestOneBackoff: a pause that doubles must be a retry.Backoff.
 func TestOneBackoff(t *testing.T) {
 	used := map[string]bool{}
 	for _, s := range sources(t) {
@@ -145,7 +145,7 @@ func i() { _ = min(2*second, last); _ = 1 << n }`
 }
 
 // backoffs returns where a function doubles a pause: where it doubles a value up to a bound, and
-// where a value is doubled in a loop that waits.
+// where it doubles a value in a loop that waits.
 func backoffs(f *ast.FuncDecl) (found []ast.Node) {
 	waits := waitsInLoop(f)
 	ast.Inspect(f, func(n ast.Node) bool {
@@ -174,7 +174,7 @@ func backoffs(f *ast.FuncDecl) (found []ast.Node) {
 	return found
 }
 
-// shifts returns whether an expression shifts a value by a number that varies.
+// shifts returns whether an expression shifts a value by a variable number.
 func shifts(e ast.Expr) bool {
 	b, ok := e.(*ast.BinaryExpr)
 	if !ok || b.Op != token.SHL {
@@ -185,7 +185,7 @@ func shifts(e ast.Expr) bool {
 	return !fixed && !one
 }
 
-// doublesOf returns whether an expression has twice the value of another.
+// doublesOf returns whether an expression contains twice the value of another.
 func doublesOf(e ast.Expr, of string) (doubles bool) {
 	ast.Inspect(e, func(n ast.Node) bool {
 		b, ok := n.(*ast.BinaryExpr)

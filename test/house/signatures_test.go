@@ -8,11 +8,11 @@ import (
 	"testing"
 )
 
-// own are packages that stand beside those which other modules import, and serve hvdrun alone: they
-// need the identity of a job.
+// own lists packages whose folders look importable but that serve hvdrun alone: they need the
+// identity of a job.
 var own = []string{"notify", "torchrun", "tasks/scheduler", "driver/decide"}
 
-// insiders are exported declarations and fields whose types are of packages that other modules
+// insiders lists exported declarations and fields whose types belong to packages that other modules
 // cannot import, and why.
 var insiders = map[string]string{
 	"collective.Config.Credentials":   "elastic listens for the members of a world",
@@ -26,8 +26,8 @@ var insiders = map[string]string{
 	"elastic/checkpoint.WriteTelling": "elastic has the commits",
 }
 
-// TestSignatures: what other modules import can be used by them, since no exported declaration
-// mentions a type of a package below a folder internal.
+// TestSignatures: other modules can use the packages that they can import, because no exported
+// declaration there mentions a type of an internal package.
 func TestSignatures(t *testing.T) {
 	found := map[string]bool{}
 	for _, s := range sources(t) {
@@ -111,7 +111,7 @@ func exported(file *ast.File) map[string]ast.Expr {
 	return all
 }
 
-// namesIn returns the names of other packages in a type, but for those of unexported fields.
+// namesIn returns the names of other packages in a type, except those in unexported fields.
 func namesIn(of ast.Expr) (all []*ast.SelectorExpr) {
 	ast.Inspect(of, func(n ast.Node) bool {
 		switch n := n.(type) {

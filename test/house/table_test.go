@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// readTable reads a table of testdata, whose rows are lines as "| `name` | cell | cell |". It
-// returns what follows the name, for each name. Lines that begin otherwise are comments.
+// readTable reads a table of testdata, whose rows are lines such as "| `name` | cell | cell |". It
+// returns the rest of the row for each name. Lines that begin differently are comments.
 func readTable(t *testing.T, name string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("test", "house", "testdata", name))

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// timeouts are all times that are handed to a library, which may raise, lower or round them: what
-// it does with them, as its source of that version says.
+// timeouts lists all times that are passed to a library, which can raise, lower or round them, and
+// what the library does with them according to its source of that version.
 var timeouts = []struct{ where, field, module, version, does string }{
 	{"internal/etcd/etcd.go", "DialKeepAliveTime", "go.etcd.io/etcd/client/v3", "v3.7.3", "is gRPC's keepalive.ClientParameters.Time: dialoptions.go raises less than 10 s to 10 s"},
 	{"internal/etcd/etcd.go", "DialKeepAliveTimeout", "go.etcd.io/etcd/client/v3", "v3.7.3", "is gRPC's keepalive.ClientParameters.Timeout, which is taken as it is"},
@@ -41,12 +41,12 @@ var timeouts = []struct{ where, field, module, version, does string }{
 	{"plugins/dns/exchange.go", "Timeout", "github.com/miekg/dns", "v1.1.73", "client.go: of dialing, reading and writing each; an hour leaves them to ctx"},
 }
 
-// handedTime are fields and functions that take a time, of literals and values of packages that are
+// handedTime matches fields of literals and functions that take a time, of packages that are
 // neither ours nor Go's.
 var handedTime = regexp.MustCompile(`^(\w*(Timeout|Interval|Delay|KeepAliveTime|MinTime|DeadTime)|Time|Grant)$`)
 
-// TestTimeoutsOfLibraries: each time that is handed to a library stands in the list, with the
-// version whose source was read.
+// TestTimeoutsOfLibraries: the list has each time that is passed to a library, with the version
+// whose source was read.
 func TestTimeoutsOfLibraries(t *testing.T) {
 	mods, err := os.ReadFile("go.mod")
 	if err != nil {
@@ -62,7 +62,7 @@ func TestTimeoutsOfLibraries(t *testing.T) {
 		for _, i := range s.file.Imports {
 			path := strings.Trim(i.Path.Value, `"`)
 			if !strings.Contains(path, ".") || strings.HasPrefix(path, "github.com/hvdrun/") || strings.HasPrefix(path, "golang.org/x/sys") ||
-				path == "github.com/sirupsen/logrus" { // whose times are those of lines
+				path == "github.com/sirupsen/logrus" { // its times are those of log lines
 				continue
 			}
 			name := regexp.MustCompile(`/v\d+$`).ReplaceAllString(path, "")
@@ -88,7 +88,7 @@ func TestTimeoutsOfLibraries(t *testing.T) {
 			x, ok := sel.X.(*ast.Ident)
 			return ok && foreign[x.Name]
 		}
-		library := make(map[string]bool) // variables that hold what such a package has made
+		library := make(map[string]bool) // variables that hold a value made by such a package
 		ast.Inspect(s.file, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.CompositeLit:

@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/line"
 )
 
-// TestTrust: for each message that a worker can send, testdata/trust.txt has the effect of a false
-// one, and a test.
+// TestTrust: for each message that a worker can send, testdata/trust.txt names the effect of a
+// false one, and a test.
 func TestTrust(t *testing.T) {
 	rows := readTable(t, "trust.txt")
 	for name, row := range rows {
@@ -34,7 +34,8 @@ func TestTrust(t *testing.T) {
 	}
 }
 
-// fromWorkers returns what workers send: the lines, with their fields as in JSON, and the reports.
+// fromWorkers returns what workers send: the lines of the worker protocol, with their JSON fields,
+// and the reports.
 func fromWorkers() (names []string) {
 	seen := map[string]bool{}
 	var fields func(of string, t reflect.Type)

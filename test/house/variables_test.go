@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// variablesPage has the tables of environment variables.
+// variablesPage is the page with the tables of environment variables.
 const variablesPage = "docs/reference/variables.md"
 
 // tableRows returns the names in the first column of each row below a heading, and the row.
@@ -45,7 +45,7 @@ func tableRows(t *testing.T, heading string) (names [][]string, rows []string) {
 	return names, rows
 }
 
-// TestNodeVariables: the page has plan's table.
+// TestNodeVariables: the page's table is the same as plan's.
 func TestNodeVariables(t *testing.T) {
 	_, got := tableRows(t, "Variables of a node")
 	what := map[plan.Describes][2]string{
@@ -72,20 +72,20 @@ func TestNodeVariables(t *testing.T) {
 	}
 }
 
-// unseen are variables that are read where the walk does not look: by Go's own packages, by Slurm's
-// programs, by the plugin kubernetes, which is another module, or by a name that is put together.
+// unseen are variables that programs read where the walk does not look: in Go's own packages, in
+// Slurm's programs, in the plugin kubernetes, which is another module, or by a computed name.
 var unseen = []string{"KUBECONFIG", "KUBERNETES_SERVICE_HOST", "PET_NNODES", "HVD_MIN_NP", "COBRA_ACTIVE_HELP", "HVDRUN_ACTIVE_HELP",
 	"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "GODEBUG", "GOMAXPROCS", "GOGC", "GOMEMLIMIT", "GOTRACEBACK",
 	"SSL_CERT_FILE", "SSL_CERT_DIR", "LOCALDOMAIN", "RES_OPTIONS", "TMPDIR", "HOME", "PATH", "SBATCH_OUTPUT", "SLURM_CONF"}
 
-// pieces look like variables, and are pieces of names, or keys of a file.
+// pieces look like variables, but are parts of names or keys of a file.
 var pieces = []string{"COMPLETION_DESCRIPTIONS", "ACTIVE_HELP", "SELF_OBSERVABILITY", "PER_SERIES_START_TIMESTAMPS", "VERSION_ID", "PRETTY_NAME"}
 
-// notOnLinux are files of libraries that no program of ours contains.
+// notOnLinux matches files of libraries that none of our programs contains.
 var notOnLinux = regexp.MustCompile(`_(windows|darwin|plan9|js|wasm|openbsd|freebsd)\.go$`)
 
-// TestVariablesThatAreRead: each variable that a library reads which is linked into hvdrun or a
-// plugin stands in the page's table, and the table has no others.
+// TestVariablesThatAreRead: the page's table lists each variable that a library linked into hvdrun
+// or a plugin reads, and no others.
 func TestVariablesThatAreRead(t *testing.T) {
 	rows, _ := tableRows(t, "What hvdrun and its libraries read")
 	read := variablesRead(t)
@@ -122,8 +122,8 @@ var (
 )
 
 // variablesRead returns the variables that our programs and the packages linked into them read, and
-// which package does: the arguments of functions that read one, and in packages that read variables
-// by computed names all texts that look like one.
+// which package reads each: the arguments of functions that read a variable, and, in packages that
+// read variables by computed names, all strings that look like a variable.
 func variablesRead(t *testing.T) map[string]string {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}\t{{.Dir}}\t{{join .GoFiles \" \"}}{{end}}", "./cmd/hvdrun", "./plugins/...")
@@ -179,7 +179,7 @@ func variablesRead(t *testing.T) map[string]string {
 				return true
 			})
 		}
-		if computed && parts[0] != "github.com/hvdrun/hvdrun/plan" { // which has the names that it writes
+		if computed && parts[0] != "github.com/hvdrun/hvdrun/plan" { // plan has the names that it writes
 			direct = append(direct, literals...)
 		}
 		for _, name := range literals {

@@ -25,9 +25,9 @@ const (
 	measures = "a benchmark"
 )
 
-// waits are the files of tests that end a wait at a time other than sandbox.Limit, outside of a
-// bubble of testing/synctest, how often, and why no test fails by that where processors are slow. A
-// pause of at most 20 ms between two looks at something does not count.
+// waits lists the test files that end a wait at a time other than sandbox.Limit, outside of a
+// bubble of testing/synctest, how often they do, and why no test fails because of it when
+// processors are slow. A pause of at most 20 ms between two observations does not count.
 var waits = map[string]struct {
 	uses int
 	why  string
@@ -65,7 +65,7 @@ var waits = map[string]struct {
 	"test/kubernetes/main_test.go":             {1, "servers that do not start, in make check-all only"},
 }
 
-// TestWaits: no test decides by the clock.
+// TestWaits: the clock decides no test.
 func TestWaits(t *testing.T) {
 	found := map[string][]string{}
 	for _, s := range sources(t) {
@@ -88,7 +88,7 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// timed returns where a file uses the clock to end a wait, outside of bubbles.
+// timed returns where a file ends a wait by the clock, outside of bubbles.
 func timed(file *ast.File) (found []use) {
 	var bubbles []ast.Node
 	calls := map[ast.Node]*ast.CallExpr{}
@@ -159,7 +159,7 @@ func adds(e ast.Expr) bool {
 	return ok && sel.Sel.Name == "Add"
 }
 
-// TestWaitsAreFound: what is within a bubble, or ends with the run, does not count.
+// TestWaitsAreFound: a wait within a bubble, or one that ends with the run, does not count.
 func TestWaitsAreFound(t *testing.T) {
 	const text = `package p
 import ("context"; "time"; "testing/synctest")

@@ -21,13 +21,13 @@ type step struct {
 	decl           *ast.FuncDecl
 }
 
-// walk is a table of the file.
+// walk is one table of testdata/walks.txt.
 type walk struct {
 	steps []*step
-	size  string // what the line above the table says
+	size  string // the line above the table
 }
 
-// counted is what that line should say.
+// counted returns what that line must be.
 func (w *walk) counted() string {
 	left, returns, last := map[string]bool{}, 0, ""
 	for _, s := range w.steps {
@@ -41,8 +41,8 @@ func (w *walk) counted() string {
 
 var sizeLine = regexp.MustCompile(`^\d+ files, \d+ returns\.$`)
 
-// TestWalks: each function of testdata/walks.txt is where the row says, and is mentioned by the one
-// before it.
+// TestWalks: each function of testdata/walks.txt is where its row says, and the function of the
+// previous row mentions it.
 func TestWalks(t *testing.T) {
 	text, err := os.ReadFile(walksFile)
 	if err != nil {
@@ -66,7 +66,7 @@ func TestWalks(t *testing.T) {
 	}
 }
 
-// readWalks reads the walks of a text, and returns what is wrong with them.
+// readWalks parses the walks of a text, and returns what is wrong with them.
 func readWalks(text string, read func(path string) ([]byte, error)) (walks []*walk, faults []string) {
 	files := make(map[string]*ast.File)
 	w := &walk{}
@@ -103,7 +103,7 @@ func readWalks(text string, read func(path string) ([]byte, error)) (walks []*wa
 	return walks, faults
 }
 
-// link finds the step that this one is reached from.
+// link sets the step from which this one is reached.
 func (s *step) link(walk []*step, from string) (fault string) {
 	switch {
 	case from == "" && len(walk) > 0:
@@ -121,7 +121,7 @@ func (s *step) link(walk []*step, from string) (fault string) {
 	return ""
 }
 
-// find finds the declaration.
+// find finds the declaration of the step's function.
 func (s *step) find(files map[string]*ast.File, read func(path string) ([]byte, error)) (fault string) {
 	file := files[s.file]
 	if file == nil {
@@ -143,7 +143,7 @@ func (s *step) find(files map[string]*ast.File, read func(path string) ([]byte, 
 	return fmt.Sprintf("%s declares no such function; correct the columns function and file", s.file)
 }
 
-// receiver is the name of the method's type and a dot, or "".
+// receiver returns the name of the method's type and a dot, or "" for a function.
 func receiver(f *ast.FuncDecl) string {
 	if f.Recv == nil {
 		return ""
@@ -158,7 +158,7 @@ func receiver(f *ast.FuncDecl) string {
 	return name
 }
 
-// check looks whether the step before leads to this one.
+// check checks that the step before leads to this one.
 func (s *step) check() (fault string) {
 	if s.from == nil || s.from.decl == nil {
 		return "" // the walk begins, or the row before has a fault of its own
@@ -176,7 +176,7 @@ func (s *step) check() (fault string) {
 	return ""
 }
 
-// mentions reports whether a name stands in the function's receiver, signature or body.
+// mentions reports whether a name occurs in the function's receiver, signature or body.
 func mentions(f *ast.FuncDecl, name string) (found bool) {
 	ast.Inspect(f, func(n ast.Node) bool {
 		if id, ok := n.(*ast.Ident); ok && id != f.Name && id.Name == name {

@@ -11,7 +11,7 @@ import (
 )
 
 // TestWeaknesses: testdata/weaknesses.txt answers each of Horovod's 29 weaknesses and 19 pains, and
-// the tests that it names are there.
+// the tests that it names exist.
 func TestWeaknesses(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("test", "house", "testdata", "weaknesses.txt"))
 	if err != nil {
@@ -42,7 +42,7 @@ func TestWeaknesses(t *testing.T) {
 	}
 }
 
-// TestShown: the tests that testdata/shown.txt names for the pages of docs/design are there.
+// TestShown: the tests that testdata/shown.txt names for the pages of docs/design exist.
 func TestShown(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("test", "house", "testdata", "shown.txt"))
 	if err != nil {
@@ -66,8 +66,8 @@ func TestShown(t *testing.T) {
 
 var quoted = regexp.MustCompile("`[^`]+`|;|stor(?:y|ies)|script|\\*not yet\\*")
 
-// checkShown looks for what a cell names: tests of a package, stories, scripts, targets of make. It
-// returns their number.
+// checkShown checks that everything that a cell names exists: tests of a package, stories, scripts,
+// targets of make. It returns their number.
 func checkShown(t *testing.T, cell string) (n int) {
 	kind, folder := "", ""
 	for _, word := range quoted.FindAllString(cell, -1) {
@@ -96,10 +96,10 @@ func checkShown(t *testing.T, cell string) (n int) {
 	return n
 }
 
-// contents are the texts of the files of a pattern.
+// contents caches the texts of the files that match a pattern.
 var contents = map[string][]string{}
 
-// exists reports whether one of the files is there and has a line that begins so.
+// exists reports whether one of the files exists and has a line with this beginning.
 func exists(t *testing.T, pattern, begin string) {
 	t.Helper()
 	files, read := contents[pattern]
