@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// Run selects the cases of a run: those of the seeds from Seed on, in order, until For has passed;
-// with Cases, that many of them whatever the time; with One, only the first. A seed determines its
-// case.
+// Run selects the cases of a run: those of the seeds from Seed on, in order, until the time For has
+// passed; with Cases, that number of them whatever the time; with One, only the first. A seed
+// determines its case.
 type Run struct {
 	For   time.Duration // no case begins later; 0: no bound
 	Cases int           // 0: no bound
@@ -31,7 +31,7 @@ func (r *Run) Flags(f *flag.FlagSet) {
 	f.BoolVar(&r.One, "one", false, "run only the first case")
 }
 
-// More reports whether the case with this number, from 0, is to be run at this time.
+// More reports whether to run the case with this number, from 0, given the time that has passed.
 func (r *Run) More(number int, passed time.Duration) bool {
 	if r.One {
 		return number == 0
@@ -42,12 +42,12 @@ func (r *Run) More(number int, passed time.Duration) bool {
 	return r.For <= 0 || passed < r.For
 }
 
-// Failure is a case that has failed, as it is printed: what was wrong, how to repeat it, and where
-// everything that is known of it lies.
+// Failure is a failed case, formatted for printing: what was wrong, how to repeat it, and where the
+// files are that it left.
 type Failure struct {
 	Room  string // folder of the program below test/prove
 	Seed  uint64
-	Args  []string // flags besides
+	Args  []string // on one line
 	Case  string   // in a line
 	What  string
 	Files string // folder
@@ -83,12 +83,12 @@ func (t *Tally) Count(dimension, value string) {
 	t.counts[dimension][value]++
 }
 
-// Fail counts a failed case.
+// Fail adds a failed case.
 func (t *Tally) Fail(seed uint64, what string) {
 	t.failures = append(t.failures, fmt.Sprintf("seed %d: %s", seed, what))
 }
 
-// Failures is the number of failed cases.
+// Failures returns the number of failed cases.
 func (t *Tally) Failures() int { return len(t.failures) }
 
 // Print prints the tally, one line per dimension and per failure.
