@@ -1,4 +1,4 @@
-// Package report prints what tests and measurements of whole jobs have found: distributions of
+// Package report prints the results of tests and measurements of whole jobs: distributions of
 // times, tables, and whether targets are met.
 package report
 
@@ -15,8 +15,8 @@ type Row struct {
 	Spread Spread
 }
 
-// Rows prints the quantiles of spreads under a title, in milliseconds, the parts of a time first
-// and the time itself last, with its histogram and with its targets.
+// Rows prints the quantiles of spreads under a title, in milliseconds: first the parts of a time,
+// then the time itself, with its histogram and its targets.
 func Rows(w io.Writer, title string, parts []Row, total Row, targets ...Target) {
 	fmt.Fprintf(w, "\n%s\n%s\n", title, header)
 	for _, r := range parts {
@@ -44,10 +44,10 @@ func Verdict(met bool) string {
 	return "MISSED"
 }
 
-// Table is a table of texts, whose first row is the header. All rows have as many cells.
+// Table is a table of texts, whose first row is the header. All rows have the same number of cells.
 type Table [][]string
 
-// Add adds a row of values: texts as they are, numbers of time or size formatted by the caller.
+// Add adds a row of values, formatted by fmt.Sprint. The caller formats times and sizes.
 func (t *Table) Add(cells ...any) {
 	row := make([]string, len(cells))
 	for i, c := range cells {
