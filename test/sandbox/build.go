@@ -13,10 +13,10 @@ import (
 	"syscall"
 )
 
-// Build puts the programs of packages, which are import paths of this module, into the folder dir,
-// each under the last element of its path. They are without cgo and the race detector, and without
-// what a debugger needs. The programs are kept in Go's build cache: the tests of several packages
-// link each of them once. It returns after the build.
+// Build builds the programs of packages, which are import paths of this module, into the folder
+// dir, each under the last element of its path. They are built without cgo, the race detector and
+// debugging information. Programs are kept beside Go's build cache, so that the tests of several
+// packages link each of them once. Build returns after the build.
 func Build(dir string, packages ...string) error {
 	root, kept, err := folders()
 	if err != nil {
@@ -25,7 +25,7 @@ func Build(dir string, packages ...string) error {
 	if err := errors.Join(os.MkdirAll(kept, 0o777), os.MkdirAll(dir, 0o777)); err != nil {
 		return fmt.Errorf("sandbox: %w", err)
 	}
-	// One at a time: the file of a program is complete where it is linked to.
+	// One process at a time builds: a program's file is complete when it is linked.
 	lock, err := os.OpenFile(filepath.Join(kept, ".lock"), os.O_CREATE|os.O_RDWR, 0o666)
 	if err != nil {
 		return fmt.Errorf("sandbox: %w", err)
@@ -49,7 +49,7 @@ func Build(dir string, packages ...string) error {
 	return nil
 }
 
-// folders returns that of this module and that in which its programs are kept.
+// folders returns the root of this module and the folder that keeps its programs.
 func folders() (root, kept string, err error) {
 	mod, err1 := goEnv("GOMOD")
 	cache, err2 := goEnv("GOCACHE")
@@ -66,7 +66,7 @@ func goEnv(name string) (string, error) {
 	return "", fmt.Errorf("sandbox: go env %s: %q, %w", name, out, errors.Join(err, errors.New("tests build programs of this module")))
 }
 
-// link makes from available as to, by a copy where the file system has no links to it.
+// link makes from available as to, by a copy if the file system cannot link them.
 func link(from, to string) error {
 	if os.Link(from, to) == nil {
 		return nil

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Programs that were built before are not linked again, and stay what they are where a test uses
-// them.
+// TestBuild: programs that were built before are not linked again, and do not change while a test
+// uses them.
 func TestBuild(t *testing.T) {
 	var files []os.FileInfo
 	for range 2 {

@@ -5,9 +5,9 @@ import (
 	"syscall"
 )
 
-// WriteProgram writes a program, a script perhaps, that can be run at once. A process that another
-// goroutine starts while the file is open for writing would have it open until it runs its own
-// program, and the kernel runs no file that is open for writing (ETXTBSY).
+// WriteProgram writes a program or script that can be run at once. Without it, a process that
+// another goroutine starts while the file is open for writing would keep it open until that process
+// runs its own program, and the kernel does not run a file that is open for writing (ETXTBSY).
 func WriteProgram(path string, text []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

@@ -1,5 +1,5 @@
-// Package sandbox keeps tests and proving grounds apart from the machine and the user that run
-// them, and from each other: folders, variables and addresses of their own.
+// Package sandbox isolates tests and proving grounds from the machine, from the user that runs
+// them, and from each other: each gets its own folders, variables and addresses.
 package sandbox
 
 import (
@@ -12,19 +12,19 @@ import (
 	"testing"
 )
 
-// foreign are the prefixes of variables that change what hvdrun and its workers do: a test sets
-// those that it is about.
+// foreign are the prefixes of variables that change what hvdrun and its workers do. A test sets the
+// ones that it tests.
 var foreign = []string{"HVD_", "HOROVOD_", "PET_", "TORCHELASTIC_", "SLURM_", "PBS_", "LSB_", "OMPI_", "PMI", "OTEL_", "KUBE", "XDG_", "NCCL_", "TORCH_"}
 
-// Enter gives this process, and what it starts, a home, a runtime folder and a folder for temporary
-// files of its own, and removes the variables of other jobs and batch systems. Go's caches stay
-// where they are. Leave removes the folders. Call Enter before the first test: it changes the
+// Enter gives this process, and what it starts, a new home folder, runtime folder and folder for
+// temporary files, and removes the variables of other jobs and batch systems. Go's caches stay
+// where they are. leave removes the folders. Call Enter before the first test: it changes the
 // environment of the process.
 func Enter() (leave func() error, err error) {
 	if err := keepCaches(); err != nil {
 		return nil, fmt.Errorf("sandbox: %w", err)
 	}
-	// The path is short: a unix socket's has at most 107 bytes.
+	// The path must be short: the path of a unix socket has at most 107 bytes.
 	outer = os.TempDir()
 	dir, err := os.MkdirTemp(outer, "hvd")
 	if err != nil {
@@ -48,11 +48,11 @@ func Enter() (leave func() error, err error) {
 	return func() error { return os.RemoveAll(dir) }, nil
 }
 
-// outer is the folder for temporary files of who has entered the sandbox.
+// outer is the folder for temporary files outside of the sandbox.
 var outer string
 
-// Keep moves a folder of the sandbox to where it stays when the sandbox is left, and returns its
-// new path.
+// Keep moves a folder out of the sandbox, so that it remains when the sandbox is left, and returns
+// its new path.
 func Keep(path string) (kept string, err error) {
 	dir, err := os.MkdirTemp(outer, "hvd-kept-")
 	if err != nil {
@@ -65,8 +65,8 @@ func Keep(path string) (kept string, err error) {
 	return kept, nil
 }
 
-// keepCaches names the folders of Go's caches, whose defaults depend on HOME. Without it, there are
-// none to keep.
+// keepCaches sets the variables of Go's caches, whose defaults depend on HOME, to their present
+// folders. It skips caches without a default.
 func keepCaches() error {
 	cache, _ := os.UserCacheDir()
 	home, _ := os.UserHomeDir()
@@ -82,8 +82,9 @@ func keepCaches() error {
 	return nil
 }
 
-// Run runs the tests of a package in a sandbox, and returns the exit status of the process. Before,
-// if it is not nil, runs first: it starts and builds what the tests share, with dir as its folder.
+// Run runs the tests of a package in a sandbox, and returns the exit status of the process. If
+// before is not nil, it runs first: it starts and builds what the tests share, with dir as its
+// folder.
 func Run(m *testing.M, before func(dir string) error) int {
 	leave, err := Enter()
 	if err != nil {
@@ -104,24 +105,24 @@ func Run(m *testing.M, before func(dir string) error) int {
 	return code
 }
 
-// Tests runs the tests of a package in a sandbox, for functions that run tests themselves, such as
+// Tests runs the tests of a package in a sandbox, for functions that call its Run, such as
 // goleak.VerifyTestMain and testscript.Main.
 type Tests struct {
 	*testing.M
 	Before func(dir string) error // nil: nothing
 }
 
-// Run is as the function of the package.
+// Run is [Run] for these tests.
 func (t Tests) Run() int { return Run(t.M, t.Before) }
 
-// Net reserves 254 addresses of the loopback interface, and returns what they have in common, as
-// "127.9.8.": no other process of this network namespace has them until this one ends.
+// Net reserves 254 addresses of the loopback interface and returns their common prefix, such as
+// "127.9.8.": no other process of this network namespace gets them until this one ends.
 func Net() (string, error) {
 	for n := range 1 << 16 {
-		// Below 127.16 are the addresses that people and other programs use.
+		// People and other programs use the addresses below 127.16.
 		n = (n + os.Getpid()*7) % (1 << 16) % (239 << 8)
 		prefix := fmt.Sprintf("127.%d.%d.", 16+n>>8, n&255)
-		// An abstract socket goes with its process, and its name is one for all users.
+		// An abstract socket disappears with its process, and all users share its name space.
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@hvdrun-test-net-" + prefix, Net: "unix"})
 		if err == nil {
 			reserved = append(reserved, l)
