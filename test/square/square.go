@@ -1,4 +1,4 @@
-// Package square has the task of testbeds, which several of their programs run or submit.
+// Package square has a task that several testbeds run or submit.
 package square
 
 import (
@@ -8,7 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/tasks"
 )
 
-// Task waits for a time, or computes for it if that is negative, and returns a number squared.
+// Task waits for a time, or computes for that time if it is negative, and returns the square of a
+// number.
 var Task = tasks.Register[int]("square/v1", func(ctx context.Context, n int, lasts time.Duration) (int, error) {
 	switch {
 	case lasts > 0:
