@@ -13,24 +13,24 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Client asks the API server as one user. Its methods may be called by several goroutines.
+// Client sends requests to the API server as one user. Several goroutines can call its methods.
 type Client struct {
 	url, token string
 	http       *http.Client
 }
 
-// statusError is an answer other than what was asked for.
+// statusError is an answer that reports an error.
 type statusError struct {
 	Code    int
 	Message string
 }
 
-// Error has what the server says.
+// Error contains the server's message.
 func (e *statusError) Error() string {
 	return fmt.Sprintf("kubernetes: %d: %s", e.Code, e.Message)
 }
 
-// Code returns the status of a *statusError, and 0 for other errors.
+// Code returns the status of a *statusError, or 0 for other errors.
 func Code(err error) int {
 	if s, ok := errors.AsType[*statusError](err); ok {
 		return s.Code
@@ -44,12 +44,13 @@ const (
 	strategicPatch = "application/strategic-merge-patch+json"
 )
 
-// Do sends a request with a body, unless that is nil, and decodes the answer, unless into is nil.
+// Do sends a request with body, unless body is nil, and decodes the answer into into, unless into
+// is nil.
 func (c *Client) Do(ctx context.Context, method, path string, body, into any) error {
 	return c.send(ctx, method, path, "application/json", body, into)
 }
 
-// Patch changes an object.
+// Patch changes an object. kind is the content type of the patch.
 func (c *Client) Patch(ctx context.Context, path, kind string, body, into any) error {
 	return c.send(ctx, http.MethodPatch, path, kind, body, into)
 }
@@ -91,7 +92,7 @@ func (c *Client) open(ctx context.Context, method, path, contentType string, bod
 		return answer.Body, nil
 	}
 	defer answer.Body.Close()
-	said, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<20)) // what there is of it
+	said, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<20)) // as much of it as arrives
 	var status struct {
 		Message string `json:"message"`
 	}
@@ -101,13 +102,13 @@ func (c *Client) open(ctx context.Context, method, path, contentType string, bod
 	return nil, &statusError{answer.StatusCode, status.Message}
 }
 
-// event is one of a watch.
+// event is an event of a watch.
 type event struct {
 	Type   string          `json:"type"`
 	Object json.RawMessage `json:"object"`
 }
 
-// watch calls each for what happens after a version, until ctx or the stream ends.
+// watch calls each for every event after a version, until ctx or the stream ends.
 func (c *Client) watch(ctx context.Context, path, version string, each func(event)) error {
 	stream, err := c.open(ctx, http.MethodGet, path+"?watch=1&resourceVersion="+version, "", nil)
 	if err != nil {
@@ -126,7 +127,7 @@ func (c *Client) watch(ctx context.Context, path, version string, each func(even
 	}
 }
 
-// folders are those of the API in which objects of a kind are.
+// folders maps a kind to the API's path of its objects.
 var folders = map[string]string{
 	"Namespace": "api/v1/namespaces", "Node": "api/v1/nodes",
 	"Pod": "api/v1/%s/pods", "Service": "api/v1/%s/services", "Secret": "api/v1/%s/secrets",
@@ -150,7 +151,8 @@ var folders = map[string]string{
 	"LocalQueue":     "apis/kueue.x-k8s.io/v1beta2/%s/localqueues",
 }
 
-// Path returns where in the API an object of a namespace is; with an empty name, all of its kind.
+// Path returns the path of an object of a namespace in the API, or of all objects of the kind if
+// name is empty.
 func Path(namespace, kind, name string) string {
 	folder, known := folders[kind]
 	if !known {
@@ -162,8 +164,8 @@ func Path(namespace, kind, name string) string {
 	return strings.TrimSuffix("/"+folder+"/"+name, "/")
 }
 
-// Create makes the objects of a YAML text in a namespace, in their order. A field that the API does
-// not know is an error.
+// Create creates the objects of a YAML text in a namespace, in their order. It returns an error if
+// the API does not know a field.
 func (c *Client) Create(ctx context.Context, namespace string, text []byte) error {
 	for decoder := yaml.NewDecoder(bytes.NewReader(text)); ; {
 		var o map[string]any

@@ -24,13 +24,13 @@ import (
 	"github.com/hvdrun/hvdrun/test/etcdserver"
 )
 
-// ErrMissing: something is not here that a cluster needs.
+// ErrMissing reports that this machine lacks something that a cluster needs.
 var ErrMissing = errors.New("kubernetes: make check-kubernetes builds the servers; pods need root, ip, nsenter and setpriv")
 
-// Cluster is a Kubernetes on this machine. The caller must call Stop.
+// Cluster is a Kubernetes cluster on this machine. The caller must call Stop.
 type Cluster struct {
 	*Client // an administrator's
-	// Kubeconfig is the path of a file for kubectl, as the administrator.
+	// Kubeconfig is the path of a configuration file with which kubectl acts as the administrator.
 	Kubeconfig string
 
 	dir      string
@@ -115,7 +115,7 @@ func (c *Cluster) start(ctx context.Context, image map[string]string) (err error
 	err = c.serve(filepath.Join(c.programs, "kube-controller-manager"),
 		"--kubeconfig="+c.Kubeconfig, "--service-account-private-key-file="+f.path("accounts.key"), "--root-ca-file="+f.path("ca.pem"),
 		"--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port="+managerPort,
-		// There is no real node: nobody renews their leases.
+		// These controllers need real nodes: nobody renews the leases of these.
 		"--controllers=*,-node-lifecycle-controller,-node-ipam-controller,-cloud-node-lifecycle-controller,-taint-eviction-controller")
 	if err != nil {
 		return err
@@ -135,7 +135,7 @@ func (c *Cluster) start(ctx context.Context, image map[string]string) (err error
 	return nil
 }
 
-// serve starts a process, which ends with this one.
+// serve starts a server of the control plane. It ends with this process.
 func (c *Cluster) serve(path string, args ...string) error {
 	s, err := start(exec.Command(path, args...), filepath.Join(c.dir, filepath.Base(path)+".log"))
 	if err == nil {
@@ -144,7 +144,7 @@ func (c *Cluster) serve(path string, args ...string) error {
 	return err
 }
 
-// start starts a process, which ends with this one.
+// start starts a process with its output in the file path. It ends with this process.
 func start(cmd *exec.Cmd, path string) (*server, error) {
 	log, err := os.Create(path)
 	if err != nil {
@@ -162,7 +162,7 @@ func start(cmd *exec.Cmd, path string) (*server, error) {
 	return &server{cmd, path}, nil
 }
 
-// stop ends a process that has started.
+// stop kills a process that was started, and waits for its end.
 func (s *server) stop() {
 	_ = s.cmd.Process.Kill() // it may have ended
 	_ = s.cmd.Wait()
@@ -177,7 +177,7 @@ func (c *Cluster) await(ctx context.Context, path string) error {
 	return nil
 }
 
-// retry blocks until try returns nil. When ctx ends, it returns the last error of try.
+// retry calls try until it returns nil. When ctx ends, it returns try's last error.
 func retry(ctx context.Context, try func() error) error {
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
@@ -194,7 +194,7 @@ func retry(ctx context.Context, try func() error) error {
 	}
 }
 
-// Namespace makes a namespace whose pods are held to a level of pod security (privileged, baseline,
+// Namespace creates a namespace whose pods must meet a level of pod security (privileged, baseline,
 // restricted), and blocks until pods can run in it.
 func (c *Cluster) Namespace(ctx context.Context, name, level string) error {
 	err := c.Create(ctx, "", fmt.Appendf(nil, `{apiVersion: v1, kind: Namespace, metadata: {name: %s, labels: {pod-security.kubernetes.io/enforce: %s}}}`, name, level))
@@ -209,10 +209,10 @@ func (c *Cluster) Namespace(ctx context.Context, name, level string) error {
 	return nil
 }
 
-// Kubelet runs the pods.
+// Kubelet returns the kubelet, which runs the pods.
 func (c *Cluster) Kubelet() *Kubelet { return c.kubelet }
 
-// Stop ends everything, and waits for it.
+// Stop ends all processes of the cluster and waits for their end.
 func (c *Cluster) Stop() {
 	if c.stop != nil {
 		c.stop()
@@ -237,7 +237,7 @@ contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
 `
 
-// files writes what the servers read.
+// files writes the files that the servers read, to a folder.
 type files struct{ dir string }
 
 func (f files) path(name string) string { return filepath.Join(f.dir, name) }
@@ -246,7 +246,8 @@ func (f files) write(name, text string) error {
 	return os.WriteFile(f.path(name), []byte(text), 0o600)
 }
 
-// keys writes an authority, a server's certificate by it, and the key of service accounts.
+// keys writes a certificate authority, a server's certificate signed by it, and the key of service
+// accounts. It returns the authority.
 func (f files) keys(address string) (*x509.CertPool, error) {
 	authority, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -295,10 +296,10 @@ func (f files) keys(address string) (*x509.CertPool, error) {
 		f.write("tls.key", text("EC PRIVATE KEY", serverDER)), f.write("accounts.key", text("EC PRIVATE KEY", accountsDER)))
 }
 
-// network is a bridge of this machine, and a network namespace for each pod.
+// network is a bridge of this machine and a network namespace for each pod.
 type network struct {
 	name, gateway, subnet string
-	spaces                []string // those there are
+	spaces                []string // those that exist
 	last                  int
 }
 
@@ -316,8 +317,8 @@ func ip(args ...string) error {
 	return nil
 }
 
-// add makes a namespace for a pod, and returns its name and the pod's address. One goroutine at a
-// time calls it.
+// add creates a namespace for a pod, and returns its name and the pod's address. It is not safe for
+// concurrent use.
 func (n *network) add() (space, address string, err error) {
 	n.last++
 	if n.last > 254 {
@@ -333,7 +334,7 @@ func (n *network) add() (space, address string, err error) {
 		ip("-n", space, "route", "add", "default", "via", n.gateway))
 }
 
-// remove deletes all that there is of it.
+// remove deletes the namespaces and the bridge.
 func (n *network) remove() {
 	for _, space := range n.spaces {
 		_ = ip("netns", "del", space) // it is gone, or nothing can be done

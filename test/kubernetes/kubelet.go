@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// Kubelet runs pods: it places them on its nodes, starts their containers in order, tells the API
-// server what becomes of them, and ends them as their deletion asks, by SIGTERM and after the grace
-// by SIGKILL. What it cannot do, such as a volume or a probe of another kind, fails the pod with a
-// message in its status.
+// Kubelet runs pods: it assigns them to its nodes, starts their containers in order, reports their
+// status to the API server, and ends them as their deletion requires, by SIGTERM and, after the
+// grace period, by SIGKILL. If a pod needs something that it does not support, such as a volume or
+// a probe of another kind, the pod fails with a message in its status.
 type Kubelet struct {
 	*Client
 	net *network
-	// image has folders of the image, by where they are in it. Those that all users may write are
-	// shared by all pods; the others cannot be written.
+	// image maps paths in the image to folders of this machine. Folders that all users may write
+	// are shared by all pods; the others are read-only.
 	image map[string]string
 	dir   string
 	port  string // of the API server
@@ -30,7 +30,7 @@ type Kubelet struct {
 
 	mu   sync.Mutex
 	pods map[string]*running // by UID
-	next int                 // node that gets the next pod
+	next int                 // the node that gets the next pod
 	wg   sync.WaitGroup
 }
 
@@ -45,7 +45,7 @@ func newKubelet(c *Cluster, image map[string]string, port string, nodes ...strin
 	return k, os.MkdirAll(k.dir, 0o711)
 }
 
-// run serves pods until ctx ends, and then kills what is left.
+// run serves pods until ctx ends, and then kills those that are left.
 func (k *Kubelet) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		version, err := k.list(ctx)
@@ -59,14 +59,14 @@ func (k *Kubelet) run(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(100 * time.Millisecond): // the watch has ended: again
+		case <-time.After(100 * time.Millisecond): // the watch has ended: list again
 			_ = err
 		}
 	}
 	k.wg.Wait()
 }
 
-// list looks at all pods, and returns the version from which to watch.
+// list handles all existing pods, and returns the version from which to watch.
 func (k *Kubelet) list(ctx context.Context) (string, error) {
 	var list struct {
 		Metadata struct {
@@ -92,7 +92,7 @@ func (k *Kubelet) list(ctx context.Context) (string, error) {
 	return list.Metadata.Version, nil
 }
 
-// see takes what the API server says of a pod.
+// see handles the API server's description of a pod.
 func (k *Kubelet) see(ctx context.Context, p *pod, deleted bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -109,7 +109,7 @@ func (k *Kubelet) see(ctx context.Context, p *pod, deleted bool) {
 			k.next++
 			binding := map[string]any{"apiVersion": "v1", "kind": "Binding", "metadata": map[string]any{"name": p.Metadata.Name},
 				"target": map[string]any{"apiVersion": "v1", "kind": "Node", "name": node}}
-			// A conflict: it was bound or deleted meanwhile, which the watch tells.
+			// A conflict means that the pod was bound or deleted meanwhile; the watch reports that.
 			_ = k.Do(ctx, http.MethodPost, Path(p.Metadata.Namespace, "Pod", p.Metadata.Name)+"/binding", binding, nil)
 		}
 		return
@@ -138,20 +138,20 @@ func (k *Kubelet) Log(p, container string) string {
 	defer k.mu.Unlock()
 	for _, r := range k.pods {
 		if r.pod.Metadata.Name == p {
-			text, _ := os.ReadFile(r.logPath(container)) // it has none before it has started
+			text, _ := os.ReadFile(r.logPath(container)) // there is no file before its start
 			return string(text)
 		}
 	}
 	return ""
 }
 
-// Volume returns the folder of a claim, which is made when a pod first needs it.
+// Volume returns the folder of a claim. The folder is created when a pod first needs it.
 func (k *Kubelet) Volume(namespace, claim string) string {
 	return filepath.Join(k.dir, "claims", namespace, claim)
 }
 
-// Kill kills the processes of a container of a pod, as a machine that is lost does, or memory that
-// has run out.
+// Kill kills the processes of a container of a pod, as the loss of a machine or a lack of memory
+// would.
 func (k *Kubelet) Kill(p, container string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -163,7 +163,7 @@ func (k *Kubelet) Kill(p, container string) error {
 	return fmt.Errorf("kubernetes: there is no pod %s", p)
 }
 
-// hosts rewrites what the pods of a namespace know of each other, in place of a DNS server.
+// hosts rewrites the host files of the pods in a namespace, which replace a DNS server.
 func (k *Kubelet) hosts(ctx context.Context, namespace string) error {
 	var services struct {
 		Items []struct {
@@ -211,7 +211,7 @@ func (k *Kubelet) hosts(ctx context.Context, namespace string) error {
 	return nil
 }
 
-// rewrite changes a file that is mounted elsewhere: another one would not be seen there.
+// rewrite changes a file in place: pods that have it mounted would not see a new file.
 func rewrite(path, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {

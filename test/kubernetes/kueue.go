@@ -19,8 +19,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/etcdserver"
 )
 
-// Kueue is Kueue's manager, of the version in kueue/go.mod, beside a cluster. The caller must call
-// Stop, before that of the cluster.
+// Kueue is Kueue's manager, of the version in kueue/go.mod, for a cluster. The caller must call
+// Stop before it stops the cluster.
 type Kueue struct {
 	c        *Cluster
 	server   *server
@@ -38,7 +38,8 @@ integrations: {frameworks: [batch/job]}
 featureGates: {ElasticJobsViaWorkloadSlices: true, VisibilityOnDemand: false}
 `
 
-// startKueue runs in a mount namespace of its own: Kueue reads a certificate from a fixed path.
+// startKueue is a script that starts Kueue in its own mount namespace, because Kueue reads a
+// certificate from a fixed path.
 const startKueue = `set -e
 mkdir "$1/etc"
 mount -t tmpfs tmpfs "$1/etc"
@@ -48,8 +49,8 @@ mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/etc/upper,workdir=$1/etc/
 exec "$2" --config "$1/config.yaml" --zap-log-level 2
 `
 
-// StartKueue starts Kueue, for elastic Jobs alone, and blocks until its webhooks answer. ctx bounds
-// the start. It returns ErrMissing where the manager was not built.
+// StartKueue starts Kueue for elastic Jobs only, and blocks until its webhooks answer. ctx bounds
+// the start. It returns ErrMissing if the manager was not built.
 func (c *Cluster) StartKueue(ctx context.Context) (*Kueue, error) {
 	program, components := filepath.Join(c.programs, "kueue"), filepath.Join(c.programs, "kueue.d")
 	if _, err := os.Stat(program); err != nil {
@@ -99,7 +100,7 @@ func (k *Kueue) start(ctx context.Context, program, components string) error {
 	return k.hook(ctx, filepath.Join(components, "webhook", "manifests.yaml"), "https://127.0.0.1:"+port, ca)
 }
 
-// define makes Kueue's kinds, and waits for them.
+// define creates Kueue's kinds and waits until they exist.
 func (k *Kueue) define(ctx context.Context, components string) error {
 	if err := k.c.Create(ctx, "", []byte("{apiVersion: v1, kind: Namespace, metadata: {name: kueue-system}}")); err != nil {
 		return err
@@ -126,11 +127,11 @@ func (k *Kueue) define(ctx context.Context, components string) error {
 	return k.listed(ctx, names)
 }
 
-// kueueGroup is where the API server has Kueue's kinds.
+// kueueGroup is the API's path of Kueue's kinds.
 const kueueGroup = "/apis/kueue.x-k8s.io/v1beta2"
 
-// listed blocks until the API server lists the resources, which it serves before. Kueue ends where
-// one of its own is not listed.
+// listed blocks until the API server lists the resources, which happens later than it serves them.
+// Kueue exits if one of its resources is not listed.
 func (k *Kueue) listed(ctx context.Context, names []string) error {
 	return retry(ctx, func() error {
 		var list struct{ Resources []struct{ Name string } }
@@ -150,8 +151,8 @@ func (k *Kueue) listed(ctx context.Context, names []string) error {
 	})
 }
 
-// hook has the API server ask the manager about Jobs and Kueue's own kinds: about those of others
-// it would answer nothing.
+// hook makes the API server ask the manager about Jobs and Kueue's own kinds only: it would not
+// answer requests about kinds of other frameworks.
 func (k *Kueue) hook(ctx context.Context, path, url string, ca []byte) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -204,10 +205,10 @@ func await(ctx context.Context, url string) error {
 	})
 }
 
-// LogPath is the path of what the manager prints.
+// LogPath returns the path of the manager's output.
 func (k *Kueue) LogPath() string { return k.server.log }
 
-// Stop ends the manager, and has the API server ask it no more.
+// Stop ends the manager and removes its webhooks from the API server.
 func (k *Kueue) Stop() {
 	for _, path := range k.webhooks {
 		_ = k.c.Do(context.Background(), http.MethodDelete, path, nil, nil) // the cluster ends

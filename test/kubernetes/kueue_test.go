@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// queues are Kueue's: what there is, for everyone, and the namespace's. The viewer's role is of
-// Kueue's own manifests.
+// queues are Kueue's objects: the quota for everyone and the queue of the namespace. The viewer's
+// role comes from Kueue's own manifests.
 const queues = `{apiVersion: kueue.x-k8s.io/v1beta2, kind: ResourceFlavor, metadata: {name: any}}
 ---
 apiVersion: kueue.x-k8s.io/v1beta2
@@ -33,14 +33,16 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: kueue-cl
 subjects: [{kind: ServiceAccount, name: digits, namespace: queued}]
 `
 
-// quotaOf is the specification of a ClusterQueue with the processors for so many agents.
+// quotaOf returns the specification of a ClusterQueue with enough processors for this number of
+// agents.
 func quotaOf(agents int) string {
 	return fmt.Sprintf(`{"namespaceSelector": {}, "resourceGroups": [{"coveredResources": ["cpu", "memory"], `+
 		`"flavors": [{"name": "any", "resources": [{"name": "cpu", "nominalQuota": "%d00m"}, {"name": "memory", "nominalQuota": "10Gi"}]}]}]}`, agents)
 }
 
-// TestKueue runs a job whose agents Kueue admits: within a quota, with more of it, with less of it,
-// which its workers leave at a step boundary, and until it is done.
+// TestKueue runs a job whose agents Kueue admits: first within a quota, then with a larger one,
+// then with a smaller one, for which workers leave at a step boundary, and then until the job is
+// done.
 func TestKueue(t *testing.T) {
 	ctx, cancel := context.WithDeadline(t.Context(), sandbox.Limit())
 	defer cancel()

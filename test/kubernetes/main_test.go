@@ -22,10 +22,10 @@ import (
 )
 
 // image is the image of all pods: hvdrun, its plugin, and the training program train, which reads
-// its flags from a file; /shared is a folder of the test.
+// its flags from a file. /shared is a folder of the test.
 var image struct{ bin, plugins, shared string }
 
-// cluster is that of all tests.
+// cluster is the cluster that all tests share.
 var cluster *kubernetes.Cluster
 
 func TestMain(m *testing.M) {
@@ -98,7 +98,7 @@ func makeImage(dir string) error {
 		os.WriteFile(filepath.Join(image.bin, "train"), []byte(train), 0o755))
 }
 
-// job is a job in a namespace of its own.
+// job is a job in its own namespace.
 type job struct {
 	*testing.T
 	namespace string
@@ -107,7 +107,7 @@ type job struct {
 	told      int // events that were printed
 }
 
-// newJob makes a namespace held to a level of pod security, and has the job's workers train by
+// newJob creates a namespace that enforces a level of pod security. The job's workers train with
 // the flags.
 func newJob(t *testing.T, namespace, level string, flags ...string) *job {
 	t.Helper()
@@ -129,7 +129,7 @@ func newJob(t *testing.T, namespace, level string, flags ...string) *job {
 			}
 			j.print()
 		}
-		// All at once, or the next test has less of the machine.
+		// All pods end at once: otherwise the next test would have less processor time.
 		_ = cluster.Do(context.Background(), http.MethodDelete, kubernetes.Path("", "Namespace", namespace), nil, nil)
 	})
 	return j
@@ -141,12 +141,12 @@ func lastLines(text string) string {
 	return strings.Join(lines[max(0, len(lines)-30):], "")
 }
 
-// say prints what happens, with the time since the job's begin.
+// say prints a message with the time since the job began.
 func (j *job) say(format string, args ...any) {
 	j.Logf("%7.3fs %s", time.Since(j.begun).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// create makes the objects of a text.
+// create creates the objects of a YAML text.
 func (j *job) create(text []byte) {
 	j.Helper()
 	if err := cluster.Create(j.Context(), j.namespace, text); err != nil {
@@ -154,8 +154,8 @@ func (j *job) create(text []byte) {
 	}
 }
 
-// submit makes the objects of a job digits of 1 to 4 agents, 2 at first, which hvdrun submit
-// kubernetes prints with further flags.
+// submit creates the objects that hvdrun submit kubernetes prints for a job digits of 1 to 4
+// agents, 2 at first, with further flags.
 func (j *job) submit(flags ...string) {
 	j.Helper()
 	args := []string{"submit", "kubernetes", "--name", "digits", "--image", "train:1", "-np", "2", "--min-np", "1", "--max-np", "4",
@@ -168,12 +168,12 @@ func (j *job) submit(flags ...string) {
 	j.create(text)
 }
 
-// agents returns whether so many agents of the job run.
+// agents returns a function that returns whether n agents of the job run.
 func (j *job) agents(n int) func() bool {
 	return func() bool { return len(j.live("hvdrun.dev/role", "agent")) == n }
 }
 
-// finish waits for the end of a job that was submitted, and checks that no worker has failed.
+// finish waits for the end of a submitted job, and checks that no worker has failed.
 func (j *job) finish(steps int) {
 	j.Helper()
 	j.complete("digits-driver")
@@ -199,7 +199,7 @@ func (j *job) patch(path, text string) {
 	}
 }
 
-// pod is what tests read of one.
+// pod is the part of a pod that tests read.
 type pod struct {
 	Metadata struct {
 		Name    string            `json:"name"`
@@ -216,7 +216,7 @@ type pod struct {
 	} `json:"status"`
 }
 
-// pods returns those that keep tells of; nil: all.
+// pods returns the pods for which keep returns true; nil: all.
 func (j *job) pods(keep func(pod) bool) []pod {
 	var list struct {
 		Items []pod `json:"items"`
@@ -228,14 +228,14 @@ func (j *job) pods(keep func(pod) bool) []pod {
 	return slices.DeleteFunc(list.Items, func(p pod) bool { return keep != nil && !keep(p) })
 }
 
-// live returns the pods with a label that run and are not deleted.
+// live returns the running pods with a label that are not being deleted.
 func (j *job) live(key, value string) []pod {
 	return j.pods(func(p pod) bool {
 		return p.Metadata.Labels[key] == value && p.Status.Phase == "Running" && p.Metadata.Deleted == nil
 	})
 }
 
-// events returns those of the job.
+// events returns the job's events.
 func (j *job) events() []follow.Event {
 	text, err := os.ReadFile(filepath.Join(j.dir, "events"))
 	if err != nil {
@@ -281,7 +281,7 @@ func (j *job) await(what string, done func() bool) {
 	j.say("%s", what)
 }
 
-// size returns the size of the world, as last published.
+// size returns the size of the last published world.
 func (j *job) size() int {
 	size := 0
 	for _, e := range j.events() {
@@ -292,13 +292,13 @@ func (j *job) size() int {
 	return size
 }
 
-// awaitSize waits for a world of a size that trains.
+// awaitSize waits until a world of this size trains.
 func (j *job) awaitSize(size int) {
 	j.Helper()
 	j.await(fmt.Sprintf("a world of %d trains", size), func() bool { return j.size() == size })
 }
 
-// open opens a gate of the trainer.
+// open opens a gate of the trainer: it creates the file for which workers wait.
 func (j *job) open(gate string) {
 	j.Helper()
 	if err := os.WriteFile(filepath.Join(j.dir, gate), nil, 0o644); err != nil {

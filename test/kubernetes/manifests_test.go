@@ -13,9 +13,9 @@ import (
 	"github.com/hvdrun/hvdrun/test/kubernetes"
 )
 
-// TestManifests does what examples/kubernetes/README.md says, in a namespace that lets restricted
-// pods run alone: it makes the cluster's keys, applies the kustomizations, scales the StatefulSet
-// up and down, and deletes a pod.
+// TestManifests does what examples/kubernetes/README.md says, in a namespace that only admits
+// restricted pods: it creates the cluster's keys, applies the kustomizations, scales the
+// StatefulSet up and down, and deletes a pod.
 func TestManifests(t *testing.T) {
 	const steps = 90
 	j := newJob(t, "training", "restricted", "-steps", "90", "-step-time", "2ms", "-gate", "20=grow", "-gate", "40=shrink", "-gate", "60=delete")
@@ -48,8 +48,8 @@ func TestManifests(t *testing.T) {
 	j.check(steps)
 }
 
-// TestManifestsRunAs runs a job by agents that are root and start workers as another user, who has
-// no key.
+// TestManifestsRunAs runs a job with agents that are root and start workers as another user, who
+// does not have the key.
 func TestManifestsRunAs(t *testing.T) {
 	const steps = 20
 	j := newJob(t, "run-as", "privileged", "-steps", fmt.Sprint(steps))
@@ -62,8 +62,8 @@ func TestManifestsRunAs(t *testing.T) {
 	j.check(steps)
 }
 
-// TestChart does what deploy/chart/README.md says: it makes the cluster's keys, installs the
-// agents, and a job on them.
+// TestChart does what deploy/chart/README.md says: it creates the cluster's keys, installs the
+// agents, and runs a job on them.
 func TestChart(t *testing.T) {
 	const steps, helm = 20, "../../bin/kubernetes/helm"
 	if _, err := os.Stat(helm); err != nil {
@@ -85,7 +85,7 @@ func TestChart(t *testing.T) {
 	j.check(steps)
 }
 
-// deploy makes keys and the objects of agents, and waits for these.
+// deploy creates keys and the objects of agents, and waits until the agents run.
 func (j *job) deploy(objects []byte) {
 	j.Helper()
 	keys, token := filepath.Join(j.TempDir(), "train"), filepath.Join(j.TempDir(), "token")
@@ -120,7 +120,7 @@ func (j *job) drive() {
 `))
 }
 
-// complete waits until a Job of a driver is.
+// complete waits until a driver's Job is complete.
 func (j *job) complete(driver string) {
 	j.Helper()
 	j.await("the driver's Job is complete", func() bool {
@@ -142,7 +142,7 @@ func (j *job) complete(driver string) {
 	})
 }
 
-// render returns what an overlay of a kustomization of the examples has, with what it changes.
+// render returns the objects of a kustomization of the examples, changed by an overlay.
 func (j *job) render(folder, changes string) []byte {
 	j.Helper()
 	overlay := j.TempDir()
@@ -168,7 +168,7 @@ func (j *job) render(folder, changes string) []byte {
 	return out
 }
 
-// secret makes one from files.
+// secret creates a Secret from files.
 func (j *job) secret(name string, files map[string]string) {
 	j.Helper()
 	data := map[string][]byte{}

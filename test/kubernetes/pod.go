@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// pod is what the kubelet reads of one. Its fields have the names of the API.
+// pod is the part of a pod that the kubelet reads. Its fields have the names of the API.
 type pod struct {
 	Metadata struct {
 		Name              string            `json:"name"`
@@ -65,8 +65,8 @@ type container struct {
 	Security securityContext `json:"securityContext"`
 }
 
-// period is that of the probe of a container that is ready, in seconds. One that is not ready yet
-// is asked all the time.
+// period returns the time between probes of a container that is ready, in seconds. A container that
+// is not ready yet is probed all the time.
 func (c container) period() int {
 	if c.Readiness == nil || c.Readiness.Period == 0 {
 		return 10
@@ -78,7 +78,7 @@ type fieldRef struct {
 	Path string `json:"fieldPath"`
 }
 
-// securityContext is that of a pod or of a container.
+// securityContext is the security context of a pod or a container.
 type securityContext struct {
 	User         *int   `json:"runAsUser"`
 	Group        *int   `json:"runAsGroup"`
@@ -133,7 +133,7 @@ type volume struct {
 	} `json:"projected"`
 }
 
-// field returns what the downward API tells of a pod.
+// field returns the value of a field in the downward API.
 func (p *pod) field(path string) (string, bool) {
 	switch path {
 	case "metadata.name":
@@ -155,7 +155,7 @@ func (p *pod) field(path string) (string, bool) {
 	return "", false
 }
 
-// containerState is a container's, as its status tells it.
+// containerState is the state of a container, as the pod's status reports it.
 type containerState struct {
 	name     string
 	started  time.Time // zero: it waits

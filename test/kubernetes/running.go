@@ -27,7 +27,7 @@ type running struct {
 	once    sync.Once
 	grace   time.Duration // once deleted is closed
 	deleted chan struct{}
-	gone    chan struct{} // closed when the API server has it no more
+	gone    chan struct{} // closed when the API server no longer has the pod
 	goneOne sync.Once
 
 	mu     sync.Mutex
@@ -39,7 +39,7 @@ type running struct {
 
 func (r *running) logPath(container string) string { return filepath.Join(r.dir, container+".log") }
 
-// delete asks the pod to end.
+// delete starts the pod's end with this grace period.
 func (r *running) delete(grace time.Duration) {
 	r.once.Do(func() {
 		r.grace = grace
@@ -47,7 +47,7 @@ func (r *running) delete(grace time.Duration) {
 	})
 }
 
-// remove ends the pod at once: the API server has it no more.
+// remove ends the pod at once, because the API server no longer has it.
 func (r *running) remove() {
 	r.delete(0)
 	r.goneOne.Do(func() { close(r.gone) })
@@ -84,7 +84,7 @@ func (r *running) run(ctx context.Context) {
 		err = r.prepare(ctx)
 	}
 	if err == nil {
-		_ = r.k.hosts(ctx, r.pod.Metadata.Namespace) // what is missing is there with the next change
+		_ = r.k.hosts(ctx, r.pod.Metadata.Namespace) // the next change adds what is missing
 		err = r.containers(ctx)
 	}
 	r.mu.Lock()
@@ -112,11 +112,11 @@ func (r *running) run(ctx context.Context) {
 	}
 	path := Path(r.pod.Metadata.Namespace, "Pod", r.pod.Metadata.Name)
 	final := map[string]any{"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0, "preconditions": map[string]any{"uid": r.pod.Metadata.UID}}
-	_ = r.k.Do(ctx, http.MethodDelete, path, final, nil) // it may be gone
+	_ = r.k.Do(ctx, http.MethodDelete, path, final, nil) // the pod may be gone
 }
 
 // containers runs the init containers one by one, and then the others. It returns when all have
-// ended, or why one of them cannot be run.
+// ended, or an error if one of them cannot run.
 func (r *running) containers(ctx context.Context) error {
 	r.report(ctx, "Pending", "")
 	for _, c := range r.pod.Spec.InitContainers {
@@ -153,14 +153,14 @@ func (r *running) containers(ctx context.Context) error {
 	return errors.Join(failures...)
 }
 
-// again is one start more of a container.
+// again counts another start of a container.
 func (r *running) again(c container) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	*r.states[c.Name] = containerState{name: c.Name, restarts: r.states[c.Name].restarts + 1}
 }
 
-// ending returns whether the pod is to end.
+// ending returns whether the pod must end.
 func (r *running) ending(ctx context.Context) bool {
 	select {
 	case <-r.deleted:
@@ -170,7 +170,7 @@ func (r *running) ending(ctx context.Context) bool {
 	}
 }
 
-// pause waits before a container is started again, and returns whether it is.
+// pause waits before a container is started again, and returns false if the pod must end instead.
 func (r *running) pause(ctx context.Context) bool {
 	select {
 	case <-time.After(200 * time.Millisecond):
@@ -181,7 +181,7 @@ func (r *running) pause(ctx context.Context) bool {
 	return false
 }
 
-// keep runs a container as often as the restart policy asks.
+// keep runs a container as often as the restart policy requires.
 func (r *running) keep(ctx context.Context, c container) error {
 	for {
 		if err := r.attempt(ctx, c); err != nil {
@@ -199,8 +199,8 @@ func (r *running) keep(ctx context.Context, c container) error {
 	}
 }
 
-// attempt runs a container once. A pod that is deleted meanwhile gets SIGTERM, and SIGKILL after
-// its grace.
+// attempt runs a container once. If the pod is deleted meanwhile, the container gets SIGTERM, and
+// SIGKILL after the grace period.
 func (r *running) attempt(ctx context.Context, c container) error {
 	cmd, err := r.command(c)
 	if err != nil {
@@ -227,7 +227,7 @@ func (r *running) attempt(ctx context.Context, c container) error {
 	var ending sync.WaitGroup
 	ending.Go(func() { r.end(ctx, cmd.Process, exited) })
 	r.report(ctx, r.phase(), "")
-	_ = cmd.Wait() // the state has it
+	_ = cmd.Wait() // the state has the result
 	close(exited)
 	ending.Wait()
 	status := cmd.ProcessState.Sys().(syscall.WaitStatus)
@@ -242,7 +242,7 @@ func (r *running) attempt(ctx context.Context, c container) error {
 	return nil
 }
 
-// end ends a process when the pod is to end.
+// end ends a process when the pod must end.
 func (r *running) end(ctx context.Context, p *os.Process, exited <-chan struct{}) {
 	select {
 	case <-exited:
@@ -264,7 +264,7 @@ func (r *running) end(ctx context.Context, p *os.Process, exited <-chan struct{}
 	_ = p.Kill()
 }
 
-// phase is Running once no init container is left.
+// phase returns Running once no init container is left.
 func (r *running) phase() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -276,7 +276,7 @@ func (r *running) phase() string {
 	return "Pending"
 }
 
-// probe finds out which containers are ready, until all have ended.
+// probe determines which containers are ready, until all have ended.
 func (r *running) probe(ctx context.Context) {
 	probed := map[string]time.Time{}
 	ticker := time.NewTicker(50 * time.Millisecond)
@@ -310,7 +310,7 @@ func (r *running) probe(ctx context.Context) {
 		r.mu.Unlock()
 		if changed {
 			r.report(ctx, r.phase(), "")
-			_ = r.k.hosts(ctx, r.pod.Metadata.Namespace) // and again with the next change
+			_ = r.k.hosts(ctx, r.pod.Metadata.Namespace) // the next change tries again
 		}
 		if !alive && (r.ending(ctx) || r.pod.Spec.RestartPolicy != "Always") {
 			return
@@ -347,7 +347,7 @@ func (r *running) answers(c container) bool {
 	return true
 }
 
-// report tells the API server of the pod.
+// report sends the pod's status to the API server.
 func (r *running) report(ctx context.Context, phase, message string) {
 	r.mu.Lock()
 	list := func(containers []container) (all []any) {
@@ -371,7 +371,7 @@ func (r *running) report(ctx context.Context, phase, message string) {
 		"hostIPs": []any{map[string]any{"ip": r.k.net.gateway}}, "conditions": conditions,
 		"initContainerStatuses": list(r.pod.Spec.InitContainers), "containerStatuses": list(r.pod.Spec.Containers),
 	}
-	defer r.mu.Unlock() // reports arrive in their order
+	defer r.mu.Unlock() // so reports arrive in order
 	path := Path(r.pod.Metadata.Namespace, "Pod", r.pod.Metadata.Name) + "/status"
 	body := map[string]any{"metadata": map[string]any{"uid": r.pod.Metadata.UID}, "status": status}
 	for range 20 {
@@ -382,8 +382,9 @@ func (r *running) report(ctx context.Context, phase, message string) {
 	}
 }
 
-// setup is run in namespaces of the container's own, as root; its arguments are: where to work, the
-// host's name, the file of hosts, "ro" or "rw" for the root, the mounts, "--" and the command.
+// setup is the script that runs in the container's own namespaces, as root. Its arguments are a
+// work folder, the host's name, the file of hosts, "ro" or "rw" for the root, the mounts, "--" and
+// the command.
 const setup = `set -e
 work=$1 name=$2 hosts=$3 mode=$4; shift 4
 mount --make-rprivate /
@@ -410,7 +411,7 @@ cd "$root"
 exec chroot "$root" "$@"
 `
 
-// command is the process of a container.
+// command returns the command that runs a container.
 func (r *running) command(c container) (*exec.Cmd, error) {
 	if len(c.Command) == 0 {
 		return nil, fmt.Errorf("container %s has no command, and images have none here", c.Name)
@@ -474,7 +475,7 @@ func (r *running) command(c container) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// rights are setpriv's flags: as whom a container runs, and what it may.
+// rights returns setpriv's flags for a container's user, groups and capabilities.
 func (r *running) rights(c container) ([]string, error) {
 	user, group := first(c.Security.User, r.pod.Spec.Security.User), first(c.Security.Group, r.pod.Spec.Security.Group)
 	if n := c.Security.NonRoot; n == nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// TestSubmit runs what hvdrun submit kubernetes prints in a namespace that lets restricted pods
-// run alone: a quota lets the job grow, and then takes a pod away; a pod is evicted; the
-// driver's pod is deleted, and another one's process killed; and the job is done.
+// TestSubmit runs the output of hvdrun submit kubernetes in a namespace that only admits restricted
+// pods. A quota lets the job grow and then takes a pod away; a pod is evicted; the driver's pod is
+// deleted, and the process of the next one is killed; and the job completes.
 func TestSubmit(t *testing.T) {
 	const steps = 120
 	j := newJob(t, "submitted", "restricted", "-steps", fmt.Sprint(steps), "-step-time", "2ms",

@@ -25,7 +25,8 @@ func (r *running) volume(name string) string {
 	return filepath.Join(r.dir, "volumes", name)
 }
 
-// prepare makes the pod's files. What it needs of the API and is not there yet, it waits for.
+// prepare creates the pod's files. It waits for what it needs from the API if that does not exist
+// yet.
 func (r *running) prepare(ctx context.Context) error {
 	if err := errors.Join(os.MkdirAll(r.dir, 0o711), rewrite(filepath.Join(r.dir, "hosts"), "127.0.0.1 localhost\n")); err != nil {
 		return err
@@ -54,7 +55,7 @@ func (r *running) prepare(ctx context.Context) error {
 	return nil
 }
 
-// fill writes what is in a volume.
+// fill writes the content of a volume.
 func (r *running) fill(ctx context.Context, v volume, dir string) error {
 	switch {
 	case v.Claim != nil:
@@ -94,7 +95,7 @@ func (r *running) configMap(ctx context.Context, name string) (map[string]string
 	return o.Data, err
 }
 
-// project writes what a pod needs to ask the API server.
+// project writes the files with which a pod accesses the API server.
 func (r *running) project(ctx context.Context, v volume, dir string) error {
 	for _, s := range v.Projected.Sources {
 		switch {
@@ -146,7 +147,7 @@ func (r *running) put(dir, name string, value []byte, mode *int) error {
 	return os.Chmod(path, m)
 }
 
-// own gives a volume to the pod's group, as a kubelet does: files become readable by it.
+// own gives a volume to the pod's group, as a kubelet does, so that the group can read its files.
 func (r *running) own(v volume, dir string) error {
 	group := r.pod.Spec.Security.FSGroup
 	if group == nil {
@@ -175,7 +176,7 @@ func (r *running) own(v volume, dir string) error {
 	})
 }
 
-// clean removes what is not in the kubelet's own folder.
+// clean removes the pod's files that are outside the kubelet's own folder.
 func (r *running) clean() {
 	_ = os.RemoveAll(filepath.Join("/dev/shm", "kubelet-"+r.pod.Metadata.UID)) // nothing else can be done
 }
