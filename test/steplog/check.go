@@ -92,7 +92,7 @@ func (w *world) add(l Line) error {
 	at, entered := w.at[l.PID]
 	switch l.Event {
 	case Enter:
-		// A world is entered twice only if a collective was aborted, and is not used again then.
+		// A world is entered twice only if a collective was aborted, and is not used after that.
 		if entered {
 			return fmt.Errorf("the process was in this world already, at step %d", at)
 		}

@@ -44,8 +44,8 @@ func IsTotal(data []float32, step int) bool {
 	return true
 }
 
-// Begin performs the half of a step that needs no peers. A worker that stops here has weights of no
-// step.
+// Begin performs the half of a step that needs no peers. If a worker stops here, its weights belong
+// to no step.
 func Begin(weights []float32) {
 	for i, w := range weights {
 		weights[i] = float32(3 * int(w) % modulus)
@@ -63,7 +63,7 @@ func Complete(weights, sum []float32) {
 // Chain extends the chain value of all steps so far, which starts from 0, by a step.
 func Chain(before uint64, step int) uint64 { return mix(before ^ mix(uint64(step))) }
 
-// Weights returns the weights after so many steps.
+// Weights returns the n weights after this number of steps.
 func Weights(steps, n int) []float32 {
 	weights, sum := make([]float32, n), make([]float32, n)
 	for s := 1; s <= steps; s++ {

@@ -52,8 +52,8 @@ const (
 	Aborted Outcome = "aborted"
 )
 
-// Append writes the line to f, which must have been opened with O_APPEND, in one write. A newline
-// precedes it because a process killed during its write may have left an incomplete line.
+// Append writes the line to f in one write; f must have been opened with O_APPEND. A newline
+// precedes the line because a process killed during its write can have left an incomplete line.
 func (l Line) Append(f io.Writer) error {
 	b, err := json.Marshal(l)
 	if err != nil {

@@ -28,7 +28,7 @@ func TestSharesSumToTotal(t *testing.T) {
 	}
 }
 
-// TestHistoriesDiffer takes steps that were lost, repeated, swapped or mixed.
+// TestHistoriesDiffer: steps that were lost, repeated, swapped or mixed change the digest.
 func TestHistoriesDiffer(t *testing.T) {
 	const n = 32
 	run := func(steps ...int) string {
@@ -51,8 +51,8 @@ func TestHistoriesDiffer(t *testing.T) {
 	}
 }
 
-// story makes the lines of one process of rank 0, a word for each: "enter:G:S", "step:G:S",
-// "none:G:S", "aborted:G:S", "end:G:S".
+// story makes the lines of one process of rank 0 from words: "enter:G:S", "step:G:S", "none:G:S",
+// "aborted:G:S", "end:G:S", with the generation G and the step S.
 func story(words string) []Line {
 	const steps, n = 4, 8
 	var lines []Line
