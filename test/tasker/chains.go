@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks"
 )
 
-// failsLate fails after a time, with a text of so many bytes.
+// failsLate fails after a time, with an error of at least this number of bytes.
 var failsLate = tasks.Register[int]("failslate/v1", func(ctx context.Context, after time.Duration, bytes int) (int, error) {
 	select {
 	case <-time.After(after):
@@ -21,7 +21,7 @@ var failsLate = tasks.Register[int]("failslate/v1", func(ctx context.Context, af
 
 var increments = tasks.Register[int]("increments/v1", func(_ context.Context, n int) (int, error) { return n + 1, nil })
 
-// nests submits itself, one less deep, from within, and waits for that.
+// nests submits itself with a depth that is one less, and waits for the result.
 var nests *tasks.Func[int]
 
 func init() {
@@ -39,7 +39,7 @@ func init() {
 	})
 }
 
-// nest submits tasks that wait for tasks, so deep.
+// nest submits a task that waits for a task, and so on, to this depth.
 func nest(ctx context.Context, deep int) error {
 	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
 	if err != nil {
@@ -54,8 +54,8 @@ func nest(ctx context.Context, deep int) error {
 	return nil
 }
 
-// chain submits a task that fails after a time, and so many behind it of which each takes the
-// result of the one before, and prints how long their errors took to come from then on.
+// chain submits a task that fails after a time, followed by n tasks, each of which takes the result
+// of the one before. It prints how long their errors take to arrive after the failure.
 func chain(ctx context.Context, n, bytes int, after time.Duration) error {
 	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// callByGRPC prints how long calls of gRPC take, one after the other, that go from this process to
-// another, from there to a third, and back: the way of a task, without a scheduler and without TLS.
+// callByGRPC prints how long gRPC calls take, one after the other, from this process to another,
+// from there to a third, and back. This is the path of a task, without a scheduler and without TLS.
 func callByGRPC(ctx context.Context, n int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var others sync.WaitGroup
@@ -39,7 +39,7 @@ func callByGRPC(ctx context.Context, n int) error {
 	}
 	defer conn.Close()
 	var began time.Time
-	for i := range n + 1 { // the first one connects
+	for i := range n + 1 { // the first call connects
 		if _, err := client.Check(ctx, &healthpb.HealthCheckRequest{}); err != nil {
 			return err
 		}
@@ -75,7 +75,8 @@ func dialGRPC(addr string) (healthpb.HealthClient, *grpc.ClientConn, error) {
 	return healthpb.NewHealthClient(conn), conn, nil
 }
 
-// serveGRPC answers calls, or has the server at next answer them, until ctx ends.
+// serveGRPC answers calls until ctx ends. If next is an address, it forwards them to the server
+// there.
 func serveGRPC(ctx context.Context, next string) error {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -97,7 +98,7 @@ func serveGRPC(ctx context.Context, next string) error {
 	return server.Serve(ln)
 }
 
-// passing is a server that asks another.
+// passing is a server that forwards its calls to another.
 type passing struct {
 	healthpb.UnimplementedHealthServer
 	client healthpb.HealthClient

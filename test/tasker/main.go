@@ -23,7 +23,7 @@ var makes = tasks.Register[[]byte]("makes/v1", func(_ context.Context, n int, wi
 	return bytes.Repeat([]byte{with}, n), nil
 })
 
-// sums returns how many bytes it was given, and their sum.
+// sums returns the number and the sum of the bytes that it gets.
 var sums = tasks.Register[[2]int]("sums/v1", func(_ context.Context, all ...[]byte) (r [2]int, _ error) {
 	for _, b := range all {
 		r[0] += len(b)
@@ -162,7 +162,7 @@ func forever(ctx context.Context, n int, lasts time.Duration) error {
 	return nil
 }
 
-// submit submits tasks, and checks that each result comes, once, and is right.
+// submit submits tasks, and checks that each result arrives once and is right.
 func submit(ctx context.Context, pool *tasks.Pool, n int, lasts time.Duration) error {
 	futures := make([]*tasks.Future[int], n)
 	index := make(map[*tasks.Future[int]]int, n)
@@ -198,7 +198,7 @@ var measures = tasks.Register[int]("measures/v1", func(ctx context.Context, b ta
 	return len(all), err
 })
 
-// putOne puts a value, and makes a task read it.
+// putOne stores a value with Put, and runs a task that reads it.
 func putOne(ctx context.Context, size int) error {
 	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
 	if err != nil {
@@ -222,7 +222,7 @@ func putOne(ctx context.Context, size int) error {
 	return nil
 }
 
-// values has results and a value of the client go to functions, and checks what comes of them.
+// values passes a result and a value of the client to functions, and checks their results.
 func values(ctx context.Context, size int, with byte) error {
 	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
 	if err != nil {

@@ -42,14 +42,14 @@ type node struct {
 	size      int
 	lasts     time.Duration
 	fails     bool
-	of        []int  // tasks whose results are its arguments
+	of        []int  // the expected result, if it succeeds
 	value     []byte // what must come of it, if anything does
 	future    *tasks.Future[[]byte]
 	cancelled bool // Cancel was called
 	end       end
 }
 
-// end is what has become of a task.
+// end is the outcome of a task.
 type end uint8
 
 const (
@@ -59,11 +59,11 @@ const (
 	cancelled
 )
 
-// perRound is how many tasks depend on each other at most.
+// perRound is the largest number of tasks that depend on each other.
 const perRound = 1000
 
 // model submits n tasks that depend on each other, some of which fail and some of which are
-// cancelled, and compares what becomes of them with what must.
+// cancelled, and compares their outcomes with those that are possible.
 func model(ctx context.Context, n int, seed uint64, lasts time.Duration) error {
 	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
 	if err != nil {
@@ -100,7 +100,7 @@ func round(ctx context.Context, pool *tasks.Pool, dice *rand.Rand, nodes []node,
 		if t.future, err = mixes.Submit(ctx, pool, args...); err != nil {
 			return err
 		}
-		if dice.IntN(50) == 0 { // of those before, most of which are not over
+		if dice.IntN(50) == 0 { // one of the earlier tasks, most of which have not ended
 			k := i - dice.IntN(min(i+1, 20))
 			nodes[k].cancelled = true
 			nodes[k].future.Cancel()
@@ -114,7 +114,7 @@ func round(ctx context.Context, pool *tasks.Pool, dice *rand.Rand, nodes []node,
 	return nil
 }
 
-// draw sets what the task is.
+// draw chooses the properties of the task at random.
 func (t *node) draw(dice *rand.Rand, before []node, lasts time.Duration) {
 	t.salt, t.size, t.fails = dice.Uint64(), 1+dice.IntN(200), dice.IntN(100) == 0
 	if dice.IntN(20) == 0 { // some are inlined, others stored
@@ -133,7 +133,7 @@ func (t *node) draw(dice *rand.Rand, before []node, lasts time.Duration) {
 	t.value = mix(t.salt, t.size, of)
 }
 
-// check waits for the task, and returns an error where something has become of it that must not.
+// check waits for the task, and returns an error if its outcome is not possible.
 func (t *node) check(ctx context.Context, nodes []node) error {
 	got, err := t.future.Get(ctx)
 	var byFunction *tasks.FunctionError
@@ -152,7 +152,7 @@ func (t *node) check(ctx context.Context, nodes []node) error {
 	default:
 		return err
 	}
-	// A task that was cancelled may have been over for those that depend on it.
+	// A cancelled task can have ended before, for the tasks that depend on it.
 	may, must := false, false
 	for _, k := range t.of {
 		may = may || nodes[k].end != right

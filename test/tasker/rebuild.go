@@ -12,12 +12,12 @@ import (
 	"github.com/hvdrun/hvdrun/tasks"
 )
 
-// appends returns bytes and one more.
+// appends returns its bytes followed by one more.
 var appends = tasks.Register[[]byte]("appends/v1", func(_ context.Context, b []byte, one byte) ([]byte, error) {
 	return append(b, one), nil
 })
 
-// rebuild has results of so many bytes, and others that are made of these, stored on each of the
+// rebuild stores results of this size, and others that are computed from them, on each of the
 // hosts. It reads them once its standard input has ended.
 func rebuild(ctx context.Context, hosts string, size int) error {
 	pool, err := tasks.Connect(ctx, tasks.ConnectConfig{})
