@@ -313,7 +313,7 @@ func (j *job) check(steps int) {
 	if err != nil {
 		j.Fatal(err)
 	}
-	pids := map[string]int{} // each pod counts its own, and the next one of its name anew
+	pids := map[string]int{} // numbers a pod's own PIDs, and again those of the next pod of its name
 	for i, l := range lines {
 		if pids[l.Worker] == 0 {
 			pids[l.Worker] = len(pids) + 1

@@ -22,7 +22,7 @@ type running struct {
 	pod            *pod
 	space, address string
 	dir            string
-	failed         error // why it cannot run
+	failed         error // the reason why it cannot run
 
 	once    sync.Once
 	grace   time.Duration // once deleted is closed
