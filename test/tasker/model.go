@@ -55,7 +55,7 @@ type end uint8
 const (
 	right end = iota
 	failed
-	dependent // was not run, because of another
+	dependent // not run, because another task did not succeed
 	cancelled
 )
 
