@@ -50,8 +50,8 @@ const (
 	cancel = "cancel" // the context of its operations ends
 )
 
-// aborts reports whether a rank ends the groups of all ranks, whose operations may fail then. What
-// succeeds nevertheless has the right result.
+// aborts reports whether a rank ends the groups of all ranks, which can make their operations fail.
+// If an operation succeeds nevertheless, its result is right.
 func (p *program) aborts() bool {
 	return slices.ContainsFunc(p.Disturbed, func(d disturbance) bool { return d.Kind == abort || d.Kind == cancel })
 }

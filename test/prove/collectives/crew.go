@@ -37,7 +37,7 @@ const (
 	classCrash = "crash"
 )
 
-// crew is the processes that run a program.
+// crew is the set of processes that run a program.
 type crew struct {
 	program  *program
 	ranks    []*member
@@ -66,7 +66,7 @@ type member struct {
 	verdict *verdict
 }
 
-// news is a message of a rank; a nil message means that it has ended.
+// news is a message of a rank; a nil message means that the rank's process has ended.
 type news struct {
 	rank    int
 	message *message
@@ -93,8 +93,8 @@ func (b *bounded) String() string {
 	return b.text.String()
 }
 
-// conduct runs a program until all of its processes have ended. An error means that it could not be
-// run.
+// conduct runs a program until all of its processes have ended. It returns an error if the program
+// could not be run.
 func conduct(ctx context.Context, p *program) (outcome, error) {
 	var o outcome
 	var err error
@@ -263,7 +263,7 @@ func (c *crew) hear(m *member, said *message) {
 	c.watchdog.heard(m.rank, said.Idle)
 }
 
-// dismiss permits all ranks to exit.
+// dismiss lets all ranks exit.
 func (c *crew) dismiss() {
 	for _, m := range c.ranks {
 		m.in.Close()
@@ -338,7 +338,7 @@ func (c *crew) judge() {
 }
 
 // mayDiffer reports whether a rank may end the last step, whose calls do not match, with a
-// different error: a rank whose own call is invalid in itself, and a rank outside the group.
+// different error. It may if its own call is invalid in itself, or if it is outside the group.
 func (c *crew) mayDiffer(rank, last int, class string) bool {
 	s := &c.program.Steps[last]
 	for i, member := range c.program.members(s.Group) {
@@ -405,7 +405,7 @@ func (c *crew) doing(m *member) string {
 	}
 }
 
-// reap waits for the end of all ranks, at most for so many ticks.
+// reap waits for the end of all ranks, for this number of ticks at most.
 func (c *crew) reap(ticks int) {
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()

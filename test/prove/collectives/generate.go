@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Bounds on the cost of a case. The bytes are those of the tensors of all its ranks, times the
-// repetitions: with the copies made by operations and checks, the largest case takes about 8 GiB of
-// memory.
+// Bounds on the cost of a case. The bytes are those of the tensors of all ranks, times the
+// repetitions: with the copies that operations and checks make, the largest case takes about 8 GiB
+// of memory.
 const (
 	fewBytes   = 96 << 20
 	usualBytes = 512 << 20
@@ -75,8 +75,8 @@ func generate(seed uint64) *program {
 	return p.tidy()
 }
 
-// abort makes a rank end the groups during a step, which is often one that ranks of a host reduce
-// where their tensors lie.
+// abort makes a rank end the groups during a step, often one in which ranks of a host reduce
+// tensors in place.
 func (p *program) abort(d dice) {
 	x := disturbance{Rank: d.IntN(p.ranks()), Step: d.IntN(len(p.Steps)), Kind: pick(d, []int{3, 1}, abort, cancel), After: d.IntN(1 + 1<<d.IntN(18))}
 	if d.chance(60) {
@@ -170,7 +170,7 @@ func (p *program) act(d dice) {
 	}
 }
 
-// draw draws the parameters of the step for so many ranks.
+// draw draws the parameters of the step for a group of this size.
 func (s *step) draw(d dice, size int, budget *int) {
 	s.Type = pick(d, []int{5, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, types...)
 	s.Op = pick(d, []int{5, 3, 1, 1, 1}, "sum", "average", "min", "max", "product")

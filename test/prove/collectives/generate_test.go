@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestGenerate: a program is determined by its seed, within bounds, valid, and unchanged by JSON;
-// the first few thousand cover all features.
+// TestGenerate: the seed determines a program, which is within bounds, valid, and unchanged by
+// JSON; the first few thousand programs cover all features.
 func TestGenerate(t *testing.T) {
 	seen := map[string]bool{}
 	for seed := range uint64(2000) {
@@ -57,8 +57,8 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
-// TestJudgeAborts: where a rank ends the groups, the others may fail for that, and for nothing
-// else.
+// TestJudgeAborts: if a rank ends the groups, the others can fail because of that, but for no other
+// reason.
 func TestJudgeAborts(t *testing.T) {
 	for _, c := range []struct {
 		kind, class, want string

@@ -13,9 +13,9 @@ const (
 	aheadAll  = 1 << 20
 )
 
-// messages makes each rank send its tensors to other ranks, in their order, and receive as many,
-// some of them in the background. What may be sent ahead is sent by Send before anything is
-// received.
+// messages makes each rank send its tensors to other ranks, in their order, and receive the same
+// number, some of them in the background. Messages that Send does not wait for are sent before
+// anything is received.
 func (t *turnOf[T]) messages() error {
 	n, me := t.g.Size(), t.g.Rank()
 	if n == 1 {
@@ -63,7 +63,8 @@ func (t *turnOf[T]) messages() error {
 	return nil
 }
 
-// callMessages sends data to the next rank, and has all ranks meet, so that all notice an error.
+// callMessages sends data to the next rank, and then makes all ranks meet, so that all notice an
+// error.
 func callMessages[T collective.Element](t *turnOf[T], data []T) error {
 	n, me := t.g.Size(), t.g.Rank()
 	sent := collective.SendAsync(t.ctx, t.g, data, (me+1)%n)

@@ -33,8 +33,8 @@ func (t *turnOf[T]) counted() error {
 	return errors.Join(t.same(data, t.input(0, 0, t.g.Rank()), 0, "the input"), t.right(part, at, 0, "", everybody(t.g.Size())))
 }
 
-// moves are BroadcastAsync, AllGatherIntoAsync and ReduceScatterIntoAsync of the tensors in turn,
-// each rank in its own order. Those of AllGatherIntoAsync hold the parts of all ranks.
+// moves runs BroadcastAsync, AllGatherIntoAsync and ReduceScatterIntoAsync on the tensors in turn,
+// each rank in its own order. The tensors of AllGatherIntoAsync hold the parts of all ranks.
 func (t *turnOf[T]) moves() error {
 	g, n := t.g, t.g.Size()
 	handles, parts := make([]*collective.Handle, len(t.room)), make([][]T, len(t.room))
@@ -77,7 +77,7 @@ func (t *turnOf[T]) moves() error {
 	return first
 }
 
-// root is that of a broadcast of a tensor.
+// root returns the root of a tensor's broadcast.
 func (t *turnOf[T]) root(tensor int) int { return (t.step.Root + tensor) % t.g.Size() }
 
 // moved checks a result.

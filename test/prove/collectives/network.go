@@ -12,7 +12,7 @@ import (
 )
 
 // narrow moves this thread, and the processes that it starts later, into a network namespace in
-// which connections have buffers of so many bytes. It needs CAP_SYS_ADMIN.
+// which connections have buffers of this number of bytes. It needs CAP_SYS_ADMIN.
 func narrow(bytes int) error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("no network namespace: %w", err)

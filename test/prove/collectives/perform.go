@@ -73,8 +73,8 @@ func performOf[T collective.Element](p *performer) error {
 	return nil
 }
 
-// spoil overwrites tensors, as the caller of an operation may once that has returned an error: no
-// other rank may take what it reads there for a result.
+// spoil overwrites tensors, as the caller of an operation may do once it has returned an error: no
+// other rank may use the overwritten values in a result.
 func spoil[T collective.Element](tensors ...[]T) {
 	for _, data := range tensors {
 		if len(data) == 0 {
@@ -255,8 +255,8 @@ func (t *turnOf[T]) inOrder() bool {
 	return means[T](t.op) || t.op == collective.Average && t.step.Compress != "" || t.step.background() || t.Program.Algorithm == "strict" && t.step.Do == allReduce
 }
 
-// seats returns where some ranks of the step's group are, hosts numbered in the order of their
-// first ranks there; nil where the group's operations do not combine host by host.
+// seats returns where some ranks of the step's group are, with hosts numbered in the order of their
+// first ranks there. It returns nil if the group's operations do not combine host by host.
 func (t *turnOf[T]) seats(ranks []int) []seat {
 	scatters := t.step.Do == scatter || t.step.Do == movesOp // algorithms are about AllReduce, in the background too
 	switch t.Program.Algorithm {
@@ -424,7 +424,7 @@ func (s *step) length(from, to int) int {
 	return s.Count
 }
 
-// scatter is the step's ReduceScatter, whose part has so many elements.
+// scatter runs the step's ReduceScatter, whose part has count elements.
 func (t *turnOf[T]) scatter(data []T, count int) ([]T, error) {
 	if !t.step.Into {
 		return collective.ReduceScatter(t.ctx, t.g, data, t.op)
@@ -438,8 +438,8 @@ func (t *turnOf[T]) scatter(data []T, count int) ([]T, error) {
 	return slices.Clone(part), err
 }
 
-// gatherInto is an AllGather of equal parts into memory of the caller, of which this rank's part is
-// in its place in every other turn. It returns the parts.
+// gatherInto runs an AllGather of equal parts into memory of the caller, and returns the parts. In
+// every other turn this rank's part is already in its place there.
 func (t *turnOf[T]) gatherInto() ([][]T, error) {
 	g, n := t.g, t.step.Count
 	all, err := room[T](n*g.Size(), t.step.Alloc)
@@ -456,7 +456,7 @@ func (t *turnOf[T]) gatherInto() ([][]T, error) {
 	return split(slices.Clone(all), g.Size()), err
 }
 
-// exchangeInto is an AllToAll of equal parts into memory of the caller. It returns the parts.
+// exchangeInto runs an AllToAll of equal parts into memory of the caller, and returns the parts.
 func (t *turnOf[T]) exchangeInto(parts [][]T) ([][]T, error) {
 	result, err := room[T](t.step.Count*len(parts), t.step.Alloc)
 	if err != nil {
@@ -552,8 +552,8 @@ func (t *turnOf[T]) inBackground() error {
 	return t.settle(handles, data, everybody(t.g.Size()))
 }
 
-// settle waits for operations in the background, and checks the results of successful ones, also
-// where others fail.
+// settle waits for operations in the background, and checks the results of the successful ones even
+// if others fail.
 func (t *turnOf[T]) settle(handles []*collective.Handle, data [][]T, ranks []int) error {
 	errs := make([]error, len(handles))
 	for i, h := range handles {

@@ -71,10 +71,10 @@ type wrongResult struct{ text string }
 
 func (w *wrongResult) Error() string { return w.text }
 
-// errAccepted: an invalid call was not refused.
+// errAccepted reports that an invalid call was not refused.
 var errAccepted = errors.New("an invalid call was not refused")
 
-// errSeeded is why a program has a rank abort the group.
+// errSeeded is the cause with which a rank aborts the group because its program says so.
 var errSeeded = errors.New("the program wants it so")
 
 func classOf(err error) string {
@@ -95,7 +95,7 @@ func classOf(err error) string {
 	return classOther
 }
 
-// actor runs a rank.
+// actor is the process of a rank: it runs the steps.
 type actor struct {
 	duty
 	groups []*collective.Group // by number; nil: this rank is not in it

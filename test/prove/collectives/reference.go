@@ -12,8 +12,8 @@ import (
 )
 
 // The reference computes the ranks' results in one process, element by element. Inputs repeat after
-// a prime number of elements, so that inputs and results of any size are cheap, yet misplaced data
-// is detected.
+// a prime number of elements: inputs and results of any size are cheap to compute, yet misplaced
+// data is detected.
 
 const period = 1021
 
@@ -156,12 +156,12 @@ func divide[T collective.Element](v T, n int) T {
 	return T(uint64(v) / uint64(n))
 }
 
-// seat is where a rank is: the number of its host, how many ranks of the group that has, and how
-// many hosts there are.
+// seat is a rank's place: the number of its host, the number of ranks that this host has in the
+// group, and the number of hosts.
 type seat struct{ host, ranks, hosts int }
 
-// combineAll combines one period of each rank: of the ranks of each host in their order, then of
-// the hosts. Seats are those of the ranks; nil: all are on one host.
+// combineAll combines one period of each rank: first the ranks of each host in their order, then
+// the hosts. seats are the places of the ranks; nil: all are on one host.
 func combineAll[T collective.Element](op collective.Op, inputs [][]T, seats []seat) []T {
 	if means[T](op) {
 		return meanAll(inputs, seats)
@@ -191,7 +191,8 @@ func means[T collective.Element](op collective.Op) bool {
 	return op == collective.Average && floats[T]() && unsafe.Sizeof(*new(T)) == 2
 }
 
-// meanAll is combineAll for these. What each host has is rounded too, where there are several.
+// meanAll is combineAll for reductions of which means is true. If there are several hosts, the sum
+// of each host is rounded too.
 func meanAll[T collective.Element](inputs [][]T, seats []seat) []T {
 	if seats == nil || seats[0].hosts == 1 {
 		return quotient[T](sumSingle(inputs, 1), float32(len(inputs)))
@@ -215,7 +216,7 @@ func meanAll[T collective.Element](inputs [][]T, seats []seat) []T {
 	return quotient[T](sum, float32(len(inputs)))
 }
 
-// foldOf is the least power of two that is not less than n.
+// foldOf returns the smallest power of two that is not less than n.
 func foldOf(n int) float32 {
 	fold := 1
 	for fold < n {
@@ -224,7 +225,7 @@ func foldOf(n int) float32 {
 	return float32(fold)
 }
 
-// sumSingle is the sum of vectors in float32, times a factor.
+// sumSingle returns the sum of vectors in float32, times a factor.
 func sumSingle[T collective.Element](vectors [][]T, by float32) []float32 {
 	sum := make([]float32, len(vectors[0]))
 	for k, v := range vectors {

@@ -5,8 +5,9 @@ import (
 	"slices"
 )
 
-// shrink returns the smallest failing program that it finds, from a failing one. It ends when no
-// smaller program fails, or when more returns false. step is the one in which the program fails.
+// shrink returns the smallest failing program that it finds, starting from a failing one. It ends
+// when no smaller program fails, or when more returns false. step is the step in which the program
+// fails.
 func shrink(p *program, step int, fails func(*program) bool, more func() bool) *program {
 	for {
 		found := false

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestShrink: a program that fails if two hosts have two ranks each and one has much to reduce is
-// shrunk to little else.
+// TestShrink: the program fails if two hosts have two ranks each and a step reduces much data. It
+// is shrunk to little else.
 func TestShrink(t *testing.T) {
 	fails := func(p *program) bool {
 		crowded := 0

@@ -9,7 +9,7 @@ import (
 
 const module = "github.com/hvdrun/hvdrun/"
 
-// standing are goroutines that wait in every rank all the time.
+// standing are goroutines that always wait in every rank.
 var standing = []string{"(*Endpoint).accept", "(*link).readControl", "(*tripwire).run", "(*actor).watch",
 	"(*engine).await async_engine.go"}
 

@@ -7,7 +7,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// reduceTree reduces a random tree, of which random ranks have random nodes.
+// reduceTree reduces a random tree whose nodes are distributed at random among the ranks.
 func (t *turnOf[T]) reduceTree() error {
 	d := rand.New(rand.NewPCG(t.Program.Seed, uint64(t.number)<<32|uint64(t.turn)))
 	leaves := 1 + d.IntN(2*t.g.Size()+2)
@@ -48,7 +48,7 @@ func (t *turnOf[T]) reduceTree() error {
 	return wrong
 }
 
-// memory returns memory for one more tensor of the step.
+// memory returns memory for another tensor of the step.
 func (t *turnOf[T]) memory() ([]T, error) {
 	if t.step.Alloc {
 		return collective.Alloc[T](t.step.Count)
@@ -91,7 +91,7 @@ func (t *turnOf[T]) rootOf(leaves int) []T {
 	return value
 }
 
-// halves are partials of which each rank has one leaf.
+// halves returns partials in which each rank has one leaf.
 func halves[T collective.Element](g *collective.Group, count int, value func(leaf int) []T) (*collective.Partials, [][]T) {
 	held := make([][]collective.Node, g.Size())
 	for r := range held {
@@ -99,7 +99,7 @@ func halves[T collective.Element](g *collective.Group, count int, value func(lea
 	}
 	p, err := collective.NewPartials(g.Size(), held)
 	if err != nil {
-		panic(err) // each leaf is there once
+		panic(err) // each leaf occurs once
 	}
 	return p, [][]T{value(g.Rank())[:count]}
 }

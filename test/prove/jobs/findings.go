@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/report"
 )
 
-// findings are what a case has counted and timed; those of several cases can be added. The zero
-// value is empty.
+// findings are the counts and times of a case. Those of several cases can be added. The zero value
+// is empty.
 type findings struct {
 	counts  []count
 	figures []*figure
@@ -25,7 +25,7 @@ type count struct {
 	n    int
 }
 
-// figure is times that are shown together, of which the last is often the sum of the others.
+// figure is a list of times that are printed together. The last is often the sum of the others.
 type figure struct {
 	title   string
 	rows    []report.Row
@@ -41,8 +41,8 @@ func (f *findings) count(name string, n int) {
 	f.counts[at].n += n
 }
 
-// timed adds times to the figure of that title, whose rows are in the order in which they first
-// came, and returns it.
+// timed adds times to the figure with that title, and returns the figure. Its rows are in the order
+// in which they were first added.
 func (f *findings) timed(title string, rows ...report.Row) *figure {
 	at := slices.IndexFunc(f.figures, func(g *figure) bool { return g.title == title })
 	if at < 0 {

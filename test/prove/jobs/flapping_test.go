@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestLogged: lines of workers do not count, nor those after the stop; 21 within 10 s are too many.
+// TestLogged: neither lines of workers nor lines after the stop count; 21 lines within 10 s are too
+// many.
 func TestLogged(t *testing.T) {
 	text := func(lines, pause int) string {
 		var b strings.Builder

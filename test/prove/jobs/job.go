@@ -22,7 +22,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// job is a job of a case. Its plan may be changed until start.
+// job is a job of a case. Its plan can be changed until start.
 type job struct {
 	setup
 	*follow.Running // nil until start
@@ -32,7 +32,7 @@ type job struct {
 	before          []steplog.Line // lines of the case's first job, whose checkpoints this one resumes
 }
 
-// job returns a job of the case; its plan may be changed until start.
+// job returns a job of the case. Its plan can be changed until start.
 func (t *trial) job() (*job, error) {
 	s := t.setup
 	number, err := rand.Int(rand.Reader, big.NewInt(1e15))
@@ -66,10 +66,10 @@ func (s setup) weights() (n, ballast int) {
 // flag adds flags of hvdrun.
 func (j *job) flag(words ...string) { j.plan.Flags = append(j.plan.Flags, words...) }
 
-// source adds flags of hvdrun in place of -H.
+// source replaces -H by other flags of hvdrun.
 func (j *job) source(words ...string) { j.without("-H", words...) }
 
-// without adds flags of hvdrun in place of one.
+// without replaces a flag of hvdrun and its value by other flags.
 func (j *job) without(flag string, words ...string) {
 	at := slices.Index(j.plan.Flags, flag)
 	j.plan.Flags = append(slices.Delete(j.plan.Flags, at, at+2), words...)
@@ -104,14 +104,14 @@ func (j *job) again(n int) {
 	}
 }
 
-// apart gives the job a folder of its own in that of the case.
+// apart gives the job its own folder in that of the case.
 func (j *job) apart(name string) error {
 	dir, err := os.MkdirTemp(j.plan.Dir, name+".")
 	j.plan.Dir = dir
 	return err
 }
 
-// start starts hvdrun, which the case ends.
+// start starts hvdrun. It ends with the case.
 func (j *job) start() (err error) {
 	if j.Running, err = j.trial.programs.Start(j.plan); err == nil {
 		j.trial.jobs = append(j.trial.jobs, j)
@@ -153,13 +153,13 @@ func (j *job) gone(ctx context.Context, pid int) error {
 	return err
 }
 
-// The times of deaths that many kinds note.
+// Names of the times of deaths, which many kinds measure.
 const (
 	deaths   = "From a worker's death to"
 	reported = "hvdrun's report"
 )
 
-// name returns what subcommands call the job: others of the user may run.
+// name returns the name by which subcommands find the job: the user can have other jobs.
 func (j *job) name() (string, error) {
 	if id := j.RunID(); id != "" {
 		return id, nil
@@ -167,8 +167,8 @@ func (j *job) name() (string, error) {
 	return j.Folder() // no worker has started yet
 }
 
-// ask runs a subcommand of hvdrun for this job, which it names after the first word. It must
-// return, successfully or not.
+// ask runs a subcommand of hvdrun for this job, whose name it inserts after the first word. The
+// subcommand must end, successfully or not.
 func (j *job) ask(ctx context.Context, args ...string) (string, int, error) {
 	if args[0] != "jobs" {
 		name, err := j.name()
@@ -208,8 +208,8 @@ func (j *job) signal(s syscall.Signal) {
 	_ = syscall.Kill(pid, s) // it may have ended
 }
 
-// end waits for hvdrun's end and checks the conditions that must hold then. The exit status must be
-// one of these; without these, 0.
+// end waits for hvdrun's end and checks what must hold then. The exit status must be one of
+// statuses, or 0 if there are none.
 func (j *job) end(ctx context.Context, statuses ...int) error {
 	if len(statuses) == 0 {
 		statuses = []int{0}
@@ -229,11 +229,12 @@ func (j *job) end(ctx context.Context, statuses ...int) error {
 	return errors.Join(append(errs, j.Look(), j.checkStepLog())...)
 }
 
-// beyond exceeds the generations of a case's first job.
+// beyond is greater than any generation of a case's first job.
 const beyond = 1 << 20
 
-// checkStepLog checks with steplog.Check that no commit is lost and no step is left out. Workers
-// that train by microbatches check their steps themselves, and enter worlds in the middle of one.
+// checkStepLog checks with steplog.Check that no commit is lost and no step is left out. It does
+// not check workers that train by microbatches: they check their steps themselves, and enter worlds
+// in the middle of a step.
 func (j *job) checkStepLog() error {
 	if j.Microbatches > 0 {
 		return nil

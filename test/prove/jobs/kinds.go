@@ -139,7 +139,7 @@ var kinds = []kind{
 		}, playFlapping},
 }
 
-// disturbed sets what jobs have in common whose workers are killed at any moment.
+// disturbed sets the fields that are common to jobs whose workers are killed at any moment.
 func disturbed(s *setup, steps int, pause time.Duration) {
 	s.Workers, s.Hosts, s.State, s.Steps, s.StepTime, s.Pause, s.Ask = 4, 2, 4*steplog.Size, steps, 2*time.Millisecond, pause, 0.25
 }

@@ -8,20 +8,21 @@
 //	go run ./test/prove/jobs -for 5m -kind disk   only cases of a kind
 //	go run ./test/prove/jobs -cases 3 -small      three cases, only cheap ones
 //
-// A seed determines its case, apart from the scheduling of processes. After each case, these must
-// hold: the job has ended with the right status, or has continued to train; nothing hangs, measured
-// from the last step, event or output; no commit is lost and no step left out (steplog.Check); none
-// of the job's processes, or of processes that they started, remains; every command has answered.
+// A seed determines its case, except the scheduling of processes. After each case, these must hold:
+// the job has ended with the right status, or has continued to train; nothing hangs, measured from
+// the last step, event or output; no commit is lost and no step left out (steplog.Check); none of
+// the job's processes, or of processes that they started, remains; every command has answered.
 //
-// Cases that need root, namespaces or cgroups are skipped where these are not available. A failed
-// case is reported with its seed, its errors, the end of its output, and the command that repeats
-// it; its files and the stacks of its processes are kept. The program continues with the next case
-// and exits with 1 at the end, after a table and the times that cases have measured, by which none
-// fails. Jobs have a home, a runtime folder and a folder for temporary files of their own, which
-// are removed at the end, and none of the variables of other jobs. On SIGINT or SIGTERM it ends all
-// processes that it has started and releases its resources; mounts are in its own namespace.
+// Cases that need root, namespaces or cgroups are skipped if these are not available. A failed case
+// is reported with its seed, its errors, the end of its output, and the command that repeats it;
+// its files and the stacks of its processes are kept. The program continues with the next case. At
+// the end it prints a table and the times that cases have measured, and exits with 1 if a case
+// failed; no case fails because of its times. Jobs have their own home, runtime folder and folder
+// for temporary files, which are removed at the end, and get no variables of other jobs. On SIGINT
+// or SIGTERM the program ends all processes that it has started and releases its resources; its
+// mounts are in its own namespace.
 //
-// Flags replace what a seed says of its case. With many repetitions, a kind is a measurement:
+// Flags replace what a seed determines. With many repetitions, a kind is a measurement:
 //
 //	go run ./test/prove/jobs -kind recovery -cases 1 -kills 200 -joins 40
 package main
@@ -91,7 +92,7 @@ func unshare() error {
 	return syscall.Exec(path, slices.Concat([]string{path, "--mount", self, "-unshared"}, os.Args[1:]), os.Environ())
 }
 
-// prover is the flags and the state shared by all cases.
+// prover has the flags and the state that all cases share.
 type prover struct {
 	prove.Run
 	kind     string
@@ -165,14 +166,14 @@ func (p *prover) build(ctx context.Context) (follow.Programs, error) {
 	return follow.Programs{Hvdrun: in("hvdrun"), Trainer: in("trainer"), Tasker: in("tasker")}, nil
 }
 
-// draw returns the case of a seed, with the fields that are given.
+// draw returns the case of a seed, with the fields that the flags set.
 func (p *prover) draw(seed uint64) (setup, kind) {
 	s, k := draw(seed)
 	s.replace(flag.CommandLine)
 	return s, k
 }
 
-// tryAll tries the selected cases until the time is over; with -one, the first.
+// tryAll tries the selected cases until the time is over, or only the first with -one.
 func (p *prover) tryAll(ctx context.Context) {
 	seed := p.Seed
 	for n := 0; p.More(n, time.Since(p.tally.began)) && ctx.Err() == nil; n++ {
@@ -215,8 +216,8 @@ func (p *prover) try(ctx context.Context, s setup, k kind) {
 // shown is the number of lines of a job's output that a failure shows.
 const shown = 10
 
-// story returns the errors of a case and the end of the output of its last job before the stacks,
-// without the records of the audit.
+// story returns the errors of a case and the end of its last job's output before the stacks,
+// without audit records.
 func (t *trial) story(err error) string {
 	words := []string{err.Error()}
 	if n := len(t.jobs); n > 0 {

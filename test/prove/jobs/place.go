@@ -13,7 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// place is a case's resources on the machine besides processes. They are released at its end.
+// place is the set of resources of the machine, other than processes, that a case uses. They are
+// released at its end.
 type place struct{ undo []func() error }
 
 // close releases all resources in reverse order.
@@ -29,8 +30,8 @@ func (p *place) close() error {
 // disk is a small file system for a case.
 type disk struct{ path string }
 
-// disk mounts a file system of so many bytes on a directory, which it creates. On release its files
-// are copied to a directory beside it if keep returns true.
+// disk mounts a file system of this number of bytes on a directory, which it creates. On release
+// its files are copied to a directory beside it if keep returns true.
 func (p *place) disk(path string, bytes int64, keep func() bool) (*disk, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, err
@@ -88,7 +89,7 @@ func (p *place) cgroup(controller, name string, settings map[string]string) (str
 		return "", err
 	}
 	p.undo = append(p.undo, func() error {
-		// Killed processes leave it after a moment.
+		// Killed processes leave the cgroup only after a moment.
 		var err error
 		follow.Poll(func() bool {
 			if err = os.Remove(path); errors.Is(err, os.ErrNotExist) {
@@ -106,7 +107,7 @@ func (p *place) cgroup(controller, name string, settings map[string]string) (str
 	return path, nil
 }
 
-// freeze puts processes into a frozen cgroup, in which no signal reaches them, not even SIGKILL,
+// freeze moves processes into a frozen cgroup, in which no signal reaches them, not even SIGKILL,
 // until release or thaw.
 func (p *place) freeze(name string, pids ...int) (thaw func() error, err error) {
 	path, err := p.cgroup(freezerCgroups, name, nil)
@@ -123,7 +124,7 @@ func (p *place) freeze(name string, pids ...int) (thaw func() error, err error) 
 	return thaw, os.WriteFile(filepath.Join(path, "freezer.state"), []byte("FROZEN"), 0)
 }
 
-// network is hosts in network namespaces, connected by a bridge in a namespace of its own.
+// network is a set of hosts in network namespaces, connected by a bridge in its own namespace.
 type network struct {
 	*place
 	prefix string
@@ -169,7 +170,7 @@ func (n *network) cable(host, state string) error {
 	return ip("-n", n.name("hub"), "link", "set", "to-"+host, state)
 }
 
-// on returns the prefix that runs a command on the host.
+// on returns the words that run a command on the host, before the command.
 func (n *network) on(host string) []string { return []string{"ip", "netns", "exec", n.name(host)} }
 
 func ip(args ...string) error {
@@ -179,7 +180,7 @@ func ip(args ...string) error {
 	return nil
 }
 
-// can is the set of capabilities of this machine for cases.
+// can tells which cases this machine supports.
 type can struct{ root, spaces, killer, freezer bool }
 
 func look() can {

@@ -18,7 +18,7 @@ import (
 )
 
 // playChaos kills workers of a job at random moments, asks some to leave, and kills hvdrun. The job
-// ends as one to which nothing happened.
+// must end like an undisturbed one.
 func playChaos(ctx context.Context, t *trial) error {
 	j, err := t.job()
 	if err != nil {
@@ -70,8 +70,8 @@ func (j *job) undisturbed(ctx context.Context) (ending, error) {
 	return ending{last.Chain, last.Digest}, nil
 }
 
-// checkEnds checks that all workers of the last world have finished, and with this state, if it is
-// not empty.
+// checkEnds checks that all workers of the last world have finished, with the given state unless
+// that is empty.
 func (j *job) checkEnds(with ending) error {
 	ends, size := 0, 0
 	for _, l := range j.Lines {
@@ -127,8 +127,8 @@ type killer struct {
 	struck map[int]bool // all processes killed or asked to leave so far
 	kills  []kill
 	asked  int
-	// Kills of hvdrun that are left and that have been, and the times until the next one had
-	// control of the job.
+	// The number of kills of hvdrun that remain, the number so far, and the times until the next
+	// driver had control of the job.
 	left, killed int
 	controls     report.Spread
 }
@@ -159,7 +159,7 @@ func (k *killer) run(ctx context.Context) error {
 	}
 }
 
-// wait pauses, and reports whether more is to be killed then: not from step until on.
+// wait pauses, and reports whether the killing continues after that: it ends at step until.
 func (k *killer) wait(ctx context.Context, pause time.Duration) (more bool, err error) {
 	if err := follow.Sleep(ctx, pause); err != nil {
 		return false, err
@@ -204,7 +204,7 @@ func (k *killer) hit() {
 	k.kills = append(k.kills, kill{at, pid, rank, k.Generation})
 }
 
-// tell adds what was done, and how long it took the job, to the case's findings.
+// tell adds the disturbances, and how long the job took to recover, to the case's findings.
 func (k *killer) tell() {
 	t := k.trial
 	t.count("workers killed", len(k.kills))
@@ -239,7 +239,7 @@ func (k *killer) tell() {
 	}
 }
 
-// killDriver kills and resumes hvdrun. It may kill a worker while no driver runs, and the next
+// killDriver kills and resumes hvdrun. It can kill a worker while no driver runs, and the next
 // driver before it has control.
 func (k *killer) killDriver(ctx context.Context) error {
 	dice, before := k.trial.dice, len(k.kills)
@@ -274,7 +274,7 @@ func (k *killer) endDriver() {
 }
 
 // awaitControl blocks until the resumed driver has reported that it controls the job, and has
-// reported the workers that were killed while there was no driver.
+// reported the workers that were killed without a driver.
 func (k *killer) awaitControl(ctx context.Context, began time.Time, deaths []kill) error {
 	missing := make(map[int]bool)
 	for _, d := range deaths {
@@ -336,7 +336,7 @@ func (k *killer) checkResumed() error {
 }
 
 // checkChatter checks that every line of every worker was forwarded exactly once, except for the
-// last line before a kill of hvdrun, which it may not have recorded.
+// last line before a kill of hvdrun, which hvdrun may not have recorded.
 func (j *job) checkChatter(kills int) error {
 	f, err := os.Open(j.OutputPath())
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// afterCommit is how long after the usual end of a commit a worker may be killed, as a share of its
-// duration.
+// afterCommit is how long after the usual end of a commit a worker can be killed, as a fraction of
+// the commit's duration.
 const afterCommit = 0.25
 
 // playCommits kills workers while values are encoded, tensors are copied, or the ranks agree on a
@@ -48,8 +48,8 @@ func playCommits(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// strikeCommits has workers killed during commits until there were so many attempts or the kills of
-// this job are over.
+// strikeCommits makes workers kill themselves during commits. It returns after this number of
+// tries, or when the kills of this job are over, with the number of tries.
 func (k *killer) strikeCommits(ctx context.Context, tries int) (made int, err error) {
 	for made < tries {
 		if err := k.Look(); err != nil {
@@ -77,8 +77,8 @@ func (k *killer) strikeCommits(ctx context.Context, tries int) (made int, err er
 	return made, nil
 }
 
-// victims selects one or two members of the newest world, of which at least one survives. Every
-// other time rank 0 is one of them.
+// victims selects one or two members of the newest world, and spares at least one. Every other
+// time, rank 0 is one of them.
 func (k *killer) victims() []int {
 	dice, holders := k.trial.dice, k.spare(k.Holders())
 	if k.Step == 0 || len(holders) < 2 {
@@ -119,8 +119,8 @@ func (k *killer) awaitGone(ctx context.Context, pids []int) error {
 	})
 }
 
-// countStrikes counts the kills that the workers have recorded by their activity and by the outcome
-// of the commit.
+// countStrikes counts the kills that the workers have recorded, by the worker's activity and by the
+// outcome of the commit.
 func (k *killer) countStrikes() error {
 	all, err := steplog.Follow[steplog.Strike](filepath.Join(k.Dir, "strikes")).Next()
 	if err != nil {

@@ -42,7 +42,8 @@ func playDeaths(ctx context.Context, t *trial) error {
 	return j.noticed(len(slots))
 }
 
-// noticed times hvdrun's report of the death of each fault. Each fault leaves a file at its moment.
+// noticed measures how long hvdrun takes to report the death of each fault. Each fault creates a
+// file when it happens.
 func (j *job) noticed(faults int) error {
 	for i := range faults {
 		fi, err := os.Stat(filepath.Join(j.Dir, fmt.Sprintf("fault.%d", i)))
@@ -77,7 +78,8 @@ func playState(ctx context.Context, t *trial) error {
 	return errors.Join(j.trained(ctx, 3), j.stop(ctx))
 }
 
-// playCore lets a worker die where core dumps are permitted, and then where they are requested.
+// playCore lets a worker die first while core dumps are permitted, and then while they are
+// requested.
 func playCore(ctx context.Context, t *trial) error {
 	flag := "--core-limit"
 	for _, wanted := range []bool{false, true} {
@@ -137,8 +139,8 @@ func playMany(ctx context.Context, t *trial) error {
 	return j.end(ctx)
 }
 
-// playStopped suspends a process by SIGSTOP: a worker for good, or another process for a time that
-// the others can wait.
+// playStopped suspends a process by SIGSTOP: a worker permanently, or another process for a time
+// for which the others can wait.
 func playStopped(ctx context.Context, t *trial) error {
 	t.Steps = 0
 	j, err := t.begin(ctx, "--stall-warning", "1s", "--stall-timeout", "10s", "--drain-timeout", "2s", "--agent-timeout", "2s")
@@ -190,8 +192,8 @@ func playStopped(ctx context.Context, t *trial) error {
 	return j.stop(ctx)
 }
 
-// playFrozen puts a worker where SIGKILL does not reach it. The others continue and the job ends
-// without it.
+// playFrozen freezes a worker so that SIGKILL does not reach it. The others continue and the job
+// ends without it.
 func playFrozen(ctx context.Context, t *trial) error {
 	t.Steps = 0
 	j, err := t.begin(ctx, "--stall-warning", "1s", "--stall-timeout", "10s", "--drain-timeout", "2s")

@@ -20,8 +20,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// memoryOfDriver is the largest memory of hvdrun in bytes, whatever the amount of output and the
-// length of lists.
+// memoryOfDriver bounds hvdrun's memory in bytes, whatever the amount of output and the length of
+// lists.
 const memoryOfDriver = 200 << 20
 
 // playPrint makes workers print much output and counts it.
@@ -75,9 +75,9 @@ func playPrint(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// countLines returns the number of lines that each worker printed of what, which are numbered, and
-// tells read of the bytes that it reads. The lines must be in order, of which as many as twice may
-// be repeated at once.
+// countLines returns the number of numbered lines of this kind that each worker printed, and calls
+// read with the number of bytes of each line that it reads. The lines must be in order, except that
+// up to twice of them may be repeated.
 func countLines(r io.Reader, what string, twice int, read func(int)) (lines map[string]int, err error) {
 	lines = make(map[string]int)
 	repeated := make(map[string]int)
@@ -85,7 +85,7 @@ func countLines(r io.Reader, what string, twice int, read func(int)) (lines map[
 		read(len(s.Bytes()))
 		_, rest, ok := bytes.Cut(s.Bytes(), []byte("<stdout>:"+what+" of "))
 		worker, rest, whole := bytes.Cut(rest, []byte(": line "))
-		if !ok || !whole { // of another program, or of a worker that was killed in the middle of it
+		if !ok || !whole { // a line of another program, or of a worker that was killed while it printed
 			continue
 		}
 		number, _, _ := bytes.Cut(rest, []byte(" "))
@@ -205,7 +205,7 @@ func playCheckpoint(ctx context.Context, t *trial) error {
 	return t.goesOn(ctx, j, folder)
 }
 
-// goesOn checks that another job with the same checkpoints continues where this one ended.
+// goesOn checks that another job with the same checkpoints continues where this job ended.
 func (t *trial) goesOn(ctx context.Context, before *job, folder string) error {
 	t.Steps = before.Step + 10
 	next, err := t.job()
@@ -214,7 +214,7 @@ func (t *trial) goesOn(ctx context.Context, before *job, folder string) error {
 	}
 	next.again(2)
 	next.worker("-checkpoints", folder)
-	// The steplogs of both are checked as one job's: a step committed in the first must not be
+	// The steplogs of both jobs are checked as one: a step committed in the first must not be
 	// repeated in the second.
 	next.before = before.Lines
 	if err := next.start(); err != nil {
@@ -281,7 +281,7 @@ func playDisk(ctx context.Context, t *trial) error {
 	return t.goesOn(ctx, j, path)
 }
 
-// room continues a job once there is space again.
+// room checks that the job continues once there is space again.
 func (t *trial) room(ctx context.Context, j *job) error {
 	if err := t.dieAndTell(ctx, j, 1); err != nil || !strings.HasPrefix(t.How, "job") || t.Seed%2 != 0 {
 		return err
@@ -301,7 +301,7 @@ func (t *trial) dieAndTell(ctx context.Context, j *job, n int) error {
 	return err
 }
 
-// killsUnseen is kills if the events file may be incomplete: it relies on the steplog.
+// killsUnseen is kills for jobs whose events file can be incomplete: it relies on the steplog.
 func (t *trial) killsUnseen(ctx context.Context, j *job, n int) error {
 	for range n {
 		trains := func(l steplog.Line) bool {

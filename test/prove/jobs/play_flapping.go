@@ -13,14 +13,14 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// In this time hvdrun logs at most so many lines while hosts come and go: two a second.
+// hvdrun must log at most mostLines lines in any window while hosts come and go: two per second.
 const (
 	window    = 10 * time.Second
 	mostLines = 20
 )
 
-// playFlapping makes a tenth of the hosts leave each second, and those of the second before return,
-// and looks how much hvdrun logs.
+// playFlapping makes a tenth of the hosts leave each second, and those of the previous second
+// return, and checks how much hvdrun logs.
 func playFlapping(ctx context.Context, t *trial) error {
 	t.Steps = 0
 	j, err := t.job()
@@ -70,8 +70,8 @@ func playFlapping(ctx context.Context, t *trial) error {
 // stamped is a line of hvdrun's log.
 var stamped = regexp.MustCompile(`^(\d\d:\d\d:\d\d\.\d{3}) [A-Z]+ +(.*)`)
 
-// logged counts the lines that hvdrun has logged until it was stopped. More than mostLines within
-// the window are an error.
+// logged returns the number of lines that hvdrun logged before it was stopped, and an error if
+// there are more than mostLines in any window.
 func logged(text string) (n int, err error) {
 	var last [mostLines]time.Time
 	for line := range strings.Lines(text) {

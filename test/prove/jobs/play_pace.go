@@ -12,13 +12,13 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// calmSteps is the number of steps by which the pace of an undisturbed job is measured, at most.
+// calmSteps is the largest number of steps over which the pace of an undisturbed job is measured.
 const calmSteps = 300
 
-// playPace trains by elastic.Steps while, at a fixed rate, workers are killed, asked to leave, or
+// playPace trains with elastic.Steps while, at a fixed rate, workers are killed, asked to leave, or
 // stopped by SIGSTOP for a moment, and, in a cluster, hosts are cut off for a moment. It measures
-// which share of the pace of an undisturbed job is left; the weights at the end must be those of an
-// undisturbed process.
+// the fraction of an undisturbed job's pace that is left; the weights at the end must be those of
+// an undisturbed process.
 func playPace(ctx context.Context, t *trial) error {
 	j, err := t.job()
 	if err != nil {
@@ -59,7 +59,7 @@ func playPace(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// calmPace returns the mean time of a step of a job to which nothing happens.
+// calmPace returns the mean time of a step of an undisturbed job.
 func (t *trial) calmPace(ctx context.Context, on *cluster) (time.Duration, error) {
 	j, err := t.job()
 	if err != nil {
@@ -91,8 +91,8 @@ func (j *job) endOn(ctx context.Context, on *cluster) error {
 	return j.end(ctx)
 }
 
-// pace returns the mean time from one step to the next, from the first that any worker has applied
-// to the last, their number and the time of all.
+// pace returns the mean time from one step to the next, from the first to the last that any worker
+// has applied, their number, and the total time.
 func pace(lines []steplog.Line) (step time.Duration, steps int, all time.Duration) {
 	first := make(map[int]int64) // when a step was first applied
 	from, to := int64(0), int64(0)
@@ -114,8 +114,8 @@ func pace(lines []steplog.Line) (step time.Duration, steps int, all time.Duratio
 	return all / time.Duration(max(1, len(first)-1)), len(first), all
 }
 
-// disturb does something to a worker, or to a host of the cluster, after each pause, until step
-// until, or until the job has ended.
+// disturb disturbs a worker, or a host of the cluster, after each pause, until step until or the
+// end of the job.
 func (k *killer) disturb(ctx context.Context, on *cluster) error {
 	ways := map[string][]func() error{
 		"kill": {k.strikeOne}, "mix": {k.strikeOne, k.stopOne(ctx)}, "stop": {k.stopOne(ctx)},
@@ -133,7 +133,7 @@ func (k *killer) disturb(ctx context.Context, on *cluster) error {
 
 func (k *killer) strikeOne() error { k.hit(); return nil }
 
-// stopOne stops a member for a second at most. It may have been given up by then.
+// stopOne stops a member for at most a second. The job may have given it up by then.
 func (k *killer) stopOne(ctx context.Context) func() error {
 	return func() error {
 		holders := k.Holders()
@@ -151,7 +151,7 @@ func (k *killer) stopOne(ctx context.Context) func() error {
 	}
 }
 
-// cutOne cuts a host off, for longer than the others need to notice.
+// cutOne disconnects a host for longer than the others need to notice.
 func (k *killer) cutOne(ctx context.Context, on *cluster) func() error {
 	return func() error {
 		host := on.hosts[k.trial.dice.IntN(k.setup.Hosts)]

@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// playInterrupt sends SIGINT at some moment, possibly twice.
+// playInterrupt sends SIGINT once or twice at random moments.
 func playInterrupt(ctx context.Context, t *trial) error {
 	t.Steps = 0
 	j, err := t.job()
@@ -25,8 +25,8 @@ func playInterrupt(ctx context.Context, t *trial) error {
 	if t.How == "stubborn" {
 		j.worker("-stubborn")
 	}
-	// Before that hvdrun has not installed its signal handlers: the default action ends it, and it
-	// has started nothing.
+	// Before this, hvdrun has not installed its signal handlers: the signal would end it at once,
+	// before it has started anything.
 	if err := j.start(); err != nil {
 		return err
 	}
@@ -186,7 +186,7 @@ else printf '127.0.0.1:2\n127.0.0.2:2\n'; fi
 			return at >= 0 && j.Generation >= j.Events[at].Generation
 		})
 	} else {
-		// The script has run five times since.
+		// By then the script has run five more times.
 		asked := func() int64 { fi, _ := os.Stat(filepath.Join(t.dir, "asked")); return fi.Size() }
 		since := asked()
 		err = j.Until(ctx, "five more lists of hosts", func() bool { return asked() >= since+6 })

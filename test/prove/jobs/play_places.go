@@ -116,8 +116,8 @@ func playHome(ctx context.Context, t *trial) error {
 	return j.end(ctx, terminated)
 }
 
-// removeFolders removes the job's directories in /tmp, where hvdrun keeps a job that has no other
-// place, and among the temporary files.
+// removeFolders removes the job's directories among the temporary files and in /tmp, where hvdrun
+// keeps a job that has no other place.
 func removeFolders(id string) error {
 	var errs []error
 	for _, temp := range []string{"/tmp", os.TempDir()} {
@@ -146,7 +146,8 @@ func playSix(ctx context.Context, t *trial) error {
 	return j.end(ctx)
 }
 
-// playOrphans has workers that leave processes behind which only an argument connects to the job.
+// playOrphans runs workers that leave processes behind. Only an argument shows that these belong to
+// the job.
 func playOrphans(ctx context.Context, t *trial) error {
 	if t.How != "done" {
 		t.Steps = 0
@@ -190,8 +191,8 @@ func playDone(ctx context.Context, t *trial) error {
 	return j.end(ctx)
 }
 
-// playLinks has a cluster of three agents, each in a network namespace, and disconnects one of them
-// for a time, or the driver's host.
+// playLinks runs a job on a cluster of three agents, each in a network namespace, and disconnects
+// one of them, or the driver's host, for a time.
 func playLinks(ctx context.Context, t *trial) error {
 	t.Steps = 0
 	j, err := t.job()
@@ -232,15 +233,15 @@ func playLinks(ctx context.Context, t *trial) error {
 	return j.endAmong(ctx, interrupted)
 }
 
-// cluster is a network of agents, which find each other by gossip, and a host for hvdrun. Its jobs
-// come one after the other.
+// cluster is a network of agents, which find each other by gossip, and a host for hvdrun. It runs
+// one job at a time.
 type cluster struct {
 	*network
 	flags []string // of hvdrun
 	marks []string // of agents and jobs
 }
 
-// cluster starts agents with slots for the job's workers and spares, as many on each host.
+// cluster starts agents with slots for the job's workers and spares, the same number on each host.
 func (j *job) cluster(ctx context.Context) (*cluster, error) {
 	t := j.trial
 	key, err := t.key(ctx)
@@ -309,7 +310,7 @@ func (j *job) endAmong(ctx context.Context, status int) error {
 	return errors.Join(j.Look(), j.checkStepLog())
 }
 
-// key writes a key of a cluster into a file and returns its path.
+// key writes the key of a new cluster into a file and returns its path.
 func (t *trial) key(ctx context.Context) (string, error) {
 	path := filepath.Join(t.dir, "key")
 	if out, err := exec.CommandContext(ctx, t.programs.Hvdrun, "agent", "--generate-key", path).CombinedOutput(); err != nil {
@@ -318,8 +319,8 @@ func (t *trial) key(ctx context.Context) (string, error) {
 	return path, nil
 }
 
-// background starts a process of the job beside hvdrun, whose output goes to a file of its name.
-// Stop makes it end by SIGTERM and waits for that; the end of the case kills it.
+// background starts a process of the job beside hvdrun. Its output is written to a file with its
+// name. stop ends it with SIGTERM and waits for it; the end of the case kills it.
 func (t *trial) background(j *job, name string, words []string) (stop func() error, err error) {
 	out, err := os.Create(filepath.Join(t.dir, name+".output"))
 	if err != nil {
@@ -336,7 +337,7 @@ func (t *trial) background(j *job, name string, words []string) (stop func() err
 	wait := sync.OnceValue(cmd.Wait)
 	t.undo = append(t.undo, func() error {
 		_ = cmd.Process.Kill() // it may have ended
-		_ = wait()             // by that
+		_ = wait()             // after the kill
 		return nil
 	})
 	return func() error {

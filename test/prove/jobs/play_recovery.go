@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// perJob is the largest number of disturbances of a job, whose steplog stays short.
+	// perJob is the largest number of disturbances of a job, so that its steplog stays short.
 	perJob = 20
 	// warmth is the number of steps of a world before it is disturbed.
 	warmth = 20
@@ -34,17 +34,17 @@ const (
 	rest = "0.2,0.2"
 )
 
-// playRecovery measures for how long training is interrupted when a worker is killed, and when
-// workers are added.
+// playRecovery measures how long training is interrupted when a worker is killed, and when workers
+// are added.
 //
 // A death is timed from right before kill(2) of a worker until every survivor has completed a step
-// in a later world. The dead worker's slot returns, and the next worker is killed some time later,
-// with Spares once that many wait again, and have followed the others for a while.
+// in a later world. The dead worker's slot returns, and the next worker is killed some time later;
+// with Spares, once that number of spares wait again and have followed the others for a while.
 //
 // Growth is timed by the discovery script, from right before it first prints a second host with as
 // many slots as the first, until the first step in the larger world. The pause is the longest time
 // in between from one step of an old worker to its next, less a median step. Because a first step
-// may be slow for other reasons, the time outside the training function is reported too.
+// can be slow for other reasons, the time outside the training function is reported too.
 //
 // An arrival is timed from right before another `hvdrun agent` is started in the cluster of the
 // job, until Commit has returned a HostsUpdatedError in every worker, while a new worker waits to
@@ -103,7 +103,7 @@ func (b *bench) endless(name string) (*job, error) {
 	return j, j.apart(name)
 }
 
-// settled blocks until a world of that size, later than the generation, has completed some steps.
+// settled blocks until a world of this size with a later generation has completed some steps.
 func (j *job) settled(ctx context.Context, size int, after uint64) error {
 	return j.Until(ctx, fmt.Sprintf("a world of %d", size), func() bool {
 		return j.Generation > after && j.Size == size && len(j.Ranks) == size && j.warm()
@@ -124,7 +124,7 @@ func (j *job) warm() bool {
 	return steps == warmth
 }
 
-// spared blocks until the spares wait that are in no world, and some steps more.
+// spared blocks until all spares wait outside the world, and then for some more steps.
 func (j *job) spared(ctx context.Context) error {
 	if j.Spares == 0 {
 		return nil
@@ -150,15 +150,15 @@ func (j *job) spared(ctx context.Context) error {
 	return j.trained(ctx, warmth)
 }
 
-// weigh notes the most memory that any member of the newest world has had.
+// weigh updates the largest memory of any member of the newest world.
 func (b *bench) weigh(j *job) {
 	for pid := range j.Ranks {
 		b.most = max(b.most, peak(pid))
 	}
 }
 
-// killSome runs a job and kills n of its workers, one after the other, while its spares run tasks
-// or do not.
+// killSome runs a job and kills n of its workers, one after the other. tasks says whether its
+// spares run tasks meanwhile.
 func (b *bench) killSome(ctx context.Context, n int, tasks bool) error {
 	j, err := b.endless("kills")
 	if err != nil {
@@ -241,15 +241,15 @@ func (b *bench) besides(ctx context.Context, j *job) (end func(), err error) {
 	}
 	return sync.OnceFunc(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait() // what it has printed counts
+		_ = cmd.Wait() // its output has the result
 		text := strings.TrimSpace(out.String())
 		var n int
-		_, _ = fmt.Sscanf(text[strings.LastIndex(text, "\n")+1:], "%d tasks", &n) // after lines of how many are left
+		_, _ = fmt.Sscanf(text[strings.LastIndex(text, "\n")+1:], "%d tasks", &n) // the last line; those before report how many are left
 		b.count("tasks of spares", n)
 	}), nil
 }
 
-// compare reports the steps of members whose spares ran tasks, and of those whose spares waited.
+// compare compares the steps of members while spares run tasks with those while spares wait.
 func (b *bench) compare() error {
 	without, with := b.steps[false], b.steps[true]
 	if len(with) == 0 {

@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/prove/jobs/internal/crowd"
 )
 
-// playScale measures a real driver of real agents and simulated workers.
+// playScale measures a real driver with real agents and simulated workers.
 func playScale(ctx context.Context, t *trial) error {
 	var sizes []int
 	for text := range strings.SplitSeq(cmp.Or(t.Sizes, strconv.Itoa(t.Workers)), ",") {
@@ -46,7 +46,7 @@ func playScale(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// crowd runs a job of so many simulated workers, whose driver and hosts this program plays.
+// crowd runs a job of n simulated workers. This program plays its driver and hosts.
 func (t *trial) crowd(ctx context.Context, n int) (s crowd.Sample, err error) {
 	j, err := t.job()
 	if err != nil {

@@ -17,9 +17,9 @@ import (
 // orphaned is how long agents wait for another driver.
 const orphaned = 30 * time.Second
 
-// playTasks has a client submit tasks, of which each must return, once and the right result,
-// whatever happens to the workers and to hvdrun meanwhile. With a model, they depend on each other,
-// and some fail or are cancelled.
+// playTasks runs a client that submits tasks. Each must return the right result exactly once,
+// whatever happens to the workers and to hvdrun meanwhile. In the kind model, tasks depend on each
+// other, and some fail or are cancelled.
 func playTasks(ctx context.Context, t *trial) error {
 	j, err := t.job()
 	if err != nil {
@@ -65,15 +65,15 @@ func playTasks(ctx context.Context, t *trial) error {
 	if j.Status() != terminated {
 		return fmt.Errorf("exit status %d, want %d", j.Status(), terminated)
 	}
-	// An agent whose driver was killed before it had written down that the agent is there waits for
-	// another driver, without success, for less than this.
+	// If a driver was killed before it had recorded an agent, the agent waits for another driver
+	// that never comes, for less than this.
 	if left := j.AwaitGone(follow.Patience); len(left) > 0 {
 		return fmt.Errorf("processes are left: %q", left)
 	}
 	return nil
 }
 
-// submit starts the client, and returns how it ends.
+// submit starts the client. The channel delivers its result.
 func (j *job) submit(ctx context.Context) (<-chan error, error) {
 	n, how := j.trial.Steps, "-submit"
 	if j.trial.Kind == "model" {
@@ -109,7 +109,7 @@ func (j *job) submit(ctx context.Context) (<-chan error, error) {
 	return ended, nil
 }
 
-// disturbTasks does something to the job, and returns the one that goes on.
+// disturbTasks disturbs the job, and returns the job that continues.
 func (j *job) disturbTasks(ctx context.Context, t *trial) (*job, error) {
 	if err := follow.Sleep(ctx, time.Duration(100+t.dice.IntN(600))*time.Millisecond); err != nil {
 		return j, err
@@ -128,12 +128,12 @@ func (j *job) disturbTasks(ctx context.Context, t *trial) (*job, error) {
 		})
 	case 1:
 		slot := t.slot(t.dice.IntN(t.Workers))
-		if _, _, err := j.ask(ctx, "drain", slot); err != nil { // it may be the last one
+		if _, _, err := j.ask(ctx, "drain", slot); err != nil { // it can be the last one
 			return j, err
 		}
 		_, _, err := j.ask(ctx, "readmit", slot)
 		return j, err
-	case 2: // with its workers, and what their host has stored
+	case 2: // its workers die too, and the results that their host stored are lost
 		j.killOne(t, func(line string) bool { return strings.HasSuffix(line, " agent --job") })
 		return j, nil
 	}
@@ -141,7 +141,7 @@ func (j *job) disturbTasks(ctx context.Context, t *trial) (*job, error) {
 	return j, nil
 }
 
-// killOne kills one of the job's processes whose command line is one of those.
+// killOne kills one of the job's processes for whose command line is returns true.
 func (j *job) killOne(t *trial, is func(line string) bool) {
 	pids := slices.DeleteFunc(j.Processes(), func(pid int) bool { return !is(follow.CommandLine(pid)) })
 	if len(pids) > 0 {

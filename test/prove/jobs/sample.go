@@ -17,7 +17,8 @@ type sample struct {
 	generation uint64 // of the world that was disturbed
 	pid        int    // of the worker that was killed
 
-	// Times of intermediate events, 0 if not seen: of the driver, and of the last of all workers.
+	// Times of intermediate events, from the driver's events or of the last of all workers; 0 if
+	// not seen.
 	found   time.Duration // the driver has the new list of hosts
 	started time.Duration // the last new worker's process is started
 	ready   time.Duration // the last new worker waits for the next world
@@ -64,8 +65,8 @@ func (s *sample) observe(events []follow.Event) {
 	}
 }
 
-// next returns when the last and when the first worker of the first world after the disturbance had
-// entered it and completed a step.
+// next returns when the last worker of the first world after the disturbance had entered it, when
+// the last and when the first had completed a step there.
 func (s *sample) next(lines []steplog.Line) (entered, stepped, firstStep time.Duration) {
 	generation := uint64(0)
 	ranks := make(map[int]bool)
@@ -151,7 +152,8 @@ func (s *sample) hear(j *job) {
 	}
 }
 
-// rows collects the times of all samples that have them: from parts, and that of the whole.
+// rows collects each of the times from all samples that have it. The last row is the whole time,
+// the others its parts.
 func rows(samples []sample, times []stage) (rows []report.Row) {
 	for i, at := range times {
 		r := report.Row{Name: at.name}

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// setup is a case: its job and its disturbances. It depends on the seed, and on the flags that
-// stand in for fields: is says what a field with a flag of its name is.
+// setup is a case: its job and its disturbances. The seed determines it; flags with the names of
+// fields replace them. The tag is describes a field.
 type setup struct {
 	Seed    uint64
 	Kind    string
@@ -52,8 +52,8 @@ type setup struct {
 	Verbose bool   `is:"print the log of that driver"`
 }
 
-// fields calls f with the name and the value of each field, and with what its flag is, if it has
-// one.
+// fields calls f with the name of each field, the description of its flag, empty if it has none,
+// and its value.
 func (s *setup) fields(f func(name, is string, v reflect.Value)) {
 	v := reflect.ValueOf(s).Elem()
 	for i := range v.NumField() {
@@ -64,7 +64,7 @@ func (s *setup) fields(f func(name, is string, v reflect.Value)) {
 
 var inner = regexp.MustCompile(`([a-z])([A-Z])`)
 
-// define defines the flags, which set fields of s.
+// define defines the flags that set fields of s.
 func (s *setup) define(f *flag.FlagSet) {
 	s.fields(func(name, is string, v reflect.Value) {
 		if is = "in place of what the seed says: " + is; v.Kind() == reflect.Uint64 || name == "kind" {
@@ -87,7 +87,8 @@ func (s *setup) define(f *flag.FlagSet) {
 	})
 }
 
-// replace replaces the fields whose flags are given, and returns those flags as they are given.
+// replace sets the fields whose flags are given, and returns these flags as words of a command
+// line.
 func (s *setup) replace(f *flag.FlagSet) (given []string) {
 	f.Visit(func(set *flag.Flag) {
 		s.fields(func(name, is string, v reflect.Value) {
@@ -128,10 +129,10 @@ func size(n int64) string {
 }
 
 const (
-	// memoryBound bounds the states of all workers of a case in bytes. A worker has its state
+	// memoryBound bounds the states of all workers of a case, in bytes. A worker has its state
 	// twice: live and committed.
 	memoryBound = 10 << 30
-	// Cases above this are not small.
+	// Cases above one of these are not small.
 	smallWorkers, smallState, smallPrint, smallListed = 16, 16 << 20, 4, 200
 )
 
@@ -147,8 +148,8 @@ func (s setup) small() bool {
 	return workers <= smallWorkers && s.State <= smallState && s.Print <= smallPrint && s.Listed <= smallListed
 }
 
-// draw returns the case of a seed. Kinds take turns, so that consecutive seeds cover all kinds;
-// sizes grow with the turn, because large ones are rarely drawn.
+// draw returns the case of a seed. Kinds take turns, so consecutive seeds cover all kinds; sizes
+// grow with the turn, because large ones are rarely drawn.
 func draw(seed uint64) (setup, kind) {
 	k := kinds[seed%uint64(len(kinds))]
 	d := rand.New(rand.NewPCG(seed, 0x6a6f6273))

@@ -54,8 +54,8 @@ func TestCasesHaveBounds(t *testing.T) {
 	}
 }
 
-// TestLargeComesSoon: large cases do not depend on chance: each size occurs within six turns, less
-// than half an hour.
+// TestLargeComesSoon: large cases do not depend on chance: each size occurs within six turns, which
+// take less than half an hour.
 func TestLargeComesSoon(t *testing.T) {
 	var text strings.Builder
 	for seed := range uint64(6 * len(kinds)) {
@@ -107,8 +107,8 @@ func TestSetupInWords(t *testing.T) {
 	}
 }
 
-// TestFlagsReplaceFields: what is given stands in for what the seed says, zeros too, and is printed
-// as it can be given again.
+// TestFlagsReplaceFields: flags replace what the seed determines, also by zeros, and are printed in
+// a form that can be given again.
 func TestFlagsReplaceFields(t *testing.T) {
 	var given setup
 	f := flag.NewFlagSet("", flag.ContinueOnError)

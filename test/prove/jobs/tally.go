@@ -55,7 +55,7 @@ func (r *row) add(o *row) {
 	r.findings.add(o.findings)
 }
 
-// all is the row of all cases.
+// all returns the sum of the rows of all kinds.
 func (t *tally) all() *row {
 	var all row
 	for _, k := range kinds {

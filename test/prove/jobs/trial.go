@@ -25,23 +25,22 @@ type trial struct {
 	programs follow.Programs
 	help     string // output of hvdrun help flags
 	dir      string
-	keep     bool // the case's files, though it has not failed
+	keep     bool // keep the case's files even if it does not fail
 	dice     *rand.Rand
-	jobs     []*job      // that have been started
+	jobs     []*job      // those that have been started
 	failed   atomic.Bool // the case's files are kept
 	notes    string      // notes in the case's line
 	table    string      // printed after it
 	findings
 }
 
-// note adds to the case's line.
+// note adds a note to the case's line.
 func (t *trial) note(format string, args ...any) { t.notes += "; " + fmt.Sprintf(format, args...) }
 
 // has reports whether hvdrun has a flag.
 func (t *trial) has(flag string) bool { return strings.Contains(t.help, flag+" ") }
 
-// try runs the case and returns its errors. It leaves nothing behind but the files of a failed
-// case.
+// try runs the case and returns its errors. It leaves only the files of a failed case behind.
 func (t *trial) try(ctx context.Context, k kind) error {
 	t.dice = rand.New(rand.NewPCG(t.Seed, 0x74727921))
 	if err := os.Mkdir(t.dir, 0o777); err != nil {
@@ -91,8 +90,8 @@ func (j *job) full(ctx context.Context, generation uint64) error {
 	})
 }
 
-// kills kills so many members of the newest world by SIGKILL, at least one of which survives with
-// the state, and waits until the others continue.
+// kills kills n members of the newest world by SIGKILL, one after the other, and waits until the
+// others continue. It always spares one that holds the state.
 func (t *trial) kills(ctx context.Context, j *job, n int) error {
 	for range n {
 		err := j.Until(ctx, "a world of two that train", func() bool { return len(j.Holders()) > 1 && j.Generation == j.World.Generation })
@@ -115,7 +114,7 @@ func (t *trial) kills(ctx context.Context, j *job, n int) error {
 }
 
 // strike sends a signal to a worker, identified by its own PID, which differs in a PID namespace.
-// It reports whether the job has such a process.
+// It reports whether the job has this process.
 func (j *job) strike(pid int, s syscall.Signal) bool {
 	for _, outer := range j.processes(j.trial.programs.Trainer) {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", outer)) // empty if it has ended

@@ -22,8 +22,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A small job of several processes runs all phases: it forms a world, grows, shrinks, loses one in
-// a hundred and a tenth at once, then a third of its hosts, and is stopped.
+// TestSmallCrowd: a small job of several processes runs all phases: it forms a world, grows,
+// shrinks, loses one in a hundred and a tenth of its workers at once, then a third of its hosts,
+// and is stopped.
 func TestSmallCrowd(t *testing.T) {
 	sc := Scenario{Workers: 50, Each: 20, Result: filepath.Join(t.TempDir(), "result")}
 	text, err := json.Marshal(sc)

@@ -18,22 +18,23 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 )
 
-// A connection between the driver's process and that of a host carries JSON objects: a client.Hello
-// and a client.Ready first, then orders and news.
+// A connection between the driver's process and a host's process carries JSON objects: first a
+// client.Hello and a client.Ready, then orders and news.
 
-// order is a message from the driver's process to that of a host.
+// order is a message from the driver's process to a host's process.
 type order struct {
-	// Whole is the generation of a world that all members have received; Over is one that all have
-	// to leave, because some have died or because of an update.
+	// Whole is the generation of a world that all members have received. Over is the generation of
+	// a world that all members must leave, because some have died or because of an update.
 	Whole uint64 `json:",omitempty"`
 	Over  uint64 `json:",omitempty"`
-	// Kill, if not 0, makes each worker die at once whose rank in the world Over it divides.
+	// Kill, if not 0, kills at once each worker whose rank in the world Over is a multiple of it.
 	Kill int `json:",omitempty"`
 }
 
-// news is a message from a host's process. World is the generation of a world of Size members, of
-// which Members of the host have received it, the last At nanoseconds since 1970, and Committed
-// have reported a commit; or all of them have received an update, Heard.
+// news is a message from a host's process. World is the generation of a world of Size members.
+// Members of them on this host have received it, the last at At, in nanoseconds since 1970, and
+// Committed have reported a commit. If Heard is set, all members on the host have received this
+// update.
 type news struct {
 	World                    uint64
 	Size, Members, Committed int
@@ -41,11 +42,11 @@ type news struct {
 	At                       int64
 }
 
-// fleet is the processes of all hosts: a client.Starter.
+// fleet is the processes of all hosts. It implements client.Starter.
 type fleet struct {
 	hosts int // that there will be
 
-	// told receives what is true of all hosts together: all members have received World, or have
+	// told receives news about all hosts together: all members have received World, or have
 	// committed in it, or have received the update Heard.
 	told chan news
 
@@ -56,7 +57,7 @@ type fleet struct {
 	listening sync.WaitGroup
 }
 
-// process is that of a host.
+// process is the process of a host.
 type process struct {
 	host string
 	cmd  *exec.Cmd
@@ -68,13 +69,13 @@ type process struct {
 	enc     *json.Encoder
 }
 
-// muster is what the hosts have told of the newest world.
+// muster collects what the hosts have reported of the newest world.
 type muster struct {
 	world     uint64
 	size      int
 	whole     bool              // all members have received it
-	committed bool              // and reported a commit
-	of        map[*process]news // the last of each
+	committed bool              // the last news of each
+	of        map[*process]news // the last news of each with Heard
 	heard     map[*process]news // the same of those with Heard
 }
 
@@ -103,7 +104,7 @@ func (f *fleet) Start(ctx context.Context, host string, hello client.Hello) (rea
 	return ready, nil
 }
 
-// start starts the process of a host, which has that address.
+// start starts the process of a host, and returns the host's address.
 func (f *fleet) start(host string) (p *process, at netip.Addr, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -127,7 +128,7 @@ func (f *fleet) start(host string) (p *process, at netip.Addr, err error) {
 	return p, netip.AddrFrom4([4]byte{127, 1, byte(f.begun >> 8), byte(f.begun)}), nil
 }
 
-// ends returns the ends of a connection.
+// ends returns the two ends of a connection.
 func ends() (near, far *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -136,14 +137,14 @@ func ends() (near, far *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "near"), os.NewFile(uintptr(fds[1]), "far"), nil
 }
 
-// connOf returns the connection whose end is f, which it closes.
+// connOf returns the connection of which f is one end. It closes f.
 func connOf(f *os.File) (net.Conn, error) {
 	defer f.Close() // FileConn has its own descriptor
 	return net.FileConn(f)
 }
 
-// close waits until the processes have ended, once their agents' sessions have. It tells those to
-// end that have none.
+// close ends the processes that have no agent's session, and waits until all have ended; the others
+// end with their session.
 func (f *fleet) close() error {
 	var all []error
 	for _, p := range f.processes {
@@ -164,7 +165,7 @@ func (f *fleet) processor() (sum time.Duration) {
 	return sum
 }
 
-// listen hears the news of a host until its process has closed the connection.
+// listen handles the news of a host until its process has closed the connection.
 func (f *fleet) listen(p *process) error {
 	for {
 		var n news
@@ -179,8 +180,8 @@ func (f *fleet) listen(p *process) error {
 	}
 }
 
-// hear takes what a host has told of a world, gives the order that follows, and tells what is true
-// of all hosts.
+// hear records what a host has reported of a world, sends the order that follows from it, and
+// delivers the news about all hosts.
 func (f *fleet) hear(p *process, n news) error {
 	f.mu.Lock()
 	all, o := f.muster.take(p, n)
@@ -197,8 +198,8 @@ func (f *fleet) hear(p *process, n news) error {
 	return nil
 }
 
-// take returns what all hosts have told, with the order that follows from it; the zero news if some
-// have not.
+// take records a host's news. It returns the news about all hosts and the order that follows, or
+// the zero news if some hosts have not reported yet.
 func (m *muster) take(p *process, n news) (all news, o order) {
 	if n.World > m.world {
 		*m = muster{world: n.World, size: n.Size, of: make(map[*process]news), heard: make(map[*process]news)}
@@ -257,8 +258,8 @@ func (f *fleet) sendAll(o order) error {
 	return nil
 }
 
-// kill ends one in so many workers as if killed, and returns how many are left; these notice it at
-// once, as peers in training do.
+// kill makes one in every one workers end as if killed, and returns the number of the others. These
+// notice it at once, as peers in training do.
 func (f *fleet) kill(one int) (left int, err error) {
 	f.mu.Lock()
 	world, size := f.muster.world, f.muster.size
@@ -266,8 +267,8 @@ func (f *fleet) kill(one int) (left int, err error) {
 	return size - (size+one-1)/one, f.sendAll(order{Over: world, Kill: one})
 }
 
-// members returns how many members of the newest world are on hosts whose names do not come before
-// first.
+// members returns how many members of the newest world are on the hosts from first on, in the order
+// of their names.
 func (f *fleet) members(first string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

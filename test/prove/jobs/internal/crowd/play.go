@@ -1,11 +1,11 @@
-// Package crowd measures a driver of many workers.
+// Package crowd measures a driver with many workers.
 //
 // The driver is real, with a journal on disk, in its own process. Each host is a process with a
-// real job agent, at a loopback address of its own, which the driver reaches as it reaches those of
-// other machines. The workers are goroutines of that process, where the agent starts them: they
-// have credentials, call the driver through the agent by their sockets and receive notifications as
-// workers do, but compute nothing and are not connected to each other: all leave a world together
-// when each has received an update, or when some of them die. All processes run on this machine, so
+// real job agent at its own loopback address; the driver reaches it like an agent on another
+// machine. The workers are goroutines that the agent starts in its process. Like real workers, they
+// have credentials, call the driver through the agent over their sockets and receive notifications,
+// but they compute nothing and are not connected to each other: all leave a world together when
+// each has received an update, or when some of them die. All processes run on this machine, so
 // times include the share of agents and workers; the driver's memory and CPU time are reported
 // separately.
 package crowd
@@ -24,15 +24,15 @@ import (
 	"syscall"
 )
 
-// The processes of a job run the program that starts it, which calls [Play] when it finds Role in
-// its environment.
+// The processes of a job run the same program as the one that starts them. It must call [Play] if
+// Role is in its environment.
 const (
 	Role   = "HVDRUN_CROWD_ROLE"
 	Driver = "driver" // with the arguments --events-file FILE --scenario JSON
 	host   = "host"   // with the bytes of its memory
 )
 
-// The heap size, in bytes, at which the hosts' processes begin to collect garbage: of each, and of
+// The heap size, in bytes, at which a host's process begins to collect garbage: for each, and for
 // all together.
 const (
 	hostMemory = 2 << 30
@@ -88,8 +88,8 @@ func playDriver(ctx context.Context, args []string) error {
 	return os.WriteFile(sc.Result, result, 0o666)
 }
 
-// self returns a command that runs this program as one of so many hosts, with one end of a
-// connection; it ends with this process.
+// self returns a command that runs this program as one of this number of hosts, with one end of a
+// connection. It ends with this process.
 func self(conn *os.File, hosts int) (*exec.Cmd, error) {
 	exe, err := os.Executable()
 	if err != nil {

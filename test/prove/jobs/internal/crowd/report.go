@@ -72,7 +72,7 @@ func exponent(fewer, more int, v, w float64) float64 {
 	return math.Log(w/v) / math.Log(float64(more)/float64(fewer))
 }
 
-// Table formats the results of jobs of so many workers each, which grow.
+// Table formats the results of jobs of these numbers of workers, in increasing order.
 func Table(sizes []int, rows []Sample) string {
 	var table report.Table
 	head := []any{"workers"}

@@ -31,7 +31,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/report"
 )
 
-// Scenario is a job: it forms a world of so many workers, grows by a host and shrinks again, loses
+// Scenario is a job: it forms a world of Workers workers, grows by a host and shrinks again, loses
 // one in a hundred of its workers at once, one in ten, and a third of its hosts, and is stopped.
 type Scenario struct {
 	Workers int
@@ -43,13 +43,13 @@ type Scenario struct {
 }
 
 const (
-	// fewest is the number of hosts that even a small job has; added is the number of slots of the
-	// host by which a job grows.
+	// fewest is the number of hosts of even a small job; added is the number of slots of the host
+	// by which a job grows.
 	fewest = 6
 	added  = 8
-	// starting is the longest that the driver waits for workers, and for their agents.
+	// starting is how long the driver waits for workers and for their agents.
 	starting = 2 * time.Minute
-	// spare is how many descriptors the driver has besides those of each host.
+	// spare is the number of descriptors that the driver has in addition to perHost for each host.
 	spare, perHost = 500, 4
 )
 
@@ -102,7 +102,7 @@ func (sc Scenario) run(ctx context.Context, events io.Writer) (s Sample, err err
 	return st.play(ctx)
 }
 
-// permit raises the limit of open descriptors of this process to so many.
+// permit raises the limit of open descriptors of this process to n.
 func permit(n uint64) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil || limit.Cur >= n {
@@ -155,7 +155,7 @@ func (st *stage) play(ctx context.Context) (s Sample, err error) {
 	return s, err
 }
 
-// config returns the driver's, and makes what starts its workers.
+// config returns the driver's configuration, and creates the agents' client.
 func (st *stage) config(runID string, authority *identity.Authority) driver.Config {
 	log := logrus.New()
 	log.SetLevel(logrus.InfoLevel)
@@ -186,7 +186,7 @@ func (st *stage) Levels() []logrus.Level { return logrus.AllLevels }
 // Fire counts a line.
 func (st *stage) Fire(*logrus.Entry) error { st.lines.Add(1); return nil }
 
-// acts are the phases of the job.
+// acts runs the phases of the job.
 func (st *stage) acts(ctx context.Context, s *Sample, began time.Time, cpu time.Duration) error {
 	published, err := st.await(ctx, job.WorldPublished, 1)
 	if err != nil {
@@ -231,7 +231,7 @@ func (st *stage) acts(ctx context.Context, s *Sample, began time.Time, cpu time.
 	return s.most()
 }
 
-// lose kills one in so many workers, and returns the time until the others have the next world.
+// lose kills one in every one workers, and returns the time until the others have the next world.
 func (st *stage) lose(ctx context.Context, one int) (ms float64, err error) {
 	died := time.Now()
 	left, err := st.fleet.kill(one)
@@ -245,7 +245,7 @@ func (st *stage) lose(ctx context.Context, one int) (ms float64, err error) {
 	return report.Milliseconds(next.Sub(died)), st.committed(ctx)
 }
 
-// shrink takes a third of the hosts away, and returns the time until the workers of the others have
+// shrink removes a third of the hosts, and returns the time until the workers of the others have
 // the next world.
 func (st *stage) shrink(ctx context.Context) (ms float64, err error) {
 	left := st.hosts[(len(st.hosts)+2)/3:]
@@ -274,7 +274,8 @@ func (st *stage) change(ctx context.Context, to []plan.Host, generation int) (ms
 	return report.Milliseconds(heard.Sub(told)), st.committed(ctx)
 }
 
-// await returns when the event of that name happened for the nth time.
+// await blocks until the event with that name has happened count times, and returns the time of the
+// last one.
 func (st *stage) await(ctx context.Context, name job.EventName, count int) (time.Time, error) {
 	for {
 		st.mu.Lock()
@@ -308,7 +309,7 @@ func (st *stage) committed(ctx context.Context) error {
 	return err
 }
 
-// hear returns when all workers have received what is asked for.
+// hear blocks until news arrives for which what returns true, and returns its time.
 func (st *stage) hear(ctx context.Context, what func(news) bool) (time.Time, error) {
 	for {
 		select {
@@ -322,7 +323,8 @@ func (st *stage) hear(ctx context.Context, what func(news) bool) (time.Time, err
 	}
 }
 
-// hosts returns the hosts of the first world: Each slots on each, or less, so that there are a few.
+// hosts returns the hosts of the first world, with Each slots on each, or fewer, so that there are
+// several hosts.
 func (sc Scenario) hosts() (list []plan.Host) {
 	slots := min(sc.Each, (sc.Workers+fewest-1)/fewest)
 	for n := sc.Workers; n > 0; n -= slots {

@@ -25,10 +25,10 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// crew is the workers of a host: a launch.Launcher whose workers are goroutines.
+// crew is the workers of a host. It implements launch.Launcher with goroutines.
 type crew struct {
 	tell    func(news)
-	changed wake.Flag    // the newest world has
+	changed wake.Flag    // something about the newest world has changed
 	whole   wake.Flag    // all have received the newest world
 	started atomic.Int64 // workers
 
@@ -42,8 +42,8 @@ type world struct {
 	size       int           // of all processes
 	members    []*worker     // members of this process that have received it
 	committed  int           // members of this process that have reported a commit
-	at         time.Time     // when the last of them has
-	heard      bool          // they have been told to have received an update
+	at         time.Time     // when the last of them received it
+	heard      bool          // news was sent that all of them have received an update
 	whole      chan struct{} // closed when all members of all processes have received it
 	over       chan struct{} // closed when all members have to leave
 	dead       bool          // it ended because a member died
@@ -60,12 +60,12 @@ type worker struct {
 	kill   context.CancelCauseFunc // the cause is an *launch.ExitError
 }
 
-// firstPID is greater than any id of a process in Linux: an agent signals the process groups of its
-// workers.
+// firstPID is greater than any process id of Linux, because an agent signals the process groups of
+// its workers.
 const firstPID = 1 << 23
 
-// serveHost is a host: it runs the agent of a job, whose workers are a crew, until that has ended,
-// or orders or ctx end.
+// serveHost runs a host: the agent of a job, whose workers are a crew. It returns when the agent
+// has ended, or when the orders or ctx end.
 func serveHost(ctx context.Context, conn net.Conn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -105,7 +105,7 @@ func serveHost(ctx context.Context, conn net.Conn) error {
 	})
 }
 
-// obey does what the driver's process orders until that closes the connection.
+// obey carries out the orders of the driver's process until it closes the connection.
 func (c *crew) obey(orders *json.Decoder) {
 	for {
 		var o order
@@ -148,7 +148,7 @@ func (c *crew) Run(ctx context.Context, s *launch.Spec, started func(int)) error
 	return nil
 }
 
-// connect gives the worker its socket, and returns the launcher's end.
+// connect creates the worker's socket and returns the launcher's end.
 func (w *worker) connect() (launcher net.Conn, err error) {
 	near, far, err := ends()
 	if err != nil {
@@ -160,7 +160,8 @@ func (w *worker) connect() (launcher net.Conn, err error) {
 	return launcher, err
 }
 
-// talk has the launcher's end served. end ends the worker's, and waits for that.
+// talk starts to serve the launcher's end. end closes the worker's end, and waits until serving has
+// ended.
 func (w *worker) talk(s *launch.Spec, launcher net.Conn) (end func()) {
 	var talking sync.WaitGroup
 	talking.Go(func() {
@@ -189,10 +190,11 @@ func environment(entries []string) (plan.Worker, error) {
 	return env, err
 }
 
-// by is the end of a worker by a signal.
+// by returns the error of a worker that a signal has ended.
 func by(s syscall.Signal) *launch.ExitError { return &launch.ExitError{Code: 128 + int(s), Signal: s} }
 
-// turn does what an order says of a world: all have it, or some die, or all leave it.
+// turn carries out an order about a world: all members have received it, or some die, or all leave
+// it.
 func (c *crew) turn(o order) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -208,7 +210,7 @@ func (c *crew) turn(o order) {
 	}
 }
 
-// end kills one in so many members, unless that is 0, and makes the others leave.
+// end kills one in every one members, unless one is 0, and makes the others leave.
 func (w *world) end(one int) {
 	select {
 	case <-w.over:
@@ -226,7 +228,7 @@ func (w *world) end(one int) {
 	close(w.over)
 }
 
-// train joins world after world until the driver dismisses the worker.
+// train joins one world after another until the driver dismisses the worker.
 func (c *crew) train(w *worker) error {
 	host, _, err := net.SplitHostPort(w.env.LauncherAddr)
 	if err != nil {
@@ -285,7 +287,7 @@ func (c *crew) commit(ctx context.Context, client *line.Client, in *world, commi
 	c.changes()
 }
 
-// changes has what is true of the newest world be told.
+// changes makes count report the state of the newest world.
 func (c *crew) changes() {
 	c.changed.Set()
 }
@@ -327,7 +329,7 @@ func (c *crew) count(ctx context.Context) {
 	}
 }
 
-// watch tells when all members have received an update.
+// watch reports when all members have received an update.
 func (c *crew) watch(ctx context.Context) {
 	for {
 		c.mu.Lock()
@@ -351,8 +353,8 @@ func (c *crew) watch(ctx context.Context) {
 }
 
 // heard returns the number of the last update of the current world that all its members of this
-// process have received; 0: one of them has not, until wait is closed. Without wait, that does not
-// change in this world.
+// process have received. It returns 0 if one of them has not; wait is closed when that can have
+// changed, and is nil if it cannot change in this world.
 func (c *crew) heard() (seq uint64, wait <-chan struct{}) {
 	if c.world == nil || c.world.heard || len(c.world.members) == 0 {
 		return 0, nil
