@@ -63,7 +63,7 @@ type process struct {
 	cmd  *exec.Cmd
 	conn net.Conn
 	dec  *json.Decoder
-	err  error // why nothing more was heard of it; nil: it has ended
+	err  error // the error that ended its news; nil: the process has ended
 
 	sending sync.Mutex
 	enc     *json.Encoder
@@ -74,9 +74,9 @@ type muster struct {
 	world     uint64
 	size      int
 	whole     bool              // all members have received it
-	committed bool              // the last news of each
-	of        map[*process]news // the last news of each with Heard
-	heard     map[*process]news // the same of those with Heard
+	committed bool              // and reported a commit
+	of        map[*process]news // the last news of each
+	heard     map[*process]news // the last news of each with Heard
 }
 
 func newFleet(hosts int) *fleet { return &fleet{hosts: hosts, told: make(chan news, 64)} }
