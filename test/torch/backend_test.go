@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// buildLibrary builds libhvdrun.so beside hvdrun, where that finds it.
+// buildLibrary builds libhvdrun.so beside hvdrun, where hvdrun looks for it.
 var buildLibrary = sync.OnceValues(func() (path string, err error) {
 	path = filepath.Join(filepath.Dir(hvdrun), "libhvdrun.so")
 	build := exec.Command("go", "build", "-buildmode=c-shared", "-tags", "netgo,osusergo", "-o", path, "../../cmd/libhvdrun")
@@ -34,28 +34,29 @@ func library(t *testing.T) string {
 	return path
 }
 
-// TestBackend runs the tests of the backend hvdrun, in Python: operations against gloo's, order,
+// TestBackend runs the Python tests of the backend hvdrun: operations compared with gloo's, order,
 // deaths, signals, forks, DDP.
 func TestBackend(t *testing.T) { runTests(t, "test_backend.py") }
 
-// TestWorlds runs those of process groups that are reconfigured, gloo's and hvdrun's.
+// TestWorlds runs the tests of reconfigured process groups, gloo's and hvdrun's.
 func TestWorlds(t *testing.T) { runTests(t, "test_worlds.py") }
 
-// TestJob runs those of a Job without other ranks.
+// TestJob runs the tests of a Job without other ranks.
 func TestJob(t *testing.T) { runTests(t, "test_job.py") }
 
-// TestValues: what a checkpoint has of a state is the same when it is read.
+// TestValues: a state that is read from a checkpoint is the same as the one that was written.
 func TestValues(t *testing.T) { runTests(t, "test_values.py") }
 
-// TestEnvironment: a process that a worker starts has the numbers of the newest world.
+// TestEnvironment: a process that a worker starts has the ranks and sizes of the newest world in
+// its environment.
 func TestEnvironment(t *testing.T) { runTests(t, "test_environ.py") }
 
-// cases is PyTorch's own test of reconfigured process groups, where -python finds it: it is in
-// PyTorch's repository, at the tag of the torch that is tried.
+// cases is the path of PyTorch's own test of reconfigured process groups, at which -python can read
+// it. It is in PyTorch's repository, at the tag of the torch that is tested.
 var cases = flag.String("cases", "", "`file` test/distributed/test_c10d_fault_tolerance.py of PyTorch, which TestCases runs")
 
-// TestCases runs it as it is, as a worker of hvdrun: by gloo with a store of torch and with the
-// job's, and by the backend hvdrun.
+// TestCases runs the file unchanged, as a worker of hvdrun: with gloo and a store of torch, with
+// gloo and the job's store, and with the backend hvdrun.
 func TestCases(t *testing.T) {
 	needTorch(t)
 	if *cases == "" || !version().reconfigures {
@@ -91,8 +92,8 @@ func runTests(t *testing.T, file string) {
 	}
 }
 
-// installed is a fresh environment of Python with a wheel that has the library, made without a
-// network.
+// installed creates a Python environment, without a network, and installs a wheel with the library
+// into it.
 func installed(t *testing.T) (fresh string) {
 	t.Helper()
 	needTorch(t)
@@ -126,10 +127,10 @@ func installed(t *testing.T) (fresh string) {
 	return fresh
 }
 
-// TestWheel: torch finds the backend of the wheel, whose metadata are complete.
+// TestWheel: torch finds the wheel's backend, and the wheel's metadata are complete.
 func TestWheel(t *testing.T) {
 	fresh := installed(t)
-	// The environment's Python is one of -python's root, which only -python enters.
+	// The environment's Python is in the root of -python, which only -python enters.
 	enter := "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
 	cmd := exec.CommandContext(t.Context(), *python, "-c", enter, filepath.Join(fresh, "bin", "python3"), "-c", `import sys
 from importlib import metadata
@@ -153,8 +154,8 @@ print(dist.get_backend())`, fresh)
 	}
 }
 
-// TestTypes: mypy --strict accepts a user's program, and finds in it each line that is marked as an
-// error, by the word that the mark has.
+// TestTypes: mypy --strict accepts a user's program, and reports an error in each line that is
+// marked as wrong, of the kind that the mark names.
 func TestTypes(t *testing.T) {
 	fresh := installed(t)
 	if out, err := exec.Command(*python, "-c", "import mypy").CombinedOutput(); err != nil {
@@ -166,7 +167,7 @@ func TestTypes(t *testing.T) {
 	}
 	cmd := exec.CommandContext(t.Context(), *python, "-m", "mypy", "--strict", "--no-warn-unused-ignores", "--no-error-summary",
 		"--hide-error-context", "--cache-dir", t.TempDir(), "--python-executable", filepath.Join(fresh, "bin", "python3"), "typed.py")
-	out, _ := cmd.CombinedOutput() // it fails because of the marked lines
+	out, _ := cmd.CombinedOutput() // mypy fails because of the marked lines
 	found := make(map[string]string)
 	for line := range strings.Lines(string(out)) {
 		file, rest, _ := strings.Cut(line, ":")

@@ -12,8 +12,9 @@ import (
 	pack "github.com/hvdrun/hvdrun/python"
 )
 
-// train makes n steps of a state that PyTorch knows as Linear(3, 2), alone, and returns it: each
-// adds 1 to all weights. It goes on from the newest checkpoint in dir, and leaves one there.
+// train trains a state that PyTorch knows as Linear(3, 2) for n steps, with one worker, and returns
+// it; each step adds 1 to all weights. It continues from the newest checkpoint in dir, and writes a
+// new one there.
 func train(t *testing.T, dir string, n int) (weight, bias []float32, step int64) {
 	t.Helper()
 	w, err := elastic.Init(t.Context())
@@ -41,8 +42,8 @@ func train(t *testing.T, dir string, n int) (weight, bias []float32, step int64)
 	return weight, bias, step
 }
 
-// TestCheckpoints: PyTorch goes on from a checkpoint of a program in Go, and that from one of
-// PyTorch.
+// TestCheckpoints: PyTorch continues from a checkpoint of a Go program, and a Go program from one
+// of PyTorch.
 func TestCheckpoints(t *testing.T) {
 	needTorch(t)
 	dir := filepath.Join(t.TempDir(), "checkpoints")

@@ -1,4 +1,4 @@
-// Package torch runs PyTorch programs by hvdrun torchrun, in tests that need Debian's
-// python3-torch, and has compare.py, which measures it beside PyTorch's own launcher, and
-// collectives.py, which measures the backend hvdrun beside gloo.
+// Package torch tests PyTorch programs under hvdrun torchrun; the tests need Debian's
+// python3-torch. Its compare.py measures hvdrun torchrun beside PyTorch's own launcher, and its
+// collectives.py measures the backend hvdrun beside gloo.
 package torch

@@ -20,7 +20,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// entry is a line of the ledger of elastic.py.
+// entry is a line of the ledger that elastic.py writes.
 type entry struct {
 	Event      string  `json:"event"`
 	Time       float64 `json:"time"`
@@ -43,12 +43,12 @@ type ledgerJob struct {
 	entries []entry
 }
 
-// connected are the ways in which the ranks of a world are connected: by gloo's process group,
-// which is reconfigured where torch can, by one that is made anew, and by the backend hvdrun. There
-// are also gpu, which is gloo with tensors on the GPU, and nccl.
+// connected are the ways in which the ranks of a world are connected: gloo, a process group that is
+// reconfigured if torch supports that; anew, one of gloo that is created for each world; and
+// hvdrun, the backend hvdrun. Two others are gpu, which is gloo with tensors on the GPU, and nccl.
 var connected = []string{"gloo", "anew", "hvdrun"}
 
-// by runs a test for some of these.
+// by runs a test for some of these connections.
 func by(t *testing.T, connections []string, test func(t *testing.T, connection string)) {
 	for _, connection := range connections {
 		t.Run(connection, func(t *testing.T) {
@@ -64,14 +64,14 @@ func by(t *testing.T, connections []string, test func(t *testing.T, connection s
 	}
 }
 
-// startElastic starts one of four workers. A stage that waits for a file After waits for mark.
-// Flags are added to hvdrun's.
+// startElastic starts a job of elastic.py with four workers. If a stage waits for a file After,
+// call mark to create it. flags are added to hvdrun's.
 func startElastic(t *testing.T, connection string, stages []follow.Stage, flags []string, ways ...string) *ledgerJob {
 	t.Helper()
 	return startProgram(t, "elastic.py", connection, stages, flags, ways...)
 }
 
-// startProgram is startElastic for another program with such a ledger.
+// startProgram is startElastic for another program that writes such a ledger.
 func startProgram(t *testing.T, program, connection string, stages []follow.Stage, flags []string, ways ...string) *ledgerJob {
 	t.Helper()
 	var env []string
@@ -84,7 +84,7 @@ func startProgram(t *testing.T, program, connection string, stages []follow.Stag
 	case "hvdrun":
 		library(t)
 	case "nccl":
-		env = []string{"NCCL_MULTI_RANK_GPU_ENABLE=1", "NCCL_MAX_CTAS=8"} // there may be fewer GPUs than ranks
+		env = []string{"NCCL_MULTI_RANK_GPU_ENABLE=1", "NCCL_MAX_CTAS=8"} // there can be fewer GPUs than ranks
 	}
 	script, err := filepath.Abs(program)
 	if err != nil {
@@ -104,17 +104,17 @@ func startProgram(t *testing.T, program, connection string, stages []follow.Stag
 	}
 	e.Running = follow.Programs{Hvdrun: hvdrun}.Test(t, follow.Job{
 		Stages: stages,
-		// A replacement comes at once, and has the time that Python needs on a machine with others.
+		// A replacement starts at once, and has the time that Python needs on a busy machine.
 		Flags: append([]string{"-np", fmt.Sprint(slots), "--min-np", "1", "--discovery-interval", "100ms",
 			"--start-timeout", "10m", "--join-timeout", "5m", "--blacklist-cooldown-range", "1,2"}, flags...),
 		Command: append([]string{*python, script, e.ledger, "1000000"}, ways...),
-		// A Python in another root sees this folder.
+		// A Python in another root can read this folder too.
 		Env: append([]string{"XDG_CACHE_HOME=" + t.TempDir(), "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"}, env...),
 	})
 	return e
 }
 
-// look reads what has come to the ledger, and returns all of it.
+// look reads what was added to the ledger, and returns all of its entries.
 func (e *ledgerJob) look() []entry {
 	text, err := os.ReadFile(e.ledger)
 	if err != nil && !os.IsNotExist(err) {
@@ -133,7 +133,8 @@ func (e *ledgerJob) look() []entry {
 	return e.entries
 }
 
-// until blocks until the ledger has what is wanted, after the first so many entries.
+// until blocks until holds returns true for an entry, and returns it. It ignores the first after
+// entries.
 func (e *ledgerJob) until(what string, after int, holds func(entry) bool) entry {
 	e.t.Helper()
 	var found entry
@@ -150,13 +151,13 @@ func (e *ledgerJob) until(what string, after int, holds func(entry) bool) entry 
 	return found
 }
 
-// size blocks until a step is done in a world of the size, and returns its entry.
+// size blocks until a world of this size has committed another step, and returns the step's entry.
 func (e *ledgerJob) size(n int) entry {
 	e.t.Helper()
 	return e.until(fmt.Sprintf("a step of %d workers", n), len(e.look()), func(x entry) bool { return x.Event == "commit" && x.Size == n })
 }
 
-// send sends a signal to a rank of the newest world, and returns its process.
+// send sends a signal to a rank of the newest world, and returns its PID.
 func (e *ledgerJob) send(rank int, s syscall.Signal) int {
 	e.t.Helper()
 	if err := e.Look(); err != nil {
@@ -169,7 +170,7 @@ func (e *ledgerJob) send(rank int, s syscall.Signal) int {
 	return pid
 }
 
-// write makes a file beside the ledger that the workers look for.
+// write creates a file beside the ledger, which the workers look for.
 func (e *ledgerJob) write(suffix, text string) {
 	e.t.Helper()
 	path := e.ledger + suffix
@@ -178,8 +179,8 @@ func (e *ledgerJob) write(suffix, text string) {
 	}
 }
 
-// finish ends the job, and checks its ledger: each step was made once, by all ranks of one world,
-// and each epoch had each sample once. It returns how many workers were started.
+// finish ends the job and checks its ledger: each step was made once, by all ranks of one world,
+// and each epoch used each sample once. It returns the number of workers that were started.
 func (e *ledgerJob) finish() (started int) {
 	e.t.Helper()
 	e.write(".stop", "")
@@ -192,7 +193,7 @@ func (e *ledgerJob) finish() (started int) {
 	return follow.Count(res.Events, events.WorkerStarted)
 }
 
-// logExits reports how long the interpreters took to end after the last step.
+// logExits logs how long the interpreters took to end after the last step.
 func (e *ledgerJob) logExits(all []follow.Event) {
 	done, gone := 0.0, 0.0
 	for _, x := range e.look() {
@@ -208,8 +209,8 @@ func (e *ledgerJob) logExits(all []follow.Event) {
 	e.t.Logf("the processes have ended %.1f s after their last step", gone-done)
 }
 
-// checkLedger checks that each step was made once, and each sample used once. What was made by
-// ranks that have all failed is made again.
+// checkLedger checks that each step was made once and each sample was used once. Steps of ranks
+// that have all failed are made again.
 func (e *ledgerJob) checkLedger(all []follow.Event) {
 	type place struct {
 		step int
@@ -259,19 +260,19 @@ func (e *ledgerJob) checkLedger(all []follow.Event) {
 	e.t.Logf("%d steps in %d epochs", len(made), len(made)/perEpoch)
 }
 
-// ways are the kinds of programs that the deaths are tried with.
+// ways are the kinds of programs with which deaths are tested.
 var ways = [][]string{
 	{"buffers", "adam"}, {"static"}, {"unused", "accumulate"}, {"loader"}, {"plain", "sendrecv"}, {"amp", "accumulate"}, {"compile"},
 }
 
-// compiles reports whether torch.compile works: it needs a C++ compiler, and headers of Python and
-// of torch.
+// compiles reports whether torch.compile works: it needs a C++ compiler and the headers of Python
+// and torch.
 var compiles = sync.OnceValue(func() bool {
 	return exec.Command(*python, "-c", "import torch; torch.compile(lambda x: x.sin().cos())(torch.ones(9))").Run() == nil
 })
 
-// TestElasticDeaths: the last rank, the first and one between are killed, one after the other; the
-// others go on without a restart, in the next world, and a newcomer takes each place.
+// TestElasticDeaths: the last rank, the first, and one in between are killed, one after the other.
+// The others continue in the next world without a restart, and a new worker takes each place.
 func TestElasticDeaths(t *testing.T) {
 	for _, way := range ways {
 		t.Run(strings.Join(way, " "), func(t *testing.T) {
@@ -309,8 +310,8 @@ func TestElasticDeaths(t *testing.T) {
 	}
 }
 
-// TestElasticDeathWhileForming: a rank is killed as soon as a world is published that has lost
-// another.
+// TestElasticDeathWhileForming: a rank is killed as soon as the world that follows another death is
+// published.
 func TestElasticDeathWhileForming(t *testing.T) {
 	by(t, connected, func(t *testing.T, connection string) {
 		e := startElastic(t, connection, nil, nil, "groups", "slow")
@@ -331,7 +332,8 @@ func TestElasticDeathWhileForming(t *testing.T) {
 }
 
 // TestElasticDeathWhileSending: a rank dies in the middle of the message that sends the state to a
-// newcomer, for whose rest gloo waits; the others go on, and nobody else is started again.
+// new worker, while gloo waits for the rest. The others continue, and no other worker is started
+// again.
 func TestElasticDeathWhileSending(t *testing.T) {
 	by(t, []string{"gloo", "anew"}, func(t *testing.T, connection string) {
 		e := startElastic(t, connection, nil, nil, "plain", "large", "slow")
@@ -354,8 +356,8 @@ func TestElasticDeathWhileSending(t *testing.T) {
 	})
 }
 
-// TestElasticHung: a rank that hangs before its part of a step is named and stopped, while the
-// others wait in torch, and these go on without it.
+// TestElasticHung: a rank that hangs before its part of a step is named and stopped while the
+// others wait in torch, and the others continue without it.
 func TestElasticHung(t *testing.T) {
 	for _, way := range []string{"buffers", "plain"} {
 		t.Run(way, func(t *testing.T) {
@@ -386,7 +388,7 @@ func TestElasticHung(t *testing.T) {
 	}
 }
 
-// TestElasticHostsComeAndGo: two ranks come by discovery, and two go, which restarts nobody.
+// TestElasticHostsComeAndGo: discovery adds two ranks and then removes two; no worker is restarted.
 func TestElasticHostsComeAndGo(t *testing.T) {
 	by(t, connected, func(t *testing.T, connection string) {
 		e := startElastic(t, connection, []follow.Stage{
@@ -411,8 +413,8 @@ func TestElasticHostsComeAndGo(t *testing.T) {
 	})
 }
 
-// TestElasticReplicas: a host of two, which have a model of FSDP2 together, is lost by the death of
-// one of them; the other host goes on, and a new one gets the shards.
+// TestElasticReplicas: a host of two ranks that share a model of FSDP2 is lost when one of them
+// dies. The other host continues, and a new host gets the shards.
 func TestElasticReplicas(t *testing.T) {
 	by(t, connected, func(t *testing.T, connection string) {
 		if !version().reconfigures {
@@ -434,15 +436,15 @@ func TestElasticReplicas(t *testing.T) {
 	})
 }
 
-// mark makes the file for which a stage waits.
+// mark creates the file for which a stage waits.
 func (e *ledgerJob) mark(name string) {
 	if err := os.WriteFile(filepath.Join(e.Dir, name), nil, 0o600); err != nil {
 		e.t.Fatal(err)
 	}
 }
 
-// TestElasticResume: hvdrun is killed and another resumes the job; no worker is restarted, and the
-// next death too is survived.
+// TestElasticResume: hvdrun is killed and another one resumes the job. No worker is restarted, and
+// the job also survives the next death.
 func TestElasticResume(t *testing.T) {
 	by(t, connected, func(t *testing.T, connection string) {
 		e := startElastic(t, connection, nil, nil, "groups", "slow")

@@ -15,7 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// hfVersions are those of transformers and accelerate; empty: they are not there.
+// hfVersions returns the versions of transformers and accelerate, or "" if they are not installed.
 var hfVersions = sync.OnceValue(func() string {
 	out, _ := exec.Command(*python, "-c", "import transformers, accelerate; print(transformers.__version__, accelerate.__version__)").Output()
 	return strings.TrimSpace(string(out))
@@ -29,8 +29,8 @@ func needHF(t *testing.T) {
 	t.Logf("torch %s, transformers and accelerate %s", version().number, hfVersions())
 }
 
-// startHF starts a job of hf.py or of another program with such a ledger, with a worker for each
-// slot of the first stage.
+// startHF starts a job of hf.py, or of another program that writes such a ledger, with a worker for
+// each slot of the first stage.
 func startHF(t *testing.T, program, ledger string, steps int, stages []follow.Stage, ways ...string) *ledgerJob {
 	t.Helper()
 	script, err := filepath.Abs(program)
@@ -49,19 +49,19 @@ func startHF(t *testing.T, program, ledger string, steps int, stages []follow.St
 	return e
 }
 
-// three are the hosts of a job of three workers.
+// three is the only stage of a job of three workers.
 var three = []follow.Stage{{Hosts: "localhost:3"}}
 
-// hfTraining is what a ledger tells of a training.
+// hfTraining is what a ledger records of a training.
 type hfTraining struct {
 	losses, evaluations, rates map[int]float64
 	after                      []float64
 	weights                    float64
 }
 
-// end awaits the end of a job whose workers succeed, and reads what its ledger tells: each step was
-// made in one world by all of its ranks, and each sample came once in an epoch, each log line and
-// checkpoint once.
+// end waits for the end of a job whose workers must succeed, and reads the ledger. It checks that
+// all ranks of one world made each step, and that each sample was used once per epoch, and each log
+// line and checkpoint was written once.
 func (e *ledgerJob) end(steps, samples, batch int) hfTraining {
 	e.t.Helper()
 	res, err := e.Wait()
@@ -122,7 +122,7 @@ func (e *ledgerJob) end(steps, samples, batch int) hfTraining {
 	return told
 }
 
-// same checks that two trainings are the same, but for the order of sums.
+// same checks that two trainings are the same, except for the order of sums.
 func (got hfTraining) same(t *testing.T, want hfTraining) {
 	t.Helper()
 	compare := func(what string, got, want map[int]float64) {
@@ -151,7 +151,7 @@ func (got hfTraining) same(t *testing.T, want hfTraining) {
 	}
 }
 
-// died checks how many ranks have died.
+// died checks the number of ranks that have died.
 func (e *ledgerJob) died(want int) {
 	e.t.Helper()
 	n := 0
@@ -165,8 +165,8 @@ func (e *ledgerJob) died(want int) {
 	}
 }
 
-// full awaits the gate before a step, and that so many workers have been ready since the beginning,
-// and opens the gate.
+// full waits for the gate before a step, and until this number of workers have become ready since
+// the beginning; then it opens the gate.
 func (e *ledgerJob) full(step, ready int) {
 	e.t.Helper()
 	e.until(fmt.Sprintf("the gate of step %d", step), 0, func(x entry) bool { return x.Event == "gate" && x.Step == step })
@@ -177,7 +177,8 @@ func (e *ledgerJob) full(step, ready int) {
 }
 
 // TestTrainerDeaths: a rank dies in a backward pass, a log, an evaluation, a save, between the
-// commit of a step and its update, and at the end of an epoch; the training is that without deaths.
+// commit of a step and its update, or at the end of an epoch. The training must be the same as
+// without deaths.
 func TestTrainerDeaths(t *testing.T) {
 	for _, x := range []struct {
 		ways, deaths   []string
@@ -215,7 +216,7 @@ func TestTrainerDeaths(t *testing.T) {
 	}
 }
 
-// TestTrainerHostsComeAndGo: two ranks come by discovery, and one goes; who has begun goes on.
+// TestTrainerHostsComeAndGo: discovery adds two ranks and removes one; running workers continue.
 func TestTrainerHostsComeAndGo(t *testing.T) {
 	needHF(t)
 	dir := t.TempDir()
@@ -244,7 +245,7 @@ func TestTrainerHostsComeAndGo(t *testing.T) {
 	}
 }
 
-// TestTrainerResume: a training of three ranks goes on by two from its checkpoint, with the batch
+// TestTrainerResume: two ranks continue the training of three from its checkpoint, with the batch
 // of three.
 func TestTrainerResume(t *testing.T) {
 	needHF(t)
@@ -254,14 +255,14 @@ func TestTrainerResume(t *testing.T) {
 	if res, err := startHF(t, "hf.py", ledger, 24, three, "odd", "stop:12").Wait(); err != nil || res.Status != 0 {
 		t.Fatal(res.Status, err)
 	}
-	// A checkpoint that was torn is passed over.
+	// An incomplete checkpoint is skipped.
 	if err := os.Mkdir(ledger+".out/checkpoint-18", 0o700); err != nil {
 		t.Fatal(err)
 	}
 	startHF(t, "hf.py", ledger, 24, []follow.Stage{{Hosts: "localhost:2"}}, "odd", "resume").end(24, 500, 24).same(t, undisturbed)
 }
 
-// TestTrainerRefuses: what an elastic Trainer does not carry is refused by name, before it begins.
+// TestTrainerRefuses: what an elastic Trainer does not support is refused by name before it begins.
 func TestTrainerRefuses(t *testing.T) {
 	needHF(t)
 	out, err := exec.Command(*python, "hf_refuses.py").CombinedOutput()
@@ -271,7 +272,7 @@ func TestTrainerRefuses(t *testing.T) {
 	t.Logf("%s", out)
 }
 
-// TestAccelerate: a loop of accelerate's parts over job.steps goes on when ranks die.
+// TestAccelerate: a loop over job.steps with accelerate's parts continues when ranks die.
 func TestAccelerate(t *testing.T) {
 	needHF(t)
 	dir := t.TempDir()

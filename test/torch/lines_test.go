@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// event is what a worker tells.
+// event is a line that a worker writes.
 type event struct {
 	at                               float64 // seconds since 1970
 	name, rank, world, restart, step string
 }
 
-// parse returns the event of a line, if it is one.
+// parse parses a line; ok is false if it is not an event.
 func parse(line string) (e event, ok bool) {
 	f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 	if len(f) != 7 {
@@ -24,15 +24,15 @@ func parse(line string) (e event, ok bool) {
 	return event{at, f[1], f[3], f[4], f[5], f[6]}, err == nil
 }
 
-// lines are those that workers write, as they come.
+// lines are the lines that workers write, in their order.
 type lines struct {
 	in   *bufio.Reader
-	last float64 // when the last event was that has come out
+	last float64 // the time of the last event that was returned
 }
 
 func newLines(r io.Reader) *lines { return &lines{in: bufio.NewReader(r)} }
 
-// await blocks until a worker has made a step in a world of that size.
+// await blocks until a worker has made a step in a world of this size.
 func (l *lines) await(t *testing.T, world string) {
 	t.Helper()
 	l.until(t, func(e event) bool { return e.name == "step" && e.world == world })

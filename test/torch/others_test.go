@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestOthers: programs of other libraries run as they are, by hvdrun torchrun and by hvdrun.
+// TestOthers: programs of other libraries run unchanged under hvdrun torchrun and under hvdrun.
 func TestOthers(t *testing.T) {
 	for name, needs := range map[string]string{
 		"process_group": "torch", "accelerate": "accelerate", "ignite": "ignite", "xgboost": "xgboost", "trainer": "transformers",
@@ -23,7 +23,7 @@ func TestOthers(t *testing.T) {
 					t.Skipf("%s has no %s: NOT run", *python, needs)
 				}
 				t.Setenv("PYTHON_EXEC", *python)
-				t.Setenv("USE_LIBUV", "0") // Debian's torch has none
+				t.Setenv("USE_LIBUV", "0") // Debian's torch lacks libuv
 				if name == "naive_trainer" && by == "torchrun" {
 					t.Skip("it is for hvdrun")
 				}

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestPages runs each program of Python of the pages for users of PyTorch as it stands there, by
-// two workers, one of which dies.
+// TestPages runs each Python program of the pages for PyTorch users as printed there, with two
+// workers, one of which dies.
 func TestPages(t *testing.T) {
 	for _, name := range []string{"pytorch", "huggingface", "horovod"} {
 		page := program(t, "../../docs/"+name+".md")

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestPrograms runs the programs of programs.py: each has the right value in the end, though ranks
-// die, or ends with the error that says what is wrong.
+// TestPrograms runs the programs of programs.py: although ranks die, each ends with the right
+// value, or with the error that says what is wrong.
 func TestPrograms(t *testing.T) {
 	for name, x := range map[string]struct {
 		says string
@@ -75,7 +75,7 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// TestCellTwice: a cell of a notebook that makes a job and trains may be run again.
+// TestCellTwice: a notebook cell that creates a job and trains can be run again.
 func TestCellTwice(t *testing.T) {
 	needTorch(t)
 	if out := runs(t, true, *python, program(t, "programs.py"), t.TempDir(), "cell_twice"); !strings.Contains(out, "all right") {
@@ -83,8 +83,8 @@ func TestCellTwice(t *testing.T) {
 	}
 }
 
-// TestFailsBeforeImport: the last line of a job whose program fails before it has imported
-// hvdrun.torch has the exception and the line of the program, whatever launches it.
+// TestFailsBeforeImport: if the program of a job fails before it has imported hvdrun.torch, the
+// job's last line has the exception and the line of the program, whichever command launches it.
 func TestFailsBeforeImport(t *testing.T) {
 	needTorch(t)
 	for name, x := range map[string]struct{ text, says string }{
@@ -116,7 +116,7 @@ func TestFailsBeforeImport(t *testing.T) {
 	}
 }
 
-// lineOf returns the number of the line of programs.py that ends so.
+// lineOf returns the number of the line of programs.py that ends with end.
 func lineOf(t *testing.T, end string) string {
 	t.Helper()
 	text, err := os.ReadFile("programs.py")

@@ -20,8 +20,8 @@ func program(t *testing.T, name string) string {
 	return path
 }
 
-// runs runs a command in this folder, and returns what it prints. Its exit status must be 0 if it
-// is to succeed, and another if not.
+// runs runs a command in this folder and returns its output. The exit status must be 0 if succeeds
+// is set, and not 0 otherwise.
 func runs(t *testing.T, succeeds bool, command ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
@@ -33,15 +33,16 @@ func runs(t *testing.T, succeeds bool, command ...string) string {
 	return string(out)
 }
 
-// elasticJob is hvdrun for so many workers of one host, of which one suffices.
+// elasticJob returns the command of a job of np workers on one host, at least one of which must
+// live.
 func elasticJob(np string, rest ...string) []string {
 	return append([]string{hvdrun, "-np", np, "--min-np", "1", "--start-timeout", "10m", "--join-timeout", "5m",
 		"--blacklist-cooldown-range", "1,2", *python}, rest...)
 }
 
-// TestWhole: what a training comes to does not depend on deaths, whatever of the state changes in a
-// step, and in whatever way: buffers, values, tensors, a scheduler, an average of the weights, a
-// data loader's workers, several passes a step, evaluations with collectives, lines of a log.
+// TestWhole: the result of a training does not depend on deaths, whatever part of the state changes
+// in a step, and in whatever way: buffers, values, tensors, a scheduler, an average of the weights,
+// a data loader's workers, several passes per step, evaluations with collectives, lines of a log.
 func TestWhole(t *testing.T) {
 	needTorch(t)
 	results := func(name string, command []string) []string {
@@ -85,8 +86,8 @@ func TestWhole(t *testing.T) {
 	}
 }
 
-// TestErrors: an error that one rank has of its own ends that rank alone, by its name; one that a
-// program has wrapped around that of a broken world belongs to that world.
+// TestErrors: an error of one rank ends only that rank, under the error's name. If a program wraps
+// the error of a broken world, the wrapped error counts as that of the world.
 func TestErrors(t *testing.T) {
 	needTorch(t)
 	for way, want := range map[string]string{
@@ -114,7 +115,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestMistakes: each mistake of a program is an error that names the part and what to do.
+// TestMistakes: each mistake of a program causes an error that names the part and the remedy.
 func TestMistakes(t *testing.T) {
 	needTorch(t)
 	want := map[string]string{
@@ -171,7 +172,7 @@ func TestMistakes(t *testing.T) {
 			continue // a warning of torch
 		}
 		if w, is := want[said.Name]; !is || !strings.Contains(said.Said, w) {
-			// torch 1.13 has no hooks: the parameter tells.
+			// torch 1.13 has no hooks: the changed parameter reveals the mistake.
 			if said.Name != "optimizer in the body" || !strings.Contains(said.Said, "the parameter 'weight'") {
 				t.Errorf("%s: %q, want %q", said.Name, said.Said, w)
 			}

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestRecipes: trainings as people write them come to the same with a death, which a newcomer
-// makes good, as alone.
+// TestRecipes: typical training programs have the same result alone as in a job in which a worker
+// dies and is replaced.
 func TestRecipes(t *testing.T) {
 	needTorch(t)
 	script, alone := program(t, "recipes.py"), t.TempDir()
@@ -26,7 +26,7 @@ func TestRecipes(t *testing.T) {
 				t.Skip("this torch cannot do that")
 			}
 			dir := t.TempDir()
-			if name == "checkpoints" { // another job, of another size, has made the first half
+			if name == "checkpoints" { // another job, of another size, has trained the first half
 				t.Setenv("TOTAL", "7")
 				runs(t, true, elasticJob("3", script, dir, name)...)
 				if err := os.Remove(filepath.Join(dir, name)); err != nil {
@@ -51,7 +51,7 @@ func TestRecipes(t *testing.T) {
 	}
 }
 
-// results are the lines of JSON of a file, if there is one.
+// results returns the JSON lines of a file, or nil if it does not exist.
 func results(t *testing.T, path string) (all []any) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -68,7 +68,8 @@ func results(t *testing.T, path string) (all []any) {
 	return all
 }
 
-// alike reports whether two values of JSON are the same, where numbers may differ by that part.
+// alike reports whether two JSON values are equal, except that numbers can differ by the fraction
+// part.
 func alike(a, b any, part float64) bool {
 	switch a := a.(type) {
 	case float64:

@@ -22,7 +22,7 @@ var (
 	seed = flag.Uint64("seed", 1, "`number` that determines which workers TestSoak kills")
 )
 
-// kill is the end of a worker, of those of its world.
+// kill is a kill of a worker. survivors are the other workers of its world.
 type kill struct {
 	at         float64 // seconds since 1970
 	pid        int
@@ -30,13 +30,13 @@ type kill struct {
 	generation uint64
 }
 
-// pace is the time of a step of the way paced.
+// pace is the time of a step of a program with the option paced.
 const pace = 50 * time.Millisecond
 
 // TestSoak kills one of four workers that make a step in 50 ms, again and again: a second after the
-// last one, once its place is taken. They use DistributedDataParallel, or reduce one flat buffer.
-// It reports how much later the survivors have their next step than without the death, and what the
-// deaths cost. Nobody but the dead is started again, and each sample is used once.
+// last kill, once that worker is replaced. They use DistributedDataParallel, or reduce one flat
+// buffer. It reports how much later than without the death the survivors make their next step, and
+// how many steps the deaths cost. Only the dead are started again, and each sample is used once.
 func TestSoak(t *testing.T) {
 	for _, way := range [][]string{{"paced"}, {"paced", "plain"}} {
 		t.Run(strings.Join(way, " "), func(t *testing.T) {
@@ -45,8 +45,8 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// TestSoakTrainer kills one of four workers of transformers.Trainer after each time of -each,
-// whether or not the place of the last one is taken.
+// TestSoakTrainer kills one of four workers of transformers.Trainer after each period of -each,
+// whether or not the last one has been replaced.
 func TestSoakTrainer(t *testing.T) {
 	needHF(t)
 	const warm, measured, samples, batch = 40, 200, 480, 32
@@ -66,8 +66,8 @@ func TestSoakTrainer(t *testing.T) {
 	e.rate(kills, begin, end, first+warm, measured)
 }
 
-// kill kills, after a time, any worker of the newest world, once that has several, and returns the
-// newest step.
+// kill waits for a time and for a world of several workers, kills a random one of them, and returns
+// the newest step.
 func (e *ledgerJob) kill(after time.Duration, random *rand.Rand) (k kill, newest int) {
 	e.t.Helper()
 	<-time.After(after)
@@ -90,7 +90,7 @@ func (e *ledgerJob) kill(after time.Duration, random *rand.Rand) (k kill, newest
 	return k, newest
 }
 
-// rate tells what deaths cost, beside the steps measured from one on, that nobody has disturbed.
+// rate logs what the deaths cost, relative to the undisturbed steps measured from step from on.
 func (e *ledgerJob) rate(kills []kill, begin, end float64, from, measured int) {
 	e.t.Helper()
 	made := e.made()
@@ -101,7 +101,7 @@ func (e *ledgerJob) rate(kills []kill, begin, end float64, from, measured int) {
 			steps++
 		}
 	}
-	load, _ := os.ReadFile("/proc/loadavg") // without it the figures say less
+	load, _ := os.ReadFile("/proc/loadavg") // the figures are less useful without it
 	next, beyond := e.recoveries(kills, ordinary)
 	rate := float64(steps) / (end - begin)
 	e.t.Logf("%d kills in %.0f s: the last survivor has its next step after %s, %s later than without the death; "+
@@ -131,22 +131,22 @@ func soakWay(t *testing.T, way []string, connection string) {
 	e.rate(kills, begin, end, first+warm, measured)
 }
 
-// spread tells the quantiles of milliseconds.
+// spread formats quantiles of milliseconds.
 func spread(all []float64) string {
 	slices.Sort(all)
 	return fmt.Sprintf("%.0f ms (p50), %.0f (p99), %.0f (max)", all[len(all)/2], all[len(all)*99/100], all[len(all)-1])
 }
 
-// seconds is a time as the ledger has it.
+// seconds converts a time to the form of the ledger.
 func seconds(at time.Time) float64 { return float64(at.UnixMicro()) / 1e6 }
 
-// committed blocks until a step is made.
+// committed blocks until a step is committed.
 func (e *ledgerJob) committed(step int) {
 	e.t.Helper()
 	e.until(fmt.Sprintf("step %d", step), 0, func(x entry) bool { return x.Event == "commit" && x.Step >= step })
 }
 
-// whole blocks until a step is done by four workers after the kills, and a second after the last
+// whole blocks until four workers have made a step after the kills, and a second after the last
 // one.
 func (e *ledgerJob) whole(kills []kill) entry {
 	e.t.Helper()
@@ -159,7 +159,7 @@ func (e *ledgerJob) whole(kills []kill) entry {
 	})
 }
 
-// killFor kills workers for a time.
+// killFor kills workers repeatedly for a time.
 func (e *ledgerJob) killFor(long time.Duration, random *rand.Rand) (kills []kill) {
 	e.t.Helper()
 	for end := time.Now().Add(long); time.Now().Before(end); {
@@ -170,7 +170,7 @@ func (e *ledgerJob) killFor(long time.Duration, random *rand.Rand) (kills []kill
 	return kills
 }
 
-// made returns when each step was committed first.
+// made returns when each step was first committed.
 func (e *ledgerJob) made() map[int]float64 {
 	at := map[int]float64{}
 	for _, x := range e.look() {
@@ -181,7 +181,8 @@ func (e *ledgerJob) made() map[int]float64 {
 	return at
 }
 
-// since returns the milliseconds from a kill to the event of its worker, or of a world after it.
+// since returns the milliseconds from a kill to the named event of its worker, or to the
+// publication of the next world.
 func (e *ledgerJob) since(k kill, name events.EventName) float64 {
 	for _, x := range e.Events {
 		if at := seconds(x.Time); x.Name == name && at > k.at && (x.PID == k.pid || name == events.WorldPublished) {
@@ -191,8 +192,9 @@ func (e *ledgerJob) since(k kill, name events.EventName) float64 {
 	return 0
 }
 
-// recoveries returns the milliseconds from each kill until the last survivor has committed in a
-// newer world, and how much later that is than a step of ordinary seconds after its last commit.
+// recoveries returns, for each kill, the milliseconds until the last survivor has committed in a
+// newer world, and by how much this exceeds the usual time, ordinary seconds after its previous
+// commit.
 func (e *ledgerJob) recoveries(kills []kill, ordinary float64) (next, beyond []float64) {
 	e.t.Helper()
 	for _, k := range kills {

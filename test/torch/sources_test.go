@@ -6,7 +6,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// TestSources: go test takes no result from its cache that is of programs of other sources.
+// TestSources reads the sources of the programs under test, so that go test does not use a cached
+// result of other sources.
 func TestSources(t *testing.T) {
 	if err := follow.ReadSources("../.."); err != nil {
 		t.Fatal(err)

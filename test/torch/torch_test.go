@@ -18,11 +18,11 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// python is the interpreter that has torch; make check-torch SUITE=trixie gives that of another
-// Debian.
+// python is an interpreter that has torch; make check-torch SUITE=trixie uses that of another
+// Debian release.
 var python = flag.String("python", "/usr/bin/python3", "the `program` that has torch")
 
-// hvdrun is the program, which TestMain builds.
+// hvdrun is the path of the program, which TestMain builds.
 var hvdrun string
 
 func TestMain(m *testing.M) {
@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// version describes the installed torch; without one its number is empty.
+// version describes the installed torch; number is "" if there is no torch.
 var version = sync.OnceValue(func() (v struct {
 	number       string
 	reconfigures bool // process groups
@@ -59,7 +59,7 @@ func needTorch(t *testing.T) {
 	t.Logf("torch %s", version().number)
 }
 
-// torchrun returns the command, with the Python that has torch.
+// torchrun returns the command hvdrun torchrun with the Python that has torch.
 func torchrun(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), hvdrun, append([]string{"torchrun"}, args...)...)
@@ -68,7 +68,7 @@ func torchrun(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// TestExample: the example trains, and goes on from its checkpoint.
+// TestExample: the example trains, and continues from its checkpoint.
 func TestExample(t *testing.T) {
 	needTorch(t)
 	checkpoint := filepath.Join(t.TempDir(), "checkpoint.pt")
@@ -84,7 +84,7 @@ func TestExample(t *testing.T) {
 	}
 }
 
-// TestKilledWorker: one of two workers kills itself, and the second life goes to the end.
+// TestKilledWorker: one of two workers kills itself; after the restart, training reaches the end.
 func TestKilledWorker(t *testing.T) {
 	needTorch(t)
 	log := filepath.Join(t.TempDir(), "log")
@@ -95,7 +95,7 @@ func TestKilledWorker(t *testing.T) {
 	secondLife(t, log, 2, string(out))
 }
 
-// secondLife checks that all ranks have made the last of ten steps in the life after the first.
+// secondLife checks that all ranks made the last of ten steps after a restart.
 func secondLife(t *testing.T, log string, world int, out string) {
 	t.Helper()
 	text, err := os.ReadFile(log)
@@ -124,7 +124,7 @@ func secondLife(t *testing.T, log string, world int, out string) {
 	}
 }
 
-// TestInitMethod: programs that name the store's port themselves find it.
+// TestInitMethod: programs that specify the store's port themselves reach the store.
 func TestInitMethod(t *testing.T) {
 	needTorch(t)
 	script := filepath.Join(t.TempDir(), "init.py")
@@ -153,7 +153,7 @@ print("both have met")
 	}
 }
 
-// job is one of several nodes on this machine.
+// job is a job of several nodes on this machine.
 type job struct {
 	t    *testing.T
 	args []string
@@ -163,7 +163,7 @@ type job struct {
 	out  bytes.Buffer // of all nodes
 }
 
-// Write takes what a node says.
+// Write takes the output of a node.
 func (j *job) Write(b []byte) (int, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -204,13 +204,13 @@ func newJob(t *testing.T, backend, nodes string, args ...string) *job {
 	return j
 }
 
-// node is one that runs.
+// node is a running node.
 type node struct {
 	cmd   *exec.Cmd
 	ended chan struct{}
 }
 
-// start starts a node. Want is its exit status, 0 or that of the signal that it is sent.
+// start starts a node. want is 0 if its exit status must be 0, or the signal that it will be sent.
 func (j *job) start(number int, want syscall.Signal) *node {
 	j.t.Helper()
 	more := []string{"--local-addr", fmt.Sprint(j.net, number+1), "--node-rank", fmt.Sprint(number)}
@@ -234,7 +234,7 @@ func (j *job) start(number int, want syscall.Signal) *node {
 	return n
 }
 
-// send sends a node a signal.
+// send sends a signal to a node.
 func (n *node) send(t *testing.T, s syscall.Signal) {
 	t.Helper()
 	if err := n.cmd.Process.Signal(s); err != nil {
@@ -242,8 +242,8 @@ func (n *node) send(t *testing.T, s syscall.Signal) {
 	}
 }
 
-// TestKilledWorkerOfTwoNodes: one of four workers on two nodes kills itself. All of the next life
-// find each other, and go to the end.
+// TestKilledWorkerOfTwoNodes: one of four workers on two nodes kills itself. After the restart all
+// workers connect and reach the end.
 func TestKilledWorkerOfTwoNodes(t *testing.T) {
 	needTorch(t)
 	for _, backend := range backends {
@@ -258,7 +258,7 @@ func TestKilledWorkerOfTwoNodes(t *testing.T) {
 	}
 }
 
-// fifo returns a pipe with a name, and the lines that come out of it.
+// fifo creates a named pipe, and returns its path and the lines written to it.
 func fifo(t *testing.T) (path string, in *lines) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "log")
@@ -273,8 +273,8 @@ func fifo(t *testing.T) (path string, in *lines) {
 	return path, newLines(f)
 }
 
-// TestNodesComeAndGo: a job of one to two nodes grows when another comes, and goes on alone when
-// that leaves.
+// TestNodesComeAndGo: a job of one to two nodes grows when a node joins, and continues alone when
+// it leaves.
 func TestNodesComeAndGo(t *testing.T) {
 	needTorch(t)
 	log, in := fifo(t)
@@ -290,8 +290,8 @@ func TestNodesComeAndGo(t *testing.T) {
 	j.wg.Wait()
 }
 
-// TestKilledNode: a node is killed, once the one at the endpoint, which has the store, and once the
-// other. With a fixed number of nodes it is started again; else the job goes on without.
+// TestKilledNode: a node is killed, either the one at the endpoint, which runs the store, or the
+// other. With a fixed number of nodes it is started again; otherwise the job continues without it.
 func TestKilledNode(t *testing.T) {
 	needTorch(t)
 	for _, backend := range backends {
@@ -307,7 +307,7 @@ func TestKilledNode(t *testing.T) {
 				ends[killed] = syscall.SIGKILL
 				running := []*node{j.start(0, ends[0])}
 				if backend != "static" {
-					in.await(t, "1") // it has the store
+					in.await(t, "1") // this node runs the store
 				}
 				running = append(running, j.start(1, ends[1]))
 				in.await(t, "2")
