@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deaths are the signals by which a fault can end the process as the kernel does it for a program
+// deaths are the signals with which a fault can end the process as the kernel ends a program
 // without handlers: without the Go runtime's trace, and with a core dump if the limit permits.
 var deaths = map[string]syscall.Signal{
 	"kill": syscall.SIGKILL,
@@ -36,9 +36,9 @@ func die(by syscall.Signal) error {
 	select {}
 }
 
-// starve allocates memory until the kernel ends the process: by the out-of-memory killer of the
-// memory cgroup in the given directory, which must have a limit, or without one by the limit of the
-// address space, at which the Go runtime gives up.
+// starve allocates memory until the process ends: by the out-of-memory killer in the memory cgroup
+// of the given directory, which must have a limit, or, without a cgroup, by the Go runtime, which
+// gives up at a limit of the address space.
 func starve(cgroup string) error {
 	if cgroup == "" {
 		if err := unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: 1 << 26, Max: 1 << 26}); err != nil { // less than is in use
@@ -59,8 +59,8 @@ func starve(cgroup string) error {
 // hoard keeps the memory of starve reachable.
 var hoard [][]byte
 
-// orphan starts a process with an empty environment, its own session, and a parent that has ended:
-// only its last argument shows which job it belongs to.
+// orphan starts a process that has an empty environment, its own session, and a parent that has
+// ended: only its last argument shows to which job it belongs.
 func orphan(word string) error {
 	cmd := exec.Command("sh", "-c", "(env -i setsid sleep 86400 "+word+" >/dev/null 2>&1 </dev/null &)")
 	if out, err := cmd.CombinedOutput(); err != nil {

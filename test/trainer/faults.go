@@ -26,7 +26,7 @@ var errLeave = errors.New("as scheduled")
 //	step     between step N and the next one
 //	save     in the middle of saving step N
 //	sync     in the middle of this process's N-th sync
-//	restore  in the middle of this process's N-th roll back
+//	restore  in the middle of this process's N-th rollback
 //	reset    in this process's N-th OnReset
 //	end      after Run (0)
 //
@@ -42,14 +42,14 @@ var errLeave = errors.New("as scheduled")
 //
 // or does not end:
 //
-//	hang     it blocks for ever
+//	hang     it blocks forever
 //	stop     SIGSTOP
 //	mutex    it locks a mutex that it holds
 //	spin     an endless loop without calls
 //	sleep    it sleeps for hours
 //	fifo     it opens a FIFO without a writer, in the kernel
 //
-// or says what is not so, and trains on:
+// or reports something false and continues to train:
 //
 //	lie-…    see lies
 //
@@ -104,7 +104,7 @@ func (f *faults) at(point string, n int) error {
 			continue
 		}
 		if !x.always && !f.mark(x) {
-			continue // it has happened already
+			continue // it has already happened
 		}
 		for _, other := range f.all {
 			for !x.always && other.point == point && !f.marked(other) {
@@ -169,7 +169,7 @@ func (f *faults) happen(x fault) error {
 	return fmt.Errorf("unknown fault %q", x.how)
 }
 
-// trap is a Part of the state without data, in whose methods this process can die.
+// trap is a Part of the state without data. This process can die in its methods.
 type trap struct {
 	faults          *faults
 	at              *progress
@@ -183,7 +183,7 @@ func (t *trap) Save() error {
 	return t.faults.at("save", t.at.Step)
 }
 
-// Restore runs in the middle of every roll back.
+// Restore runs in the middle of every rollback.
 func (t *trap) Restore() error {
 	t.restores++
 	return t.faults.at("restore", t.restores)

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// hangs are faults of which tests expect to be told the line, which has the name in a comment.
+// hangs are the faults for which tests expect hvdrun to name the line; a comment on the line has
+// the fault's name.
 var hangs = map[string]func(dir string) error{
 	"mutex": func(string) error { return lockTwice() },
 	"spin":  func(string) error { return spin() },

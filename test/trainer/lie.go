@@ -11,17 +11,18 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// liar tells the driver what is not so, with this worker's credentials.
+// liar sends false reports to the driver, with this worker's credentials.
 type liar struct {
 	env    plan.Worker
-	err    error        // why it cannot lie
+	err    error        // the reason why it cannot lie
 	client *line.Client // nil: not connected yet
 }
 
-// lieBound limits a lie: the driver may answer it never.
+// lieBound limits the time of a lie: the driver may never answer it.
 const lieBound = 20 * time.Second
 
-// lies are what a fault can make this worker say while it trains on, by name.
+// lies are the false reports that a fault can make this worker send while it continues to train, by
+// name.
 var lies = map[string]func(ctx context.Context, l *liar, generation uint64) error{
 	"lie-done": func(ctx context.Context, l *liar, generation uint64) error {
 		return l.client.Report(ctx, line.Done, generation, math.MaxUint64)
@@ -30,7 +31,7 @@ var lies = map[string]func(ctx context.Context, l *liar, generation uint64) erro
 		return l.client.Report(ctx, line.Draining, generation, 0)
 	},
 	"lie-commits": func(_ context.Context, l *liar, generation uint64) error {
-		// This worker's other client trains on, and joins when it is told to.
+		// This worker's other client continues to train, and joins when the driver asks for it.
 		go l.client.Join(context.Background(), line.Joining{
 			After: generation, Commits: 1 << 63, HoldsState: true, DataAddrs: []string{"127.0.0.1:9"},
 		})
@@ -47,11 +48,11 @@ var lies = map[string]func(ctx context.Context, l *liar, generation uint64) erro
 	"lie-reports": func(ctx context.Context, l *liar, generation uint64) error {
 		for r := line.Leaving; r <= line.NotWritten; r++ {
 			if r == line.Draining {
-				continue // it would be asked to leave
+				continue // the worker would be asked to leave
 			}
 			for _, n := range []uint64{0, generation, math.MaxInt64, math.MaxUint64} {
 				for _, commits := range []uint64{0, 1, 1 << 63, math.MaxUint64} {
-					_ = l.client.Report(ctx, r, n, commits) // some numbers are no reports, and are refused
+					_ = l.client.Report(ctx, r, n, commits) // some numbers are not reports, and are refused
 				}
 			}
 		}
@@ -64,7 +65,7 @@ var lies = map[string]func(ctx context.Context, l *liar, generation uint64) erro
 	},
 }
 
-// beats says until this process ends that it has waited for ever for all others.
+// beats reports, until this process ends, that it has always waited for all other workers.
 func (l *liar) beats(generation uint64) {
 	for {
 		_ = l.client.Beat(context.Background(), line.Beat{
@@ -75,7 +76,7 @@ func (l *liar) beats(generation uint64) {
 	}
 }
 
-// lie says what is not so.
+// lie sends a false report.
 func (l *liar) lie(what string) error {
 	if l.err != nil {
 		return l.err
@@ -96,5 +97,5 @@ func (l *liar) lie(what string) error {
 	return lies[what](ctx, l, world.Generation)
 }
 
-// prepare keeps what elastic.Init removes from the environment.
+// prepare keeps the credentials, which elastic.Init removes from the environment.
 func (l *liar) prepare() { l.env, _, l.err = plan.WorkerFromEnv(os.LookupEnv) }

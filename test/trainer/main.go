@@ -1,6 +1,6 @@
-// Command trainer is a training program for tests and measurements: an elastic program as users
-// write it, whose steps reveal any lost or repeated step. Its flags make it die, wait and record
-// what it does.
+// Command trainer is a training program for tests and measurements: an elastic program like a
+// user's, whose steps reveal any lost or repeated step. Its flags make it die, wait and record what
+// it does.
 //
 //	trainer -log FILE -dir DIR -steps 20 -exit localhost:1@step=5:kill -hold 5,10
 //
@@ -95,7 +95,7 @@ func (s *settings) define(f *flag.FlagSet) {
 	f.BoolVar(&s.orphan, "orphan", false, "start a process that leaves the session, and never wait for it")
 }
 
-// run trains. It returns nil if the process should exit with 0.
+// run trains. It returns nil if the process must exit with status 0.
 func (s *settings) run(ctx context.Context) error {
 	if s.stubborn {
 		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
@@ -128,7 +128,7 @@ func (s *settings) run(ctx context.Context) error {
 	if err := s.faults.at("start", 0); err != nil {
 		return err
 	}
-	if s.tasks { // a spare of the job's start is in Init
+	if s.tasks { // a spare that starts with the job is in Init
 		defer serveTasks(ctx)()
 	}
 	w, err := elastic.Init(ctx)
@@ -164,7 +164,7 @@ func (s *settings) run(ctx context.Context) error {
 	return t.finish()
 }
 
-// expectedEnd returns nil for an error that means a requested end.
+// expectedEnd returns nil if the error means an end that was requested.
 func expectedEnd(err error) error {
 	for _, fine := range []error{elastic.ErrRemoved, elastic.ErrFinished, errLeave} {
 		if errors.Is(err, fine) {
@@ -193,7 +193,7 @@ func (s *steps) Set(text string) error {
 	return nil
 }
 
-// gates are the files that training waits for, by step.
+// gates maps a step to the file for which training waits there.
 type gates map[int]string
 
 func (g *gates) String() string { return "" }
@@ -234,7 +234,7 @@ func (t *training) line(event steplog.Event) steplog.Line {
 	}
 }
 
-// write writes the line if this rank has to.
+// write writes the line if this rank writes a steplog.
 func (t *training) write(l steplog.Line) error {
 	if l.Rank != 0 && !t.set.logAll {
 		return nil

@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// microbatches is training by elastic.Steps. The sums of its gradients depend on their order, and
-// the weights on every earlier sum: they have the same bits at the end only if every microbatch of
+// microbatches trains with elastic.Steps. The sums of its gradients depend on their order, and the
+// weights on every earlier sum: they have the same bits at the end only if every microbatch of
 // every step was used once, in the order of the numbers.
 type microbatches struct {
 	*training
@@ -29,7 +29,7 @@ func newMicrobatches(t *training) *microbatches {
 
 func (m *microbatches) train(ctx context.Context) error {
 	if m.logged == 0 {
-		m.applied = -1 // the steps of others that it has applied do not count
+		m.applied = -1 // steps of others that this process has applied do not count
 	}
 	for m.at.Step < m.set.steps {
 		if err := m.set.faults.at("step", m.at.Step); err != nil {
@@ -43,7 +43,7 @@ func (m *microbatches) train(ctx context.Context) error {
 	return nil
 }
 
-// enter records the first sign of life in a world.
+// enter records that this process has entered a world.
 func (m *microbatches) enter() error {
 	if m.logged == m.worker.Generation() {
 		return nil
@@ -87,7 +87,7 @@ func (m *microbatches) apply(mean [][]float32) error {
 	}
 	m.changeBallast(next)
 	m.at.Step, m.at.Chain, m.applied = next, steplog.Chain(m.at.Chain, next), next
-	if m.worker.Generation() == 0 { // it applies the steps of others
+	if m.worker.Generation() == 0 { // a spare applies the steps of the members
 		return nil
 	}
 	l := m.line(steplog.Step)

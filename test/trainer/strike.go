@@ -16,11 +16,11 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// strikes let other processes have this process killed during a commit. If the directory contains a
-// file strike.PID, this process sends itself SIGKILL during the next commit: after a share of the
-// usual duration of a commit, or of the shortest one so far, which did not wait for other ranks.
-// The file contains that share and, for the latter, the word shortest. The process's activity at
-// that moment is appended to the file strikes.
+// strikes lets other processes make this process kill itself during a commit. If the directory
+// contains a file strike.PID, this process sends itself SIGKILL during the next commit: after a
+// fraction of the usual duration of a commit, or of the shortest one so far, which did not wait for
+// other ranks. The file contains that fraction and, for the latter, the word shortest. The
+// process's activity at that moment is appended to the file strikes.
 type strikes struct {
 	dir   string // empty: disabled
 	usual time.Duration

@@ -11,10 +11,10 @@ import (
 	"github.com/hvdrun/hvdrun/test/square"
 )
 
-var _ = square.Task // which registers it
+var _ = square.Task // registers the task
 
-// serveTasks runs tasks while the worker has no place in a world. The function that it returns
-// waits until it does so no more.
+// serveTasks runs tasks while the worker is not in a world. The caller must call wait, which
+// returns when no task runs any more.
 func serveTasks(ctx context.Context) (wait func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var serving sync.WaitGroup

@@ -18,10 +18,10 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// waitPause is the polling interval of waits, in which all workers take part.
+// waitPause is the polling interval of waits in which all workers take part.
 const waitPause = 10 * time.Millisecond
 
-// progress is the training state apart from the weights.
+// progress is the training state other than the weights.
 type progress struct {
 	Step  int
 	Chain uint64
@@ -44,13 +44,13 @@ type training struct {
 	sum     []float32
 	at      progress
 	own     own
-	held    int // Place of own; -1: not trained with yet
+	held    int // the Place of own that was last used in training; -1: none yet
 	since   int // the step after which own was taken over
 	entered int // the step after which the world was entered
 	said    int // lines of chatter so far
 	lines   int // lines of print so far
 	resets  int
-	ballast []uint64 // the first is the number of steps, unless no step changes it
+	ballast []uint64 // the first element is the number of steps, unless no step changes it
 	strikes strikes
 	micro   *microbatches // nil: each step is one AllReduce
 }
@@ -69,11 +69,11 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 		t.strikes.dir = s.dir
 	}
 	// A sync reaches the trap after the progress and before the weights: a worker that dies there
-	// leaves its peers with half a state.
+	// has sent its peers only half of the state.
 	parts := []elastic.Part{elastic.Value("progress", &t.at)}
 	if s.checkpoints != "" {
 		parts = append(parts, &elastic.Checkpoints{Dir: s.checkpoints, Interval: s.pause})
-	} else if s.microbatches == 0 || s.struck || s.faults.any() { // Steps of a state with such a part cannot be followed
+	} else if s.microbatches == 0 || s.struck || s.faults.any() { // Steps cannot follow a state with such a part
 		parts = append(parts, &trap{faults: &s.faults, at: &t.at, strikes: &t.strikes})
 	}
 	parts = append(parts, elastic.Tensor("weights", t.weights))
@@ -130,7 +130,7 @@ func (t *training) train(ctx context.Context) error {
 	}
 }
 
-// What a step changes of the ballast.
+// How a step changes the ballast.
 const (
 	changeNone = "none"
 	changeAll  = "all"
@@ -150,7 +150,7 @@ func (t *training) changeBallast(step int) {
 	}
 }
 
-// checkBallast checks that the ballast is of the same step as the rest of the state.
+// checkBallast checks that the ballast belongs to the same step as the rest of the state.
 func (t *training) checkBallast() error {
 	if t.ballast == nil {
 		return nil
@@ -169,8 +169,8 @@ func (t *training) checkBallast() error {
 	return nil
 }
 
-// checkOwn checks that this worker's own state is of the same step as the shared state. It may not
-// be while this worker is awaited.
+// checkOwn checks that this worker's own state belongs to the same step as the shared state. The
+// two can differ while the others wait for this worker.
 func (t *training) checkOwn() error {
 	switch {
 	case t.held != t.own.Place:
@@ -200,8 +200,7 @@ func (t *training) step(ctx context.Context) error {
 	} else if t.set.stepTime > 0 {
 		time.Sleep(t.set.stepTime) // simulates computation
 	}
-	// State that belongs to no step is passed to the collective, so that its failure requires a
-	// roll back.
+	// The collective gets state that belongs to no step, so that its failure requires a rollback.
 	next := t.at.Step + 1
 	t.at.Step, t.at.Chain = next, steplog.Chain(t.at.Chain, next)
 	t.own.Step = next
@@ -238,7 +237,7 @@ func (t *training) step(ctx context.Context) error {
 	return errors.Join(err, t.write(l))
 }
 
-// printed is the length of a line of print.
+// printed is the number of bytes of a line of print.
 const printed = 1000
 
 // print prints this step's share of the lines.
