@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/cluster"
 )
 
-// TestForeignHosts: a host of a cluster can have no such name, and a state that says so is shown
-// escaped.
+// TestForeignHosts: a host of a cluster cannot have a name with control characters, and a state
+// file that contains one is printed escaped.
 func TestForeignHosts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cluster")
 	dir, err := cluster.Init(path, cluster.Grant{Expires: time.Now().Add(time.Hour)}, time.Now())
@@ -33,7 +33,7 @@ func TestForeignHosts(t *testing.T) {
 	clitest.Tame(t, "cluster hosts", out.String(), 2)
 }
 
-// TestForeignErrors: what a source of hosts says of its failure, to the end of a program.
+// TestForeignErrors: the error text of a source of hosts is printed escaped and completely.
 func TestForeignErrors(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{

@@ -13,9 +13,9 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 )
 
-// TestHelpFits: the help of each command and topic fits a terminal of 80 columns, and that of
-// hvdrun has no more lines than a terminal; with its topics it has every command, in a group, and
-// the notes.
+// TestHelpFits: the help of each command and topic fits a terminal of 80 columns. The help of
+// hvdrun itself has no more lines than a terminal; with its topics it lists every command, in a
+// group, and the notes.
 func TestHelpFits(t *testing.T) {
 	root := command(&cli.Program{})
 	root.InitDefaultHelpCmd()
@@ -83,8 +83,8 @@ func TestHelpFits(t *testing.T) {
 	}
 }
 
-// TestHelpColumns: the descriptions of a section's flags begin in one column, also where the name
-// of a value has a rune of several bytes.
+// TestHelpColumns: the descriptions of a section's flags begin in one column, even if the name of a
+// value has a rune of several bytes.
 func TestHelpColumns(t *testing.T) {
 	root := command(&cli.Program{})
 	var b strings.Builder

@@ -17,8 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 )
 
-// manDir is where make man wants the manual pages. The generator is needed by this test alone, so
-// hvdrun itself does not link it.
+// manDir is the folder of the manual pages, which make man sets. Only this test needs the
+// generator, so hvdrun itself does not link it.
 var manDir = flag.String("man", "", "folder for the manual pages; empty: a temporary one")
 
 // TestManPages: every command has a manual page with all its flags.
@@ -89,7 +89,7 @@ func showMetavars(c *cobra.Command, flags map[*cobra.Command][]string) {
 	}
 }
 
-// cleanPages writes a flag and its value as --help does: "--np N", and nothing behind a switch.
+// cleanPages writes a flag and its value as --help does: "--np N", and nothing after a switch.
 func cleanPages(t *testing.T, dir string) {
 	pages, err := filepath.Glob(filepath.Join(dir, "*.1"))
 	if err != nil {

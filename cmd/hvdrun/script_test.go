@@ -19,7 +19,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(sandbox.Tests{M: m}, map[string]func(){"hvdrun": main})
 }
 
-// The scripts in testdata/script run the command as people do.
+// TestScripts runs the scripts in testdata/script, which use the command as people do.
 func TestScripts(t *testing.T) {
 	network, err := sandbox.Net()
 	if err != nil {
@@ -31,7 +31,8 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Setup: func(env *testscript.Env) error {
-			// A program under the race detector would otherwise wait a second before each exit 0.
+			// Without this, a program under the race detector waits a second before each exit with
+			// status 0.
 			env.Setenv("GORACE", os.Getenv("GORACE")+" atexit_sleep_ms=10")
 			env.Setenv("OMP_NUM_THREADS", "1") // otherwise jobs say that they set it
 			env.Setenv("XDG_STATE_HOME", filepath.Join(env.WorkDir, ".state"))
@@ -41,7 +42,7 @@ func TestScripts(t *testing.T) {
 			return os.Mkdir(run, 0o700)
 		},
 		Condition: func(name string) (bool, error) {
-			if name != "root" { // who may give files to other users
+			if name != "root" { // root can give files to other users
 				return false, fmt.Errorf("unknown condition %s", name)
 			}
 			return os.Geteuid() == 0, nil

@@ -8,7 +8,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 )
 
-// TestTopNeedsATerminal: without one, the error says what to use.
+// TestTopNeedsATerminal: without a terminal, the error names the command to use instead.
 func TestTopNeedsATerminal(t *testing.T) {
 	var stdout, stderr strings.Builder
 	if code := run([]string{"top"}, strings.NewReader(""), &stdout, &stderr, os.Environ()); code != cli.StatusUsage {

@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// flawed is the example in Python with a flaw.
+// flawed is the Python example with a flaw.
 const flawed = `#!/usr/bin/python3
 import os, sys, time
 sys.path.insert(0, %q)
@@ -27,7 +27,8 @@ class Flawed(inventory.Inventory):
 discovery_plugin.serve(Flawed())
 `
 
-// A script and a plugin make one list: the script's hosts first, draining if one of them says so.
+// TestSourcesTogether: a script and a plugin together make one list: the script's hosts come first,
+// and a host is draining if one of them says so.
 func TestSourcesTogether(t *testing.T) {
 	t.Setenv("PYTHONDONTWRITEBYTECODE", "1")
 	machines := filepath.Join(t.TempDir(), "machines.json")
@@ -53,7 +54,8 @@ func TestSourcesTogether(t *testing.T) {
 	}
 }
 
-// --verify finds out what is wrong with a plugin in another language, and that nothing is.
+// TestVerifyPlugin: --verify reports what is wrong with a plugin in another language, or that
+// nothing is.
 func TestVerifyPlugin(t *testing.T) {
 	example, err := filepath.Abs("../../examples/discovery-plugin-python")
 	if err != nil {

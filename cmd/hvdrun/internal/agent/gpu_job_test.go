@@ -31,12 +31,12 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// TestMain runs this program as a worker too.
+// TestMain also lets this program run as a worker.
 func TestMain(m *testing.M) {
 	testscript.Main(sandbox.Tests{M: m}, map[string]func(){"toil": toil})
 }
 
-// toil is a worker that trains until it is sent away.
+// toil is a worker that trains until the driver dismisses it.
 func toil() {
 	ctx := context.Background()
 	w, err := elastic.Init(ctx)
@@ -65,8 +65,8 @@ type agentCluster struct {
 	key  []byte
 }
 
-// run runs the agent of a host. Where it has devices, faults says what goes wrong with them. The
-// function that it returns asks the agent to stop, and waits for it.
+// run starts the agent of a host; if d is not nil, with its devices, whose failures it reads from
+// faults. stop asks the agent to stop and waits for its end.
 func (c agentCluster) run(name string, slots int, d *slotDevices, faults <-chan gpu.Event) (stop func()) {
 	cfg := agent.Config{Name: name, Slots: slots, Key: c.key, Bind: "127.0.0.1:0", Join: c.base.Join, Log: c.base.Log}
 	if d != nil {
@@ -98,14 +98,14 @@ func (c agentCluster) run(name string, slots int, d *slotDevices, faults <-chan 
 	}
 }
 
-// jobEvents are what has happened to a job.
+// jobEvents collects the events of a job.
 type jobEvents struct {
 	t   *testing.T
 	all chan job.Event
 	log []string
 }
 
-// await takes events until one is of the name and says all the words, as in "host=b".
+// await reads events until one has the name and contains all the words, such as "host=b".
 func (j *jobEvents) await(name job.EventName, words ...string) {
 	j.t.Helper()
 	limit := sandbox.Expired()
@@ -127,8 +127,8 @@ func (j *jobEvents) await(name job.EventName, words ...string) {
 }
 
 // TestJobLosesADevice: a device reports a critical XID. Its slot's worker is killed, no other is
-// started there, all agents know of it, and the job goes on without. Once the agent has been
-// started anew, as it must be for a device to be reset, the slot is back.
+// started there, all agents learn of it, and the job continues without the slot. When the agent is
+// started again, as it must be to reset a device, the slot returns.
 func TestJobLosesADevice(t *testing.T) {
 	log, _ := logtest.NewNullLogger()
 	c := agentCluster{t: t, key: bytes.Repeat([]byte{7}, identity.ClusterKeyLen)}
@@ -189,7 +189,7 @@ func TestJobLosesADevice(t *testing.T) {
 	j.await(job.WorldPublished, "size=3")
 	j.await(job.FirstCommit)
 
-	faults <- fails(0, "GPU-a", true) // which is that of slot 1
+	faults <- fails(0, "GPU-a", true) // the device of slot 1
 	j.await(job.WorkerExited, "host=b", "slot=1", fmt.Sprintf("signal=%d", syscall.SIGKILL), "cause=failed")
 	j.await(job.WorldPublished, "size=2")
 	j.await(job.FirstCommit)

@@ -17,7 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// twoDevices are the second and the first of a machine's, in this order.
+// twoDevices returns two devices of a machine, the second one first.
 func twoDevices() *slotDevices {
 	return &slotDevices{devices: []gpu.Device{{Index: 0, GPU: 1, UUID: "GPU-b"}, {Index: 1, GPU: 0, UUID: "GPU-a"}}}
 }
@@ -26,7 +26,7 @@ func fails(number int, uuid string, critical bool) gpu.Event {
 	return gpu.Event{Device: gpu.Device{Index: number, GPU: number, UUID: uuid}, Kind: gpu.XID, XID: 79, Critical: critical}
 }
 
-// spec runs a command in a slot of this machine.
+// spec returns the specification of a command in a slot of this machine.
 func spec(slot int, stdout io.Writer, command ...string) *launch.Spec {
 	return &launch.Spec{Incarnation: rand.Text(), Slot: plan.SlotID{Host: "localhost", Index: slot}, Command: command,
 		Env: []string{"PATH=/usr/bin:/bin", "CUDA_VISIBLE_DEVICES=all"}, Stdout: stdout, Stderr: io.Discard}
@@ -48,7 +48,8 @@ func TestWorkersSeeTheirDevice(t *testing.T) {
 	}
 }
 
-// A device that fails is told once, and no worker is started in its slots any more.
+// TestDeviceFails: a failure of a device is reported once, and no worker is started in its slots
+// any more.
 func TestDeviceFails(t *testing.T) {
 	log, hook := logtest.NewNullLogger()
 	devices := twoDevices()

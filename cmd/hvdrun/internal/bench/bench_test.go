@@ -7,7 +7,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Which hosts have ranks, and how many.
+// TestBenchHosts: the ranks are on the expected hosts, in the expected numbers.
 func TestBenchHosts(t *testing.T) {
 	hosts := []plan.Host{{Name: "a", Slots: 2}, {Name: "b"}, {Name: "c", Slots: 4, Draining: true}, {Name: "d", Slots: 3}}
 	for _, c := range []struct {
@@ -37,7 +37,8 @@ func TestBenchHosts(t *testing.T) {
 	}
 }
 
-// What a peer writes as a job is what it would write alone.
+// TestUnprefixed: the prefixes of a job's output are removed, so that it is the same as that of the
+// command alone.
 func TestUnprefixed(t *testing.T) {
 	var u unprefixed
 	for _, line := range []string{"[0]<stdout>:4\t10\t1\t2\t3\n", "[12]<stderr>:terminate called\n", "what(): <stdout>\n"} {

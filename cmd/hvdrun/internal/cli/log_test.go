@@ -16,8 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/logline"
 )
 
-// TestJournalLines: where systemd's journal reads the log, each line has its priority, and no time
-// and level of its own.
+// TestJournalLines: if systemd's journal reads the log, each line has its priority, but no time and
+// level.
 func TestJournalLines(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -50,7 +50,7 @@ func TestJournalLines(t *testing.T) {
 	}
 }
 
-// FuzzEscape: nothing commands a terminal, and what is escaped stays as it is.
+// FuzzEscape: escaped text does not control a terminal, and escaping it again does not change it.
 func FuzzEscape(f *testing.F) {
 	f.Add(clitest.Foreign)
 	f.Add("plain\n")

@@ -47,7 +47,7 @@ func TestTextFormat(t *testing.T) {
 	}
 }
 
-// Other machines and workers cannot command the terminal of who reads the log.
+// TestEscape: other machines and workers cannot control the terminal in which the log is read.
 func TestEscape(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                            "",
@@ -67,7 +67,8 @@ func TestEscape(t *testing.T) {
 	}
 }
 
-// A stdout that nobody reads any more stops the job; other failures to write do not.
+// TestStream: if nobody reads stdout any more, the job stops; after other failed writes it
+// continues.
 func TestStream(t *testing.T) {
 	for _, c := range []struct {
 		err    error
@@ -87,7 +88,7 @@ type failing struct{ err error }
 
 func (f failing) Write([]byte) (int, error) { return 0, f.err }
 
-// frozen takes nothing until it is thawed.
+// frozen blocks writers until it is thawed.
 type frozen struct {
 	thawed chan struct{}
 	strings.Builder
@@ -98,8 +99,8 @@ func (f *frozen) Write(b []byte) (int, error) {
 	return f.Builder.Write(b)
 }
 
-// Nobody reads the log: those who log do not wait, and are told of by a count; the end waits for a
-// bounded time.
+// TestQueue: if nobody reads the log, writers do not wait, and the number of dropped lines is
+// reported; closing waits for a bounded time.
 func TestQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &frozen{thawed: make(chan struct{})}

@@ -11,8 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/netif"
 )
 
-// TestRouteLines: check names the routes to a host where there are several, those of faster links
-// first.
+// TestRouteLines: check lists the routes to a host if there are several, with faster links first.
 func TestRouteLines(t *testing.T) {
 	way := func(n byte, near, far int64, trip time.Duration) client.Route {
 		name := "eth" + strconv.Itoa(int(n))

@@ -7,8 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 )
 
-// TestUsedSlots: hosts with agents show which runs use their slots; a table without such a host
-// lacks the columns.
+// TestUsedSlots: hosts with agents show which runs use their slots; a table without such a host has
+// no columns for them.
 func TestUsedSlots(t *testing.T) {
 	local := understoodHost{Host: "localhost", Slots: 2, Local: true}
 	for _, c := range []struct {

@@ -12,7 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestForeignNames: what hosts call themselves, and what sources of hosts say, is shown escaped.
+// TestForeignNames: names that hosts give themselves, and texts of sources of hosts, are printed
+// escaped.
 func TestForeignNames(t *testing.T) {
 	for what, c := range map[string]struct {
 		lines int
@@ -43,14 +44,14 @@ func TestForeignNames(t *testing.T) {
 	}
 }
 
-// failingSource is a source whose error is foreign, as that of a plugin is.
+// failingSource is a source whose error text is foreign, like that of a plugin.
 type failingSource struct{}
 
 func (failingSource) Discover(context.Context) ([]plan.Host, error) {
 	return nil, errors.New(clitest.Foreign)
 }
 
-// TestForeignFailure: what a source says of its failure is shown escaped.
+// TestForeignFailure: the error text of a source is printed escaped.
 func TestForeignFailure(t *testing.T) {
 	var out bytes.Buffer
 	v := &verifier{ctx: t.Context(), out: &out, source: failingSource{}}

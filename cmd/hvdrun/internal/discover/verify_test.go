@@ -13,7 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// stoppingSource is a source whose user stops the program while it is asked.
+// stoppingSource is a source that stops the program, as its user would, while it is asked for
+// hosts.
 type stoppingSource func()
 
 func (s stoppingSource) Discover(ctx context.Context) ([]plan.Host, error) {
@@ -22,7 +23,7 @@ func (s stoppingSource) Discover(ctx context.Context) ([]plan.Host, error) {
 	return nil, context.Cause(ctx)
 }
 
-// TestVerifyCloses: a source is closed once, whether its test comes to that or not.
+// TestVerifyCloses: a source is closed exactly once, even if its test ends early.
 func TestVerifyCloses(t *testing.T) {
 	stopped, stop := context.WithCancel(t.Context())
 	for what, c := range map[string]struct {

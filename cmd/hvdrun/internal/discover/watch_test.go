@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// hostsOf reads "a:1 b:2!", where ! stands for draining.
+// hostsOf parses "a:1 b:2!"; ! marks a draining host.
 func hostsOf(t *testing.T, text string) []plan.Host {
 	t.Helper()
 	words := strings.Fields(text)

@@ -31,7 +31,7 @@ func parsed(t *testing.T, args string) (settings.Settings, error) {
 	return settings.Load(fs, nil)
 }
 
-// What a command line makes of the size of the worlds: NP, Min, Max, Elastic.
+// TestSize: the size of the worlds that follows from a command line: NP, Min, Max, Elastic.
 func TestSize(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"-np 4", "{4 0 0 0 0 false false false}"},
@@ -90,7 +90,7 @@ func TestSize(t *testing.T) {
 	}
 }
 
-// What is taken for -np is told, with where it is from.
+// TestTaken: the value that is used for -np is logged with its origin.
 func TestTaken(t *testing.T) {
 	here := "1 is taken, as this machine has no GPU"
 	if n := Gpus(); n > 0 {
@@ -122,7 +122,7 @@ func TestTaken(t *testing.T) {
 	}
 }
 
-// Horovod's HF-01.
+// TestHostfile is Horovod's HF-01.
 func TestHostfile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	for _, c := range []struct{ text, want string }{
@@ -150,7 +150,7 @@ func TestHostfile(t *testing.T) {
 	}
 }
 
-// TestFileOfTheDocsIsPossible: a job can have the settings of the file in docs/running.md.
+// TestFileOfTheDocsIsPossible: the settings of the file in docs/running.md are valid for a job.
 func TestFileOfTheDocsIsPossible(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/running.md")
 	if err != nil {

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestPluginOf: the plugins that came with a program lie beside it, or where its package puts them.
+// TestPluginOf: the plugins that belong to a program are found beside it, or where its package
+// installs them.
 func TestPluginOf(t *testing.T) {
 	root := t.TempDir()
 	for path, want := range map[string]string{"bin/hvdrun": "bin/plugins/file", "usr/bin/hvdrun": "usr/lib/hvdrun/plugins/file"} {

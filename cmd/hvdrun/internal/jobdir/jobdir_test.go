@@ -24,8 +24,8 @@ func TestStateDirs(t *testing.T) {
 	}
 }
 
-// A folder in a shared place is used where it is this user's alone: not through a link of others,
-// not one that they may enter, and not another user's.
+// TestOwnTemp: a folder in a shared place is used only if it belongs to this user alone: not if it
+// is a link, if others can enter it, or if it is another user's.
 func TestOwnTemp(t *testing.T) {
 	temp := t.TempDir()
 	all := StateDirs(nil, temp)[0]
@@ -60,7 +60,7 @@ func TestOwnTemp(t *testing.T) {
 		t.Error("a file was used as a folder")
 	}
 	if os.Geteuid() != 0 {
-		return // the rest takes root
+		return // the rest requires root
 	}
 	if err := os.Remove(base); err != nil {
 		t.Fatal(err)

@@ -15,8 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// TestTheJob: who names no job means the one that runs or can be taken over; dead ones are not in
-// question.
+// TestTheJob: a command without a job's name means the one that runs or can be taken over; dead
+// jobs do not count.
 func TestTheJob(t *testing.T) {
 	state, keys := privateDir(t), privateDir(t)
 	env := []string{"XDG_STATE_HOME=" + state, "HOME=" + state}
@@ -48,7 +48,7 @@ func TestTheJob(t *testing.T) {
 		strings.Contains(err.Error(), "dead") {
 		t.Error(err)
 	}
-	// The shell's completion offers these jobs.
+	// The shell's completion offers the same jobs.
 	p := &cli.Program{Env: env}
 	for _, cmd := range []*cobra.Command{CompletesJobs(p, &cobra.Command{}), CompletesPlaces(p, &cobra.Command{})} {
 		words, _ := cmd.ValidArgsFunction(cmd, nil, "")

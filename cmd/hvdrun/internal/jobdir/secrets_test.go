@@ -17,7 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// secretJob returns a job that has its folder, and secrets that are in no file yet.
+// secretJob returns a job that has a folder, and secrets that have not been written to a file yet.
 func secretJob(t *testing.T) *Dir {
 	t.Helper()
 	authority, err := identity.NewAuthority("r1")
@@ -36,7 +36,7 @@ func secretJob(t *testing.T) *Dir {
 	return d
 }
 
-// privateDir returns a folder as a login has it.
+// privateDir returns a folder with the mode of a login's runtime folder.
 func privateDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -52,15 +52,15 @@ func quiet() *logrus.Logger {
 	return log
 }
 
-// on has folders seem to be on network file systems, until the test ends.
+// on makes folders appear to be on network file systems until the test ends.
 func on(t *testing.T, names map[string]string) {
 	local := network
 	t.Cleanup(func() { network = local })
 	network = func(path string) string { return names[path] }
 }
 
-// The best place is the first that is this user's alone and on this machine; the job's own folder
-// is the last, with a warning where other machines may read it.
+// TestSecretsPlace: the best place is the first that belongs to this user alone and is on this
+// machine; the job's own folder is the last, with a warning if other machines can read it.
 func TestSecretsPlace(t *testing.T) {
 	good, remote, made := privateDir(t), privateDir(t), filepath.Join(t.TempDir(), "hvdrun-0")
 	open := filepath.Join(t.TempDir(), "open")
@@ -106,7 +106,8 @@ func TestSecretsPlace(t *testing.T) {
 	}
 }
 
-// What a dead driver has left is of no use from when the workers have ended by themselves.
+// TestSecretsOfDead: the secrets of a dead driver are of no use once its workers have ended by
+// themselves.
 func TestSecretsOfDead(t *testing.T) {
 	d := secretJob(t)
 	if err := d.Secrets.write(d.Path); err != nil {
@@ -137,8 +138,8 @@ func TestSecretsOfDead(t *testing.T) {
 	}
 }
 
-// The login's folder goes with its last session: the driver, which lives, puts the secrets
-// elsewhere, and shows that it lives.
+// TestGuard: the login's folder is removed with its last session. The driver, which is alive, then
+// writes the secrets elsewhere, and keeps marking them as in use.
 func TestGuard(t *testing.T) {
 	login, memory := privateDir(t), filepath.Join(t.TempDir(), "hvdrun-0")
 	places := []secretPlace{{filepath.Join(login, "run"), false}, {memory, true}}
@@ -178,7 +179,7 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// A job whose key is gone says why, and where its key may be.
+// TestNoKey: if a job's key is missing, the error gives the reason, and where the key can be.
 func TestNoKey(t *testing.T) {
 	host, _ := os.Hostname()
 	here := filepath.Join(t.TempDir(), "r1")
@@ -203,7 +204,7 @@ func TestNoKey(t *testing.T) {
 	}
 }
 
-// Secrets in a folder that is not this user's alone are not read.
+// TestStolenPlace: secrets in a folder that does not belong to this user alone are not read.
 func TestStolenPlace(t *testing.T) {
 	d := secretJob(t)
 	if err := d.Secrets.write(d.Path); err != nil {

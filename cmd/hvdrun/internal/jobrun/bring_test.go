@@ -17,7 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// bringing is a source that notes what it is asked for, and fails as often as it should.
+// bringing is a source that records the requests for hosts, and answers them with an error if one
+// is set.
 type bringing struct {
 	discovery.Fixed
 	asked  []string
@@ -31,15 +32,15 @@ func (b *bringing) Scale(_ context.Context, least, most int) error {
 	return b.answer
 }
 
-// TestBring: a source is asked for what the job has use for, again when the bounds change, and
-// gives all back when the job is over, but not when another driver may go on.
+// TestBring: a source is asked for the hosts that the job can use, and again when the bounds
+// change. When the job is over, all are returned, but not if another driver may continue the job.
 func TestBring(t *testing.T) {
 	for _, over := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			source := &bringing{Fixed: discovery.Fixed{plan.Host{Name: "a", Slots: 1}}, answer: errors.New("the server is away")}
 			log, logged := test.NewNullLogger()
 			b := bring(t.Context(), source, job.Size{NP: 4, Min: 2, Max: 8, Spares: 1, Elastic: true}, log)
-			<-time.After(time.Minute) // of the bubble
+			<-time.After(time.Minute) // virtual
 			if n := len(logged.AllEntries()); n != 0 {
 				t.Errorf("%d messages before the source has listed hosts: %s", n, logged.LastEntry().Message)
 			}
@@ -64,8 +65,8 @@ func TestBring(t *testing.T) {
 	}
 }
 
-// TestNothingIsBrought: where a source fails before it has listed any host, the job's error is all
-// that is said.
+// TestNothingIsBrought: if a source fails before it has listed any host, only the job's error
+// reports it.
 func TestNothingIsBrought(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, logged := test.NewNullLogger()
@@ -79,8 +80,8 @@ func TestNothingIsBrought(t *testing.T) {
 	})
 }
 
-// TestNothingBrings: a source that cannot bring hosts is not asked for long, nor is one for a job
-// that cannot grow.
+// TestNothingBrings: a source that cannot provide hosts is not asked for long, and none is asked
+// for a job that cannot grow.
 func TestNothingBrings(t *testing.T) {
 	log, logged := test.NewNullLogger()
 	if b := bring(t.Context(), discovery.Fixed{}, job.Size{NP: 1, Elastic: true}, log); b != nil {

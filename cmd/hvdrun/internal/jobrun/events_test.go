@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// shortDisk takes n bytes more, then none until it is given more room.
+// shortDisk accepts room more bytes, and then none until it gets more room.
 type shortDisk struct {
 	strings.Builder
 	room int
@@ -31,7 +31,8 @@ func (d *shortDisk) Write(b []byte) (int, error) {
 
 func (d *shortDisk) Close() error { return nil }
 
-// What a full disk does not take is written once there is room again, each line whole and in order.
+// TestEventFile: what a full disk does not accept is written once there is room again, each line
+// complete and in order.
 func TestEventFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var logged strings.Builder

@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// noted is a hook that writes down what is called of it.
+// noted is a hook that records its calls.
 type noted struct {
 	name string
 	fail error
@@ -30,8 +30,8 @@ func (h noted) stop(r *run) {
 	*h.all = append(*h.all, text)
 }
 
-// TestHooks: hooks start in their order, hear of events in it, and stop in the reverse order with
-// the job's result. Where one fails to start, those after it are not started, and it is not
+// TestHooks: hooks start in their order, receive events in that order, and stop in the reverse
+// order with the job's result. If one fails to start, those after it are not started, and it is not
 // stopped.
 func TestHooks(t *testing.T) {
 	for _, c := range []struct {

@@ -11,7 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 )
 
-// A blank in place of a comma makes a host the command, which is told.
+// TestHostsWithBlanks: a blank instead of a comma turns a host into the command, which the error
+// says.
 func TestHostsWithBlanks(t *testing.T) {
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	settings.AddFlags(fs, false)

@@ -7,7 +7,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 )
 
-// files is a claim that keeps files.
+// files is a claim that keeps files in memory.
 type files struct {
 	Claim
 	put map[string]string
@@ -16,7 +16,7 @@ type files struct {
 func (f files) Put(name string, value []byte) { f.put[name] = string(value) }
 func (f files) Sync() error                   { return nil }
 
-// The list of agents that is copied does not grow with each agent that is started again.
+// TestCopiedAgents: the copied list of agents does not grow with each agent that is started again.
 func TestCopiedAgents(t *testing.T) {
 	f := files{put: map[string]string{}}
 	c := &Claimed{claim: f}

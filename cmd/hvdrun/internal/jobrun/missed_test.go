@@ -17,8 +17,9 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// Wherever the file of one driver ends, and whenever the journal has forgotten what was before, the
-// next driver has it hold all events, each once and in order.
+// TestMissedEvents: wherever one driver's events file ends, and however much of its past the
+// journal has dropped, the next driver completes the file: it contains each event once and in
+// order.
 func TestMissedEvents(t *testing.T) {
 	for seed := range uint64(50) {
 		synctest.Test(t, func(t *testing.T) {
@@ -39,7 +40,7 @@ func TestMissedEvents(t *testing.T) {
 				want += fmt.Sprintf(`{"time":"%s","event":"reset","count":%d}`, e.Time.UTC().Format("2006-01-02T15:04:05.000000000Z07:00"), n) + "\n"
 				return e
 			}
-			// Each driver but the last dies with its disk full.
+			// Each driver except the last dies with a full disk.
 			var mark []byte
 			var since []job.Event // that the journal holds
 			for turn := range 4 {
@@ -76,7 +77,7 @@ func TestMissedEvents(t *testing.T) {
 					}
 					break
 				}
-				_ = f.lines.Flush(time.Nanosecond) // it dies
+				_ = f.lines.Flush(time.Nanosecond) // the driver dies
 				synctest.Wait()
 				if _, err := io.WriteString(file, disk.String()); err != nil {
 					t.Fatal(err)

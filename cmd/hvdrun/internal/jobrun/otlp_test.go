@@ -26,10 +26,10 @@ import (
 	"github.com/hvdrun/hvdrun/driver"
 )
 
-// received is a collector that keeps what it gets.
+// received is a collector that keeps the requests it gets.
 type received struct{ got chan *export }
 
-// export is a request of an exporter, of which ProtoJSON has these names.
+// export is a request of an exporter, with the names of ProtoJSON.
 type export struct {
 	ResourceSpans []struct {
 		Resource   json.RawMessage
@@ -44,7 +44,7 @@ type span struct {
 	Status                              struct{ Code string }
 }
 
-// newRequest returns a message of the type that the exporters send, which they register.
+// newRequest returns a message of the type that the exporters send and have registered.
 func newRequest() (proto.Message, error) {
 	kind, err := protoregistry.GlobalTypes.FindMessageByName("opentelemetry.proto.collector.trace.v1.ExportTraceServiceRequest")
 	if err != nil {
@@ -66,7 +66,7 @@ func (r *received) keep(m proto.Message) error {
 	return nil
 }
 
-// call answers a call over gRPC.
+// call answers a gRPC call.
 func (r *received) call(_ any, stream grpc.ServerStream) error {
 	if method, _ := grpc.MethodFromServerStream(stream); method != "/opentelemetry.proto.collector.trace.v1.TraceService/Export" {
 		return status.Error(codes.Unimplemented, method)
@@ -78,7 +78,7 @@ func (r *received) call(_ any, stream grpc.ServerStream) error {
 	if err == nil {
 		err = r.keep(m)
 	}
-	return errors.Join(err, stream.SendMsg(&emptypb.Empty{})) // which encodes as an empty response does
+	return errors.Join(err, stream.SendMsg(&emptypb.Empty{})) // has the encoding of an empty response
 }
 
 func (r *received) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -118,8 +118,8 @@ func someTrace() driver.Trace {
 	}}
 }
 
-// TestTracesAreExported: a collector gets a reset as one trace, by either protocol, where the flag
-// or the variables name it.
+// TestTracesAreExported: a collector gets a reset as one trace over either protocol, whether the
+// flag or the variables name the collector.
 func TestTracesAreExported(t *testing.T) {
 	r := &received{got: make(chan *export, 16)}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -141,7 +141,7 @@ func TestTracesAreExported(t *testing.T) {
 		"variables, grpc": {env: []string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://" + ln.Addr().String(), "OTEL_EXPORTER_OTLP_PROTOCOL=grpc"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, e := range test.env { // the exporters look there too
+			for _, e := range test.env { // the exporters read it too
 				name, value, _ := strings.Cut(e, "=")
 				t.Setenv(name, value)
 			}
@@ -186,8 +186,8 @@ func TestTracesAreExported(t *testing.T) {
 	}
 }
 
-// TestCollectorIsAway: nothing waits for a collector that does not answer, but the end for a
-// moment; what has no room is dropped.
+// TestCollectorIsAway: nothing waits for a collector that does not answer, except the end, for a
+// moment; spans that do not fit the queue are dropped.
 func TestCollectorIsAway(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0") // it accepts, and is silent
 	if err != nil {
@@ -212,7 +212,7 @@ func TestCollectorIsAway(t *testing.T) {
 	}
 }
 
-// TestTracesAreOff: without a collector's name nothing is sent, and a wrong name is refused.
+// TestTracesAreOff: without a collector's name nothing is sent, and an invalid name is refused.
 func TestTracesAreOff(t *testing.T) {
 	for _, env := range [][]string{nil, {"OTEL_EXPORTER_OTLP_ENDPOINT=http://a:1", "OTEL_SDK_DISABLED=true"},
 		{"OTEL_EXPORTER_OTLP_ENDPOINT=http://a:1", "OTEL_TRACES_EXPORTER=none"},
@@ -228,8 +228,8 @@ func TestTracesAreOff(t *testing.T) {
 	}
 }
 
-// TestVariablesOfTheProgram: OpenTelemetry's variables, which may be meant for the training program
-// alone, never end a job. Where hvdrun exports nothing by them, one line says so.
+// TestVariablesOfTheProgram: OpenTelemetry's variables can be meant for the training program alone,
+// so they never end a job. If hvdrun exports nothing because of them, one line reports it.
 func TestVariablesOfTheProgram(t *testing.T) {
 	for _, c := range []struct {
 		env   string
@@ -265,8 +265,8 @@ func TestVariablesOfTheProgram(t *testing.T) {
 	}
 }
 
-// TestProtocolOfTheProgram: a protocol that hvdrun does not know, in a variable, leaves what
-// --otlp-endpoint says as it is.
+// TestProtocolOfTheProgram: an unknown protocol in a variable does not affect the value of
+// --otlp-endpoint.
 func TestProtocolOfTheProgram(t *testing.T) {
 	s := &settings.Settings{}
 	if err := settings.SetOTLP(s, "http://a:1"); err != nil {

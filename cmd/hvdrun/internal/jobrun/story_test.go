@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// told plays events of a job, and returns the lines of its story.
+// told plays events of a job to its story, and collects the story's lines.
 type told struct {
 	*story
 	lines      *logtest.Hook
@@ -28,7 +28,7 @@ func newTold() *told {
 
 func (t *told) happens(name job.EventName, fields ...any) { t.event(eventOf(name, fields)) }
 
-// replays has the event be of the driver before.
+// replays plays an event as one of the previous driver.
 func (t *told) replays(name job.EventName, fields ...any) { t.replay(eventOf(name, fields)) }
 
 func eventOf(name job.EventName, fields []any) job.Event {
@@ -39,13 +39,13 @@ func eventOf(name job.EventName, fields []any) job.Event {
 	return e
 }
 
-// trainsOn has a world of one worker on each of these hosts, and its first commit.
+// trainsOn publishes a world of one worker on each of these hosts, followed by its first commit.
 func (t *told) trainsOn(seconds float64, hosts ...string) {
 	t.meets("growth", hosts...)
 	t.happens(job.FirstCommit, "generation", t.generation, "commits", 1, "seconds", seconds)
 }
 
-// meets has a world of one worker on each of these hosts.
+// meets publishes a world of one worker on each of these hosts.
 func (t *told) meets(cause job.Cause, hosts ...string) {
 	t.generation++
 	var slots []job.PublishedSlot
@@ -79,8 +79,8 @@ func (t *told) text() string {
 // pass lets virtual time pass.
 func pass(d time.Duration) { <-time.After(d) }
 
-// TestStory: a start, a death, growth, removal, a drain, other bounds, and the end are told.
-// Nothing is told of programs in no world.
+// TestStory: a start, a death, growth, a removal, a drain, other bounds, and the end are logged.
+// Nothing is logged about programs that are in no world.
 func TestStory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTold()
@@ -128,7 +128,7 @@ the job is done after 1m9s: 2 workers, 12,345 commits, checkpoint of commit 12,3
 }
 
 // TestStoryOfLosses: a spare, a stall, a worker that leaves, one that ended late, a world that
-// makes no commit, and another driver, which tells nothing of before twice.
+// makes no commit, and another driver, which does not log earlier events again.
 func TestStoryOfLosses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTold()
@@ -152,7 +152,7 @@ func TestStoryOfLosses(t *testing.T) {
 		s.happens(job.WorkerExited, "host", "c", "slot", 0, "rank", 1, "code", 0, "signal", 9, "cause", "stopped")
 		s.meets(job.CauseStall, "a")
 		s.happens(job.FirstCommit, "generation", s.generation, "commits", 9, "seconds", 0.02)
-		s.happens(job.WorkerExited, "host", "d", "slot", 0, "rank", 4, "code", 0, "signal", nil, "cause", "left") // of another world
+		s.happens(job.WorkerExited, "host", "d", "slot", 0, "rank", 4, "code", 0, "signal", nil, "cause", "left") // of a previous world
 		pass(time.Second)
 		s.trainsOn(0.01, "a", "b")
 		pass(time.Second)
@@ -183,8 +183,8 @@ the job has failed, status 1, after 11s: 1 worker, at least 1 commit, no checkpo
 	})
 }
 
-// TestStoryOfFlappingHosts: a job of 300 hosts of which some come and go ten times a second is told
-// in a line a second.
+// TestStoryOfFlappingHosts: if some of a job's 300 hosts come and go ten times a second, one line a
+// second is logged.
 func TestStoryOfFlappingHosts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTold()

@@ -16,7 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// Tasks are in the driver's timeline, in a row of their worker's; very short ones are not.
+// TestTasksInTimeline: tasks are in the driver's timeline, in a row for their worker, except very
+// short ones.
 func TestTasksInTimeline(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)

@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// TestForeignJobs: what jobs call themselves and their hosts is shown escaped.
+// TestForeignJobs: the names of jobs and of their hosts are printed escaped.
 func TestForeignJobs(t *testing.T) {
 	for what, c := range map[string]struct {
 		lines int

@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 )
 
-// TestJobsTable: jobs that run are first, of each kind the newest is. An ended job has its end, its
-// status and its duration.
+// TestJobsTable: running jobs come first, and among jobs of one state the newest. An ended job
+// shows its end, status and duration.
 func TestJobsTable(t *testing.T) {
 	begin := time.Date(2026, 11, 21, 16, 0, 0, 0, time.Local)
 	job := func(name string, state jobdir.State, after, took time.Duration, status int) jobdir.Line {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestLinesThat: lines are told by how they begin, wherever what is written is cut.
+// TestLinesThat: lines are selected by their beginning, however the writes are divided.
 func TestLinesThat(t *testing.T) {
 	const text = "[1]<stdout>:a\n[11]<stdout>:b\n\n[1\n[1]<stderr>:[2]<stdout>:c\nlog\n[1]<stdout>:no end"
 	for begin, want := range map[string]string{

@@ -15,7 +15,7 @@ import (
 
 var Update = flag.Bool("update", false, "rewrite what is expected with what there is now")
 
-// statuses are moments of a job.
+// statuses returns the status of a job at several moments, by name.
 func statuses(t *testing.T) map[string]job.Status {
 	t.Helper()
 	now := time.Date(2026, 3, 9, 12, 0, 0, 0, time.UTC)
@@ -69,7 +69,7 @@ func statuses(t *testing.T) map[string]job.Status {
 	return map[string]job.Status{"running": running, "waiting": waiting, "dead": dead, "failed": failed, "stopped": stopped}
 }
 
-// TestStatusPicture: what people are shown is what stands in testdata/status.
+// TestStatusPicture: the text for people equals the files in testdata/status.
 func TestStatusPicture(t *testing.T) {
 	local := time.Local
 	time.Local = time.UTC
@@ -93,7 +93,7 @@ func TestStatusPicture(t *testing.T) {
 	}
 }
 
-// TestStatusNames: names in the JSON are relied upon.
+// TestStatusNames: users rely on the names in the JSON.
 func TestStatusNames(t *testing.T) {
 	path := filepath.Join("testdata", "status", "running.json")
 	got, err := json.MarshalIndent(statuses(t)["running"], "", "  ")
@@ -111,7 +111,7 @@ func TestStatusNames(t *testing.T) {
 	}
 }
 
-// TestStatusLines: each event is told once.
+// TestStatusLines: each event is printed once.
 func TestStatusLines(t *testing.T) {
 	var out strings.Builder
 	s := statuses(t)["running"]

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestCommandIsPassedOn: the command reaches its worker as it was typed. Kubernetes replaces
-// $(NAME) where it knows the variable, and $$ by $ (the Container's args in its API).
+// TestCommandIsPassedOn: the command reaches its worker as it was typed, although Kubernetes
+// replaces $(NAME) if it knows the variable, and $$ by $ (args of Container in its API).
 func TestCommandIsPassedOn(t *testing.T) {
 	for _, word := range []string{"plain", "$", "$$", "kill $$", "$(HOME)", "$$(HOME)", "$$$", "$HOME ${HOME}", "a$"} {
 		s := submission{Image: "image", MinNP: 1, Slots: 1, GPUResource: "nvidia.com/gpu", User: 1, Grace: 90}
@@ -21,7 +21,7 @@ func TestCommandIsPassedOn(t *testing.T) {
 	}
 }
 
-// expanded is what Kubernetes makes of an argument in a container with the variable HOME.
+// expanded returns what Kubernetes makes of an argument in a container with the variable HOME.
 func expanded(arg string) string {
 	return strings.NewReplacer("$$", "$", "$(HOME)", "/root").Replace(arg)
 }

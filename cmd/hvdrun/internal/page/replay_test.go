@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// TestReplayed: a past job is played as fast as it is asked for, stays at its end, and refuses
+// TestReplayed: a past job is replayed at the requested speed, stays at its end, and refuses
 // commands.
 func TestReplayed(t *testing.T) {
 	r, err := readRecording(filepath.Join("..", "..", "..", "..", "internal", "replay", "testdata", "faults.jsonl"))

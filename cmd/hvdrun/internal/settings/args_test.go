@@ -95,7 +95,8 @@ func TestNormalizeRefuses(t *testing.T) {
 	}
 }
 
-// Every flag of horovodrun is either one of ours or refused with advice of one line.
+// TestFlagsOfHorovodrun: every flag of horovodrun is either one of ours, or refused with one line
+// of advice.
 func TestFlagsOfHorovodrun(t *testing.T) {
 	flags := `-v --version -np --num-proc -cb --check-build --disable-cache --start-timeout --network-interfaces
 		--network-interface --output-filename --verbose --config-file --tcp --binding-args --fusion-threshold-mb

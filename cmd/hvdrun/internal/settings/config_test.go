@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// checkSame writes settings as a config file, and reads the same ones back.
+// checkSame writes settings as a config file, and checks that reading it returns the same settings.
 func checkSame(t *testing.T, s *Settings, read func(t *testing.T, text string) (Settings, error)) {
 	t.Helper()
 	text := configText(effective(s, &Settings{}))
@@ -39,7 +39,7 @@ func checkSame(t *testing.T, s *Settings, read func(t *testing.T, text string) (
 	}
 }
 
-// setDefaults writes down what holds where nothing is given, and forgets where all came from.
+// setDefaults sets the defaults of settings that are not given, and removes the origins of all.
 func (s *Settings) setDefaults() {
 	for _, st := range everySetting() {
 		if !s.Given(st.Name) && st.def != "" {
@@ -49,7 +49,7 @@ func (s *Settings) setDefaults() {
 		}
 	}
 	if s.Blame.ResetLimit != nil {
-		s.Np += 1000 * *s.Blame.ResetLimit // a pointer says nothing
+		s.Np += 1000 * *s.Blame.ResetLimit // the address of a pointer does not count
 	}
 	s.Env, s.Origins, s.texts, s.ConfigText, s.Blame.ResetLimit = nil, nil, nil, "", nil
 }
@@ -89,7 +89,8 @@ func TestYAMLTextIsReadBack(t *testing.T) {
 	})
 }
 
-// What is printed as a default is one: of the driver, where the settings leave it to that.
+// TestDefaults: a value that is printed as a default is the one that applies, even if the driver
+// applies it.
 func TestDefaults(t *testing.T) {
 	said := Settings{Provenance: Provenance{Origins: map[string]string{}}}
 	said.setDefaults()
@@ -145,7 +146,7 @@ func TestConfigShowsNoSecrets(t *testing.T) {
 	}
 }
 
-// The file in docs/running.md is one that every subcommand takes.
+// TestFileOfTheDocs: every subcommand accepts the file in docs/running.md.
 func TestFileOfTheDocs(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/running.md")
 	if err != nil {
@@ -193,7 +194,7 @@ func TestFileOfTheDocs(t *testing.T) {
 	}
 }
 
-// The help lists every flag that is not hidden once.
+// TestHelpBySections: the help lists every flag that is not hidden exactly once.
 func TestHelpBySections(t *testing.T) {
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	AddFlags(fs, false)

@@ -11,7 +11,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// A key may stand in its section or at the top, and a file may hold what is for others.
+// TestSections: a key can be in its section or at the top, and a file can contain settings for
+// other commands.
 func TestSections(t *testing.T) {
 	s, err := loadArgs(t, "--max-np 9", []string{"HVD_DRAIN_TIMEOUT=5"}, `
 min_np: 2
@@ -100,8 +101,8 @@ func TestFilesThatAreRefused(t *testing.T) {
 	}
 }
 
-// FuzzConfig: whatever a file holds, it is refused with its name and a line, or what `hvdrun
-// config` makes of it says the same again.
+// FuzzConfig: any file is either refused, with its name and a line, or `hvdrun config` prints a
+// file with the same meaning.
 func FuzzConfig(f *testing.F) {
 	f.Add("np: 4\njob:\n  min-np: 2\n  command: [./train, --epochs, \"3\"]\n  env: {A: b}\n")
 	f.Add("discovery:\n  discovery-config: {a: \"\\x7f: b\"}\n  discovery-plugin: x\nverbose: on\n")
@@ -128,7 +129,8 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// A job that goes on has the file that it began with, whatever has become of that.
+// TestFileOfAResumedJob: a resumed job keeps the file with which it began, even if that has changed
+// or is gone.
 func TestFileOfAResumedJob(t *testing.T) {
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	AddFlags(fs, false)
@@ -141,8 +143,8 @@ func TestFileOfAResumedJob(t *testing.T) {
 	}
 }
 
-// TestNamesOfSections: a key that a job and an agent have is read for the one in whose section it
-// stands, and for both where it stands at the top.
+// TestNamesOfSections: a key that both a job and an agent have applies to the one in whose section
+// it is, and to both if it is at the top.
 func TestNamesOfSections(t *testing.T) {
 	for _, c := range []struct{ file, job, agent string }{
 		{"job: {name: nightly}\nagent: {name: node1}\n", "nightly", "node1"},

@@ -40,7 +40,7 @@ func loadArgs(t *testing.T, args string, env []string, file string) (Settings, e
 	return Load(fs, env)
 }
 
-// Horovod's CLI-01.
+// TestWorkerCounts is Horovod's CLI-01.
 func TestWorkerCounts(t *testing.T) {
 	s, err := loadArgs(t, "-np 4 --min-np 2 --max-np 8", nil, "")
 	if err != nil || s.Np != 4 || s.MinNP != 2 || s.MaxNP != 8 {
@@ -48,7 +48,7 @@ func TestWorkerCounts(t *testing.T) {
 	}
 }
 
-// Horovod's CLI-02.
+// TestElasticFlags is Horovod's CLI-02.
 func TestElasticFlags(t *testing.T) {
 	s, err := loadArgs(t, "--num-proc 4 --min-num-proc 2 --max-num-proc 8 --slots-per-host 1 --elastic-timeout 60 "+
 		"--reset-limit 10 --blacklist-cooldown-range 120 600", nil, "")
@@ -61,8 +61,8 @@ func TestElasticFlags(t *testing.T) {
 	}
 }
 
-// Horovod's CLI-03, with settings that there are here: the place of --config-file among the flags
-// does not matter.
+// TestFlagBeforeVariableBeforeFileBeforeDefault is Horovod's CLI-03 with settings of hvdrun: the
+// place of --config-file among the flags does not matter.
 func TestFlagBeforeVariableBeforeFileBeforeDefault(t *testing.T) {
 	const file = "min_np: 2\nstart-timeout: 32\njoin-timeout: 10\nelastic-timeout: 1500ms\n"
 	s, err := loadArgs(t, "--start-timeout 256", []string{"HVD_JOIN_TIMEOUT=20s", "HVD_START_TIMEOUT=7", "HVD_MAX_NP="}, file)
@@ -85,7 +85,7 @@ func TestFlagBeforeVariableBeforeFileBeforeDefault(t *testing.T) {
 	}
 }
 
-// Horovod's CLI-06, with the settings that there are here.
+// TestEverySettingCanStandInTheFile is Horovod's CLI-06 with settings of hvdrun.
 func TestEverySettingCanStandInTheFile(t *testing.T) {
 	s, err := loadArgs(t, "", nil, `# a job
 np: 4
@@ -218,8 +218,8 @@ func TestRepeatedInterfacesAreJoined(t *testing.T) {
 	}
 }
 
-// Of the variables that a worker is given some bear the names of flags. hvdrun in a worker must not
-// take them for a person's.
+// TestInsideAWorker: some variables of a worker's environment have the names of flags. hvdrun in a
+// worker must not take them for a user's settings.
 func TestInsideAWorker(t *testing.T) {
 	env := plan.Worker{RunID: "r", Incarnation: "i", LauncherAddr: "127.0.0.1:1", Credentials: "c", Size: 1,
 		StallWarning: 4, Tuning: plan.Tuning{
@@ -265,8 +265,8 @@ func TestLogLevels(t *testing.T) {
 	}
 }
 
-// TestMistypedVariables: a variable that nearly is a setting is named; those of hvdrun itself and
-// of a worker are not.
+// TestMistypedVariables: a variable that nearly has a setting's name is reported; those of hvdrun
+// itself and of a worker are not.
 func TestMistypedVariables(t *testing.T) {
 	env := []string{"HVD_MIN_N=3", "HVD_JOIN=x", "HVD_KEY_FILE=x", "HVD_ENROLL=x", "HVD_ONLY_SOCKETS=1",
 		"HVD_SLOT=1", "HVD_TASKS=x", "HVD_SESSION=x", "HVD_RUN_ID=x", "HVD_SLOTS=2", "HVD_COLLECTIVE_ALGORITHM=ring", "HVD_CUDA_BACKEND=ipc",
@@ -281,8 +281,8 @@ func TestMistypedVariables(t *testing.T) {
 	}
 }
 
-// TestServiceOfKubernetes: the variables that Kubernetes makes for a Service named hvd-ssh are no
-// settings; a port that a person has set there is.
+// TestServiceOfKubernetes: the variables that Kubernetes creates for a Service named hvd-ssh are
+// not settings; a port that a user has set in such a variable is.
 func TestServiceOfKubernetes(t *testing.T) {
 	service := []string{"HVD_SSH_SERVICE_HOST=10.0.0.1", "HVD_SSH_SERVICE_PORT=22", "HVD_SSH_PORT=tcp://10.0.0.1:22",
 		"HVD_SSH_PORT_22_TCP=tcp://10.0.0.1:22", "HVD_SSH_PORT_22_TCP_PROTO=tcp", "HVD_SSH_PORT_22_TCP_PORT=22", "HVD_SSH_PORT_22_TCP_ADDR=10.0.0.1"}

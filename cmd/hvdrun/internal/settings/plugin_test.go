@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// The settings of a plugin come from flags, a variable or the file, and hold whatever a plugin
-// understands.
+// TestPluginSettings: the settings of a plugin come from flags, a variable or the file, and can
+// have any keys and values.
 func TestPluginSettings(t *testing.T) {
 	want := map[string]string{"hosts": "a:1,b:2", "selector": "app=train", "none": ""}
 	const variable = "HVD_DISCOVERY_CONFIG=hosts=a:1,b:2\nselector=app=train\nnone=\n"

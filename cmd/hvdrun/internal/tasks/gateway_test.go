@@ -59,7 +59,7 @@ func TestGateway(t *testing.T) {
 			t.Fatal(err)
 		}
 		path := filepath.Join(t.TempDir(), "invitation")
-		gone := "127.0.0.1:1" // an address at which nobody listens comes first
+		gone := "127.0.0.1:1" // the first address is one at which nobody listens
 		if err := identity.WriteInvitation(path, identity.Invitation{Addresses: []string{gone, addr}, Credentials: creds.Encode()}); err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +92,7 @@ func TestGateway(t *testing.T) {
 		}
 	}
 
-	// A worker of the job has no business here, and nobody gets in without a certificate.
+	// The gateway refuses workers of the job and connections without a certificate.
 	worker, err := authority.Issue(identity.Subject{Role: identity.Worker, Host: "a", Incarnation: "i"})
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +115,7 @@ func TestGateway(t *testing.T) {
 	}
 }
 
-// The commands say at once what is wrong with their flags.
+// TestGatewayFlags: the commands report at once what is wrong with their flags.
 func TestGatewayFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		"--listen is missing":                 {"--invitation", "f"},

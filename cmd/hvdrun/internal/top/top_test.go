@@ -23,14 +23,14 @@ import (
 
 var update = flag.Bool("update", false, "rewrite what is expected with what there is now")
 
-// screen is top on a screen that is made up.
+// screen is top on a simulated screen.
 type screen struct {
 	t *testing.T
 	*top
 	ended bool
 }
 
-// onScreen has f see top showing a job. Time passes by itself only.
+// onScreen calls f with top showing a job on a screen of this size, in virtual time.
 func onScreen(t *testing.T, j dashboard.Job, width, height int, f func(s *screen)) {
 	t.Helper()
 	local := time.Local
@@ -48,12 +48,12 @@ func onScreen(t *testing.T, j dashboard.Job, width, height int, f func(s *screen
 	})
 }
 
-// shows is a job that is made up, as top takes it.
+// shows returns a simulated job in the form that top takes.
 func shows(j *dashboardtest.Job) dashboard.Job {
 	return dashboard.Job{Source: j, Recorded: j.Events, Command: []string{"./train", "--model", "resnet50", "--epochs", "90"}}
 }
 
-// do carries out what top asks, and what follows from it, but for the next look.
+// do carries out a command of top, and the commands that follow from it, except the next look.
 func (s *screen) do(cmd tea.Cmd) {
 	if cmd == nil {
 		return
@@ -72,7 +72,7 @@ func (s *screen) do(cmd tea.Cmd) {
 	}
 }
 
-// look looks at the job again.
+// lookAgain makes top ask the job for its status again.
 func (s *screen) lookAgain() { s.do(s.top.look()) }
 
 var keyCodes = map[string]tea.KeyPressMsg{
@@ -81,7 +81,7 @@ var keyCodes = map[string]tea.KeyPressMsg{
 	"pgdown": {Code: tea.KeyPgDown}, "ctrl+c": {Code: 'c', Mod: tea.ModCtrl}, "ctrl+u": {Code: 'u', Mod: tea.ModCtrl}, "shift+tab": {Code: tea.KeyTab, Mod: tea.ModShift},
 }
 
-// press presses keys; a word that names none is typed.
+// press presses keys. A word that names no key is typed.
 func (s *screen) press(keys ...string) {
 	for _, name := range keys {
 		if k, is := keyCodes[name]; is {
@@ -96,7 +96,7 @@ func (s *screen) press(keys ...string) {
 	}
 }
 
-// text is the screen without its colours.
+// text returns the screen without its colours.
 func (s *screen) text() string {
 	s.t.Helper()
 	lines := s.frame()
@@ -113,7 +113,7 @@ func (s *screen) text() string {
 	return b.String()
 }
 
-// has fails the test where the screen lacks words.
+// has checks that the screen contains words.
 func (s *screen) has(words ...string) {
 	s.t.Helper()
 	text := s.text()
@@ -131,10 +131,10 @@ func (s *screen) lacks(words string) {
 	}
 }
 
-// storyEnd is the time of the story in which more happens.
+// storyEnd is a time at which much has happened in the story.
 var storyEnd = dashboardtest.Begun.Add(102 * time.Minute)
 
-// TestTopFrames: screens are what stands in testdata/top.
+// TestTopFrames: the screens equal the files in testdata/top.
 func TestTopFrames(t *testing.T) {
 	output := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(output, "rank.22"), 0o700); err != nil {
@@ -235,7 +235,7 @@ func golden(t *testing.T, path, got string) {
 	}
 }
 
-// TestTopFits: on no screen a pane of any job is wider or higher than it.
+// TestTopFits: no pane of any job is wider or higher than the screen.
 func TestTopFits(t *testing.T) {
 	hang := dashboardtest.Story()
 	hang.Hang(storyEnd)
@@ -261,7 +261,8 @@ func TestTopFits(t *testing.T) {
 	}
 }
 
-// TestTopAsks: each command is asked for, is not given when that is denied, and is what was asked.
+// TestTopAsks: top asks before each command, sends nothing if the user declines, and otherwise
+// sends the command that it asked about.
 func TestTopAsks(t *testing.T) {
 	const pick = "right" // gpu-a1:0
 	for name, c := range map[string]struct {
@@ -319,8 +320,8 @@ func jsonText(t *testing.T, v any) string {
 	return string(b)
 }
 
-// TestTopRefusesNonsense: what makes no sense is said in the dialog, and nothing is asked of the
-// job, and neither is anything where no slot is picked or the job takes no commands.
+// TestTopRefusesNonsense: the dialog reports invalid input, and the job gets no command. The same
+// holds if no slot is selected or the job accepts no commands.
 func TestTopRefusesNonsense(t *testing.T) {
 	j := dashboardtest.Story()
 	onScreen(t, shows(j), 80, 24, func(s *screen) {
@@ -351,8 +352,8 @@ func TestTopRefusesNonsense(t *testing.T) {
 	})
 }
 
-// TestTopGoesOn: top keeps what was known of a job that cannot be asked, and follows it when its
-// driver is another one.
+// TestTopGoesOn: top keeps showing the last status of a job that does not answer, and continues
+// with the job's next driver.
 func TestTopGoesOn(t *testing.T) {
 	j := dashboardtest.Story()
 	onScreen(t, shows(j), 80, 24, func(s *screen) {
@@ -373,7 +374,7 @@ func TestTopGoesOn(t *testing.T) {
 	})
 }
 
-// TestTopHostileTexts: nothing that a job says commands the terminal.
+// TestTopHostileTexts: no text of a job controls the terminal.
 func TestTopHostileTexts(t *testing.T) {
 	const evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
 	j := dashboardtest.New(dashboardtest.Begun, 2, "host"+evil)

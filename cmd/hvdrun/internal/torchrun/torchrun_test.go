@@ -17,8 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun"
 )
 
-// torchCommand returns torchrun's flags as a command line and an environment set them, and what it
-// leaves of the line.
+// torchCommand returns the flags of torchrun as a command line and an environment set them, and the
+// rest of the command line.
 func torchCommand(t *testing.T, env []string, args ...string) (f torchFlags, left []string, err error) {
 	t.Helper()
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -29,7 +29,8 @@ func torchCommand(t *testing.T, env []string, args ...string) (f torchFlags, lef
 	return f, fs.Args(), err
 }
 
-// TestTorchrunFlags: both spellings, the variables, and where the script begins.
+// TestTorchrunFlags: both spellings of flags and the variables are accepted, and flags end where
+// the script begins.
 func TestTorchrunFlags(t *testing.T) {
 	f, left, err := torchCommand(t, []string{"PET_NNODES=1:4", "PET_RDZV_ID=from-env", "PET_MODULE=1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=7"},
 		"--nproc_per_node=3", "--rdzv-id", "from-flag", "-r", "3", "-t0:1", "train.py", "--nnodes", "9", "-r")
@@ -47,7 +48,7 @@ func TestTorchrunFlags(t *testing.T) {
 	}
 }
 
-// TestTorchrunProgram: what a worker runs.
+// TestTorchrunProgram: the command that a worker runs.
 func TestTorchrunProgram(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags []string
@@ -77,7 +78,7 @@ func TestTorchrunProgram(t *testing.T) {
 	}
 }
 
-// TestTorchrunRefuses: what is wrong is said with its flag, before anything listens.
+// TestTorchrunRefuses: an error names the invalid flag, before anything listens.
 func TestTorchrunRefuses(t *testing.T) {
 	for line, want := range map[string]string{
 		"--nnodes 0":                                  "--nnodes",
@@ -140,7 +141,8 @@ func quietLog() *logrus.Logger {
 	return log
 }
 
-// TestTorchrunWordsStay: hvdrun's own flags are no flags of the script.
+// TestTorchrunWordsStay: flags of the script that have the names of hvdrun's are left to the
+// script.
 func TestTorchrunWordsStay(t *testing.T) {
 	words := []string{"torchrun", "--nproc_per_node", "2", "train.py", "-np", "3", "--verbose"}
 	got, err := settings.Normalize(words, []string{settings.TorchrunName}, nil)
@@ -149,7 +151,7 @@ func TestTorchrunWordsStay(t *testing.T) {
 	}
 }
 
-// TestTorchrunConf: keys that are not known are left aside, as torchrun does.
+// TestTorchrunConf: unknown keys are ignored, as in torchrun.
 func TestTorchrunConf(t *testing.T) {
 	f, _, err := torchCommand(t, nil, "--rdzv-conf='jion_timeout=5,timeout=7,x=y'")
 	if err != nil {
@@ -169,7 +171,7 @@ func TestTorchBefore22(t *testing.T) {
 	}
 }
 
-// TestTorchrunStoreAddrs: where programs look for the store by themselves.
+// TestTorchrunStoreAddrs: the addresses at which programs look for the store by themselves.
 func TestTorchrunStoreAddrs(t *testing.T) {
 	for line, want := range map[string][]string{
 		"a.py": nil,
@@ -190,8 +192,8 @@ func TestTorchrunStoreAddrs(t *testing.T) {
 	}
 }
 
-// TestTorchrunPortInUse: where another program of this machine has the endpoint, it is said at
-// once.
+// TestTorchrunPortInUse: if another program of this machine uses the endpoint, an error reports it
+// at once.
 func TestTorchrunPortInUse(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -203,7 +205,7 @@ func TestTorchrunPortInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer held.Close()
-	cat := exec.Command("cat") // has the port from here on, and never answers
+	cat := exec.Command("cat") // keeps the port open from here on, and never answers
 	cat.ExtraFiles = []*os.File{held}
 	end, err := cat.StdinPipe()
 	if err != nil {
