@@ -15,7 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// example is the program of examples/c, and its folder has the library.
+// example is the path of the program of examples/c. The library is in the same folder.
 var example string
 
 func TestMain(m *testing.M) {
@@ -64,7 +64,7 @@ func start(t *testing.T, steps int) (ranks [4]*rank) {
 	return ranks
 }
 
-// TestExample: four processes in C compute, and leave.
+// TestExample: four processes in C compute and leave.
 func TestExample(t *testing.T) {
 	for _, r := range start(t, 200) {
 		if err := r.Wait(); err != nil || r.stderr.Len() > 0 {
@@ -73,7 +73,7 @@ func TestExample(t *testing.T) {
 	}
 }
 
-// TestDeath: the death of one process ends the calls of the others with an error that says so.
+// TestDeath: the death of one process ends the calls of the others with an error that reports it.
 func TestDeath(t *testing.T) {
 	ranks := start(t, 1<<40)
 	if err := ranks[2].Process.Kill(); err != nil {

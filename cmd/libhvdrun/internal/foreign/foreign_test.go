@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// world connects n ranks of this process by a library, and returns their groups by rank.
+// world connects n ranks of this process through a library, and returns their groups by rank.
 func world(t *testing.T, n int, options string) (l *Library, groups []*Group) {
 	t.Helper()
 	l = new(Library)
@@ -49,7 +49,7 @@ func world(t *testing.T, n int, options string) (l *Library, groups []*Group) {
 	return l, groups
 }
 
-// each calls a function for n ranks at once.
+// each calls a function for n ranks concurrently.
 func each(n int, do func(rank int)) {
 	var ranks sync.WaitGroup
 	for r := range n {
@@ -63,13 +63,13 @@ const (
 	sockets  = `{"listen": "127.0.0.1:0", "only_sockets": true}`
 )
 
-// with is a call on slices.
+// with returns the call with these slices as its data and result.
 func with[T any](c Call, data, result []T) Call {
 	c.Data, c.Result = unsafe.Pointer(unsafe.SliceData(data)), unsafe.Pointer(unsafe.SliceData(result))
 	return c
 }
 
-// do performs a call, in one of the two ways.
+// do performs a call: it starts the call and waits if started is set, and blocks otherwise.
 func (s *Group) do(c Call, started bool) error {
 	if !started {
 		return s.Run(c, nil)
@@ -81,7 +81,8 @@ func (s *Group) do(c Call, started bool) error {
 	return err
 }
 
-// TestKinds: each kind computes what package collective does, whether it blocks or is started.
+// TestKinds: each kind of call computes the same as package collective, whether it blocks or is
+// started.
 func TestKinds(t *testing.T) {
 	sum, highest := int32(collective.Sum), int32(collective.Max)
 	for _, options := range []string{loopback, sockets} {
@@ -118,8 +119,8 @@ func TestKinds(t *testing.T) {
 					copy(counts, []int64{1, 0, 2})
 				}
 				expect(Call{Kind: AllToAll, Counts: counts}, sent, got, [][]int32{{10}, {}, {11, 12}}[r])
-				// Of five leaves rank 0 has the first two, which are one node, rank 1 one, rank 2
-				// two, which are two nodes.
+				// Of five leaves, rank 0 has the first two as one node, rank 1 has the third, and
+				// rank 2 has the last two as two nodes.
 				nodes := [][]int32{{1 + 2}, {3}, {4, 5}}[r]
 				expect(Call{Kind: ReduceTree, Count: 1, Arg: sum, Counts: []int64{0, 2, 3, 5}}, nodes, make([]int32, 1), []int32{15})
 			})
@@ -127,7 +128,7 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// TestTypes: every type is added as what it is.
+// TestTypes: every element type is summed correctly.
 func TestTypes(t *testing.T) {
 	_, groups := world(t, 2, loopback)
 	each(2, func(r int) {
@@ -157,8 +158,8 @@ func adds[T collective.Element](t *testing.T, g *Group, kind Type, x, twice T) {
 	}
 }
 
-// TestOrder: calls that are started and calls that block are performed in one order, whatever is
-// waited for first.
+// TestOrder: calls that are started and calls that block run in one order, whichever is waited for
+// first.
 func TestOrder(t *testing.T) {
 	_, groups := world(t, 2, loopback)
 	each(2, func(r int) {
@@ -195,7 +196,8 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestWrongArguments: what a rank can see to be wrong has no effect on the group.
+// TestWrongArguments: a call whose arguments a rank can recognise as invalid has no effect on the
+// group.
 func TestWrongArguments(t *testing.T) {
 	l, groups := world(t, 2, loopback)
 	data := make([]float32, 4)
@@ -244,8 +246,8 @@ func TestWrongArguments(t *testing.T) {
 	})
 }
 
-// TestAbort: whatever ends the group of one rank ends the calls of the others, those that block and
-// those that were started.
+// TestAbort: whatever ends the group of one rank also ends the calls of the others, both blocking
+// and started ones.
 func TestAbort(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -266,7 +268,7 @@ func TestAbort(t *testing.T) {
 					data := make([]float32, 1000)
 					call := with(Call{Kind: AllReduce, Count: 1000, Type: Float32, Arg: int32(collective.Sum)}, data, nil)
 					switch r {
-					case 0: // comes too late
+					case 0: // too late for the call
 						<-ended
 					case 1:
 						defer close(ended)
@@ -276,7 +278,7 @@ func TestAbort(t *testing.T) {
 						return
 					}
 					err := groups[r].do(call, r == 2)
-					if err == nil { // what the other rank had sent before was enough for one
+					if err == nil { // the data that the other rank had sent before was enough for one call
 						err = groups[r].do(call, r == 2)
 					}
 					if Code(err) != codeAborted {
@@ -291,7 +293,7 @@ func TestAbort(t *testing.T) {
 	}
 }
 
-// TestCheckRuns: a caller that waits is asked again and again, and goes on.
+// TestCheckRuns: a waiting caller's check is called repeatedly, and the call continues.
 func TestCheckRuns(t *testing.T) {
 	for _, options := range []string{loopback, sockets} {
 		_, groups := world(t, 2, options)
@@ -315,8 +317,8 @@ func TestCheckRuns(t *testing.T) {
 	}
 }
 
-// TestEndInCheck: the check of a call may end its group, or the one that the group is a subset of,
-// which ends the call, too.
+// TestEndInCheck: the check of a call can end the call's group, or the parent of that group; this
+// ends the call too.
 func TestEndInCheck(t *testing.T) {
 	for name, end := range map[string]func(g *Group){
 		"abort":  func(g *Group) { g.Abort("because") },
@@ -349,8 +351,8 @@ func TestEndInCheck(t *testing.T) {
 	}
 }
 
-// TestMessages: messages of two ranks to each other pass beside collectives, in order, whether they
-// block or are started, and wait for each other in no other way.
+// TestMessages: messages of two ranks to each other run beside collectives, in order, whether they
+// block or are started, and do not otherwise wait for each other.
 func TestMessages(t *testing.T) {
 	for _, options := range []string{loopback, sockets} {
 		_, groups := world(t, 3, options)
@@ -362,7 +364,7 @@ func TestMessages(t *testing.T) {
 			const large = 100_000
 			sent, got := make([]int64, large), make([]int64, large)
 			sent[large-1] = int64(r)
-			started, err := g.Start(message(Send, to, sent)) // before its receiver has come: it blocks nobody
+			started, err := g.Start(message(Send, to, sent)) // before its receiver is ready: it blocks nobody
 			if err != nil {
 				t.Error(err)
 			}
@@ -397,7 +399,7 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// TestSubset: calls on a subset do not wait for those of others.
+// TestSubset: calls on a subset do not wait for calls on other groups.
 func TestSubset(t *testing.T) {
 	_, groups := world(t, 3, loopback)
 	each(3, func(r int) {
@@ -425,7 +427,7 @@ func TestPanic(t *testing.T) {
 		if r == 1 {
 			<-asked
 			err := groups[r].Run(Call{Kind: Barrier}, nil)
-			if err == nil { // what the other rank had sent before was enough for one
+			if err == nil { // the data that the other rank had sent before was enough for one call
 				err = groups[r].Run(Call{Kind: Barrier}, nil)
 			}
 			if Code(err) != codeAborted {
@@ -443,7 +445,7 @@ func TestPanic(t *testing.T) {
 	})
 }
 
-// BenchmarkRun measures what a call costs beyond the operation, whose ranks are one.
+// BenchmarkRun measures the overhead of a call, with an operation of a single rank.
 func BenchmarkRun(b *testing.B) {
 	l := new(Library)
 	e, err := l.Listen(loopback)
