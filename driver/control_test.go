@@ -28,7 +28,7 @@ func TestControlledJob(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	enough := errors.New("enough")
 	started := make(chan struct{}, 1)
-	var audited []string // before Run returns, its goroutine's
+	var audited []string // until Run returns, only its goroutine uses it
 	cfg := Config{
 		RunID: "controlled", Command: []string{"sleep", "600"}, Log: log,
 		Source:  discovery.Fixed{{Name: "localhost", Slots: 1}},
@@ -48,7 +48,7 @@ func TestControlledJob(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- Run(ctx, cfg) }()
-	<-started // the hosts are known, and the socket is there
+	<-started // the hosts are known, and the socket exists
 	c, err := control.Dial(cfg.Control)
 	if err != nil {
 		t.Fatal(err)
@@ -98,8 +98,8 @@ func TestControlledJob(t *testing.T) {
 	}
 }
 
-// checkAudited compares the audit events of TestControlledJob, of which each says that this process
-// has asked.
+// checkAudited compares the audit events of TestControlledJob. Each names this process as the
+// caller.
 func checkAudited(t *testing.T, audited []string, pid int) {
 	t.Helper()
 	by := fmt.Sprintf(`"event":"audit","who":{"uid":"%d","pid":%d}`, os.Getuid(), os.Getpid())

@@ -28,7 +28,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// strangerSocket is set for a copy of this program that connects to that socket as another user.
+// strangerSocket is set in a copy of this program that connects to that socket as another user.
 const strangerSocket = "CONTROL_TEST_STRANGER"
 
 func TestMain(m *testing.M) {
@@ -135,7 +135,7 @@ func TestCommands(t *testing.T) {
 		if err != nil || done != "so be it" {
 			t.Errorf("%v: %q, %v", want, done, err)
 		}
-		want.By = audit.Who{UID: strconv.Itoa(os.Getuid()), PID: os.Getpid()} // which the kernel tells
+		want.By = audit.Who{UID: strconv.Itoa(os.Getuid()), PID: os.Getpid()} // the kernel reports them
 		is, _ := json.Marshal(f.got[len(f.got)-1])
 		if should, _ := json.Marshal(want); string(is) != string(should) {
 			t.Errorf("%s arrives as %s", should, is)
@@ -163,7 +163,7 @@ func TestCheck(t *testing.T) {
 		{Verb: job.Scale},
 		{Verb: job.Scale, MinNP: new(0)},
 		{Verb: job.Scale, MaxNP: new(-1)},
-		{Verb: job.Scale, MaxNP: new(1<<32 + 2)}, // 32 bits of it would arrive
+		{Verb: job.Scale, MaxNP: new(1<<32 + 2)}, // it would arrive truncated to 32 bits
 		{Verb: job.Scale, MinNP: new(1 << 31), MaxNP: new(0)},
 	} {
 		if err := c.Check(); err == nil {
@@ -178,7 +178,7 @@ type over struct{ context.Context }
 func (over) Deadline() (time.Time, bool) { return time.Unix(0, 0), true }
 func (over) Err() error                  { return context.DeadlineExceeded }
 
-// TestNoAnswer: the error says how long the answer may take, which differs between calls.
+// TestNoAnswer: the error says how long the answer can take, which differs between calls.
 func TestNoAnswer(t *testing.T) {
 	c := dial(t, filepath.Join(t.TempDir(), control.SocketName))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -260,15 +260,15 @@ func TestStrangers(t *testing.T) {
 	if r := <-records; r.Who.UID != "65534" || r.Who.PID != cmd.Process.Pid || r.What != "connect" || !r.IsRefusal() {
 		t.Errorf("the record of the stranger is %v", r)
 	}
-	if conn, err := net.Dial("unix", path); err != nil { // the door is open for us
+	if conn, err := net.Dial("unix", path); err != nil { // connecting must fail
 		t.Error(err)
 	} else {
 		conn.Close()
 	}
 }
 
-// TestCallsAreRecorded: each method of the service leaves a record, or names its caller to the
-// handler, which does, or only reads.
+// TestCallsAreRecorded: each method of the service leaves a record, or passes its caller to the
+// handler, which records it, or only reads.
 func TestCallsAreRecorded(t *testing.T) {
 	readOnly := map[protoreflect.Name]bool{"Status": true, "Stacks": true}
 	path := filepath.Join(t.TempDir(), control.SocketName)

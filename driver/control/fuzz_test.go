@@ -23,8 +23,7 @@ func (o *obeyed) Command(_ context.Context, c job.Command) (string, error) {
 	return "done", nil
 }
 
-// FuzzCommand: whatever comes through the socket, a driver hears commands only that it can carry
-// out.
+// FuzzCommand: whatever arrives over the socket, a driver gets only commands that it can carry out.
 func FuzzCommand(f *testing.F) {
 	slot := uint32(1 << 31)
 	for _, m := range []*controlpb.CommandRequest{

@@ -69,7 +69,7 @@ func TestStories(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := tell(t, string(want), false)
-			// Each step may run in another driver, restored from a snapshot.
+			// Each step can run in another driver, restored from a snapshot.
 			if again := tell(t, string(want), true); again != got {
 				t.Errorf("%s: a machine made of a snapshot does something else:\n%s", file, diff(got, again))
 			}
@@ -87,8 +87,8 @@ func TestStories(t *testing.T) {
 	}
 }
 
-// tell runs a scenario's commands and returns the scenario with its current output; if saved, with
-// a new machine for each step.
+// tell runs a scenario's commands and returns the scenario with its current output. If saved is
+// set, each step runs in a new machine, restored from a snapshot.
 func tell(t *testing.T, text string, saved bool) string {
 	t.Helper()
 	var out strings.Builder
@@ -114,7 +114,7 @@ func tell(t *testing.T, text string, saved bool) string {
 type story struct {
 	t      *testing.T
 	m      *Machine
-	saved  bool // each step is another machine's
+	saved  bool // each step runs in another machine
 	now    time.Time
 	out    *strings.Builder
 	starts map[plan.SlotID]int
@@ -482,7 +482,7 @@ func (s *story) status() {
 	}
 }
 
-// ask runs an operator's command.
+// ask gives the machine an operator's command.
 func (s *story) ask(verb string, args []string) error {
 	c := job.Command{Verb: job.Verb(verb)}
 	for i, arg := range args {
@@ -514,7 +514,7 @@ func (s *story) ask(verb string, args []string) error {
 	return nil
 }
 
-// worker returns the living worker of a slot, or the worker of exactly that name.
+// worker returns the living worker in a slot, or the worker with exactly this name.
 func (s *story) worker(name string) (*Worker, error) {
 	for _, w := range s.m.workers {
 		if w.id == name || w.slot.String() == name {

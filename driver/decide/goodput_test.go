@@ -7,7 +7,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// TestGoodputOfRandomJobs: the parts add up under all that happens to random jobs, across drivers
+// TestGoodputOfRandomJobs: the parts add up whatever happens to random jobs, also across drivers
 // that die.
 func TestGoodputOfRandomJobs(t *testing.T) {
 	seen := map[job.Part]bool{}

@@ -29,7 +29,7 @@ func TestOneLiar(t *testing.T) {
 	}
 }
 
-// liar is a job one of whose slots lies.
+// liar is a job with one slot whose worker lies.
 type liar struct {
 	*testing.T
 	rnd     *rand.Rand
@@ -40,8 +40,8 @@ type liar struct {
 	honest  map[string]*honestProc
 	id      string // of the liar; empty: none runs
 	members []string
-	made    uint64 // the last commit that all honest members have made
-	trained bool   // the honest have come to the end
+	made    uint64 // the last commit of all honest members
+	trained bool   // the honest workers have completed training
 	ended   bool
 	trace   []string
 }
@@ -120,7 +120,7 @@ func (l *liar) take(a Action) {
 		l.published(a)
 	case FinishJob:
 		l.ended = true
-		// Rank 0 may say that it could not write the last checkpoint: that is its duty.
+		// Rank 0 can report that it could not write the last checkpoint: that is its duty.
 		if !l.trained || a.Err != nil && !errors.Is(a.Err, job.ErrCheckpoint) {
 			l.Errorf("the job ends with %v, trained: %v", a.Err, l.trained)
 		}
@@ -141,7 +141,7 @@ func (l *liar) published(a PublishWorld) {
 	}
 }
 
-// join makes all honest workers join that do not wait already, in random order.
+// join makes all honest workers join that are not waiting already, in random order.
 func (l *liar) join() {
 	ids := slices.Sorted(func(yield func(string) bool) {
 		for id, p := range l.honest {
@@ -151,7 +151,7 @@ func (l *liar) join() {
 		}
 	})
 	l.rnd.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
-	ahead := l.rnd.IntN(2 * len(l.honest)) // it has begun one more commit
+	ahead := l.rnd.IntN(2 * len(l.honest)) // the worker has begun one more commit
 	for i, id := range ids {
 		p := l.honest[id]
 		if p.joined {
@@ -164,13 +164,13 @@ func (l *liar) join() {
 	}
 }
 
-// number is any number, often an extreme or a nearly true one.
+// number returns a random number, often an extreme one or one close to the true value.
 func (l *liar) number(near uint64) uint64 {
 	all := []uint64{0, 1, near, near + 1, near + 2, near - 1, 1 << 63, math.MaxUint64, math.MaxInt64, l.rnd.Uint64(), l.rnd.Uint64N(100)}
 	return all[l.rnd.IntN(len(all))]
 }
 
-// lie puts anything that a worker can cause.
+// lie gives the machine a random input that a worker can cause.
 func (l *liar) lie() {
 	generation := l.m.world.Generation
 	reports := []Report{ReportDone, ReportLeaving, ReportCommitted, ReportDraining, ReportFetching, ReportWriting, ReportWritten, ReportNotWritten}
@@ -206,7 +206,7 @@ func (l *liar) exit() {
 	l.put(WorkerEnded{ID: id, Exit: []job.Exit{{}, {Code: 1}, {Code: 137, Signal: 9}}[l.rnd.IntN(3)]})
 }
 
-// whole reports whether all members, of which the liar may be one, go on in their world.
+// whole reports whether all members, which can include the liar, continue in their world.
 func (l *liar) whole() bool {
 	for _, id := range l.members {
 		if p := l.honest[id]; p == nil && id != l.id || p != nil && (p.joined || p.told) {
@@ -217,7 +217,7 @@ func (l *liar) whole() bool {
 	return len(l.members) > 0 && (!slices.Contains(l.members, l.id) || w != nil && w.inWorld())
 }
 
-// step is what the others do, and time passing, between two lies.
+// step makes the honest workers act, and time pass, between two lies.
 func (l *liar) step() {
 	if l.id != "" && l.rnd.IntN(2) == 0 {
 		l.lie()
@@ -243,8 +243,8 @@ func (l *liar) step() {
 	l.pass(time.Duration(l.rnd.IntN(8000)) * time.Millisecond)
 }
 
-// pass lets time pass. Members say that they train five seconds after another has said that all are
-// done.
+// pass lets time pass. Five seconds after a worker has reported that all are done, the members
+// report that they train.
 func (l *liar) pass(d time.Duration) {
 	for end := l.now.Add(d); !l.ended && l.now.Before(end); {
 		next := end

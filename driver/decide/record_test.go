@@ -19,7 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// all is one event of each kind.
+// all has one input of each kind.
 var all = []Input{
 	HostsFound{[]plan.Host{{Name: "a", Slots: 2}, {Name: "b", Slots: 1, Draining: true}}},
 	HostsFound{},
@@ -78,7 +78,7 @@ var all = []Input{
 	TasksTold{job.TaskEvent{Name: job.TaskWorkerStuck, Worker: "a:8", Incarnation: "w1", Function: "f", N: 3, Text: "cancelled, has not ended for 30s"}},
 }
 
-// TestRecordFormat: the records of each kind of input are those that an earlier build of this
+// TestRecordFormat: the records of each kind of input equal those that an earlier build of this
 // version wrote.
 func TestRecordFormat(t *testing.T) {
 	limit := 3
@@ -163,7 +163,7 @@ func TestReplayRefuses(t *testing.T) {
 }
 
 // TestReplayOfEveryBeginning: the records up to any of them restore the machine as it was then, in
-// every field. Package journal sees to it that a journal ends behind a whole record.
+// every field. Package journal ensures that a journal ends after a complete record.
 func TestReplayOfEveryBeginning(t *testing.T) {
 	for seed := range rounds(12) {
 		s := newSim(t, seed)
@@ -181,7 +181,7 @@ func TestReplayOfEveryBeginning(t *testing.T) {
 				}
 			}
 			if n == 0 {
-				continue // no machine yet
+				continue // there is no machine yet
 			}
 			if got := dump(p.Machine); got != dumps[n] {
 				t.Fatalf("seed %d, %d records of %d: the machine is another\n%s", seed, n, len(s.log),
@@ -191,7 +191,7 @@ func TestReplayOfEveryBeginning(t *testing.T) {
 	}
 }
 
-// FuzzReplay: any records are either refused or make a machine.
+// FuzzReplay: any records are either refused or restore a machine.
 func FuzzReplay(f *testing.F) {
 	for seed := range uint64(3) {
 		s := newSim(&testing.T{}, seed)
@@ -223,7 +223,7 @@ func dump(v any) string {
 	return b.String()
 }
 
-// dumpTo does so without the fields to be skipped.
+// dumpTo is dump without the fields for which skip returns true.
 func dumpTo(b *strings.Builder, v reflect.Value, skip func(of reflect.Type, field string) bool) {
 	if v.CanAddr() {
 		v = reflect.NewAt(v.Type(), unsafe.Pointer(v.UnsafeAddr())).Elem() // fields that are not exported too
@@ -282,14 +282,13 @@ func dumpTo(b *strings.Builder, v reflect.Value, skip func(of reflect.Type, fiel
 			dumpTo(&e, p.Elem(), skip)
 			entries[fmt.Sprint(it.Key().Interface())] = e.String()
 		}
-		fmt.Fprint(b, entries) // in order of keys
+		fmt.Fprint(b, entries) // in the order of the keys
 	default:
 		fmt.Fprintf(b, "%#v", v.Interface())
 	}
 }
 
-// TestStopIsRecorded: who has stopped the job is known to the next driver, and that it is no
-// failure.
+// TestStopIsRecorded: the next driver knows who stopped the job, and that this is not a failure.
 func TestStopIsRecorded(t *testing.T) {
 	for _, cause := range []error{job.StopCommand{UID: "1000"}, job.StopCommand{}, job.StopSignal{Signal: syscall.SIGINT}} {
 		r := NewRecord(time.Unix(0, 0), Interrupted{cause}, nil)

@@ -40,11 +40,11 @@ func BenchmarkScale(b *testing.B) {
 	}
 }
 
-// together is how many inputs the driver gives to a step at most.
+// together is the largest number of inputs that the driver passes to one step.
 const together = 1024
 
-// episode is what a part of the benchmark took. Its inputs and bytes of memory are those up to its
-// end.
+// episode is the cost of a part of the benchmark. Its inputs and bytes of memory are counted up to
+// its end.
 type episode struct {
 	name   string
 	took   time.Duration
@@ -67,7 +67,7 @@ func measure(b *testing.B, n int, singly bool) (all episodes) {
 	now := time.Unix(0, 0)
 	inputs := 0
 	var fresh []string
-	var hand []Input // of the next step
+	var hand []Input // inputs of the next step
 	flush := func() {
 		if len(hand) == 0 {
 			return
@@ -92,7 +92,7 @@ func measure(b *testing.B, n int, singly bool) (all episodes) {
 		step(WorkerJoined{id, Join{After: after, Commits: 5 * after, HoldsState: after > 0, Lost: lost}})
 	}
 	ready := func() {
-		for len(fresh) > 0 { // a join makes room for another start
+		for len(fresh) > 0 { // each join permits another start
 			started := fresh
 			fresh = nil
 			for _, id := range started {

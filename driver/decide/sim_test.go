@@ -25,8 +25,8 @@ func TestRandomJobs(t *testing.T) {
 	}
 }
 
-// TestRandomJobsTogether: the same holds if steps have several inputs, of which the driver may have
-// written some when it dies.
+// TestRandomJobsTogether: the same holds if steps have several inputs. When the driver dies, it may
+// have written some of them.
 func TestRandomJobsTogether(t *testing.T) {
 	for seed := range rounds(400) {
 		s := newSim(t, 20_000+seed)
@@ -45,7 +45,7 @@ func randomJob(t *testing.T, s *sim, seed uint64) {
 	}
 }
 
-// rounds returns how many of so many rounds suffice for make check.
+// rounds returns n, or with -short the smaller number that is enough for make check.
 func rounds(n uint64) uint64 {
 	if testing.Short() {
 		return n / 4
@@ -65,13 +65,12 @@ type sim struct {
 	procs  []*simProc
 	latest simWorld
 	seq    uint64
-	made   uint64 // the last commit that a whole world has made
+	made   uint64 // the last commit that all members of a world made
 	ended  bool
 	result error
 	trace  []string
 
-	// The driver's journal, and whether its last record is lost because the driver dies before it
-	// is written.
+	// The driver's journal. The last record is lost if the driver dies before it is written.
 	job      JobRecord
 	log      [][]byte
 	minted   []string
@@ -79,7 +78,7 @@ type sim struct {
 	resuming bool
 	// stepped, if not nil, is called after each step.
 	stepped func()
-	// together: inputs of workers wait for others, to be those of one step.
+	// together: inputs of workers are held until the next step, which handles several at once.
 	together bool
 	held     []Input
 	lost     []Input // of the last step of the driver that died; nobody has been told that they were noted
@@ -88,11 +87,11 @@ type sim struct {
 type simProc struct {
 	id         string
 	slot       plan.SlotID
-	joined     bool   // a join of it waits
+	joined     bool   // it waits in a join
 	generation uint64 // of the world it is in
 	commits    uint64
 	holds      bool
-	stopped    bool // has been sent SIGTERM
+	stopped    bool // it has been sent SIGTERM
 	dismissed  bool
 	hung       bool
 }
@@ -156,7 +155,7 @@ func (s *sim) step(in Input) {
 	s.flush()
 }
 
-// flush makes a step of the inputs that are held.
+// flush passes the held inputs to one step.
 func (s *sim) flush() {
 	inputs := s.held
 	if s.held = nil; len(inputs) == 0 || s.ended {
@@ -169,8 +168,8 @@ func (s *sim) flush() {
 	s.minted = nil
 	actions := s.m.Step(s.now, inputs...)
 	records := NewRecords(s.now, inputs, s.minted)
-	if s.dies && s.together { // maybe before it has written them all
-		ends := func(in Input) bool { _, ends := in.(WorkerEnded); return ends } // what an end changes, the sim has done
+	if s.dies && s.together { // perhaps before it has written them all
+		ends := func(in Input) bool { _, ends := in.(WorkerEnded); return ends } // the sim has already applied an end
 		written := len(inputs)
 		for written > 0 && !ends(inputs[written-1]) && s.rnd.IntN(3) > 0 {
 			written--
@@ -232,7 +231,7 @@ func (s *sim) resume() {
 	}
 	for _, p := range slices.Clone(s.procs) {
 		if p.joined {
-			s.join(p) // its call had broken
+			s.join(p) // its call was interrupted
 		}
 	}
 }
@@ -254,7 +253,7 @@ func (s *sim) take(a Action) {
 		}
 		s.procs = append(s.procs, &simProc{id: a.ID, slot: a.Slot.SlotID})
 	case StopWorker:
-		if p := s.proc(a.ID); p != nil || !s.together { // it may have ended in the same step
+		if p := s.proc(a.ID); p != nil || !s.together { // it can have ended in the same step
 			p.stopped = true
 		}
 	case GiveTime:

@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// A restored state equals the saved one, also through JSON. The types are listed here with all
-// their fields, so that a new field must be saved.
+// TestStateAndBack: a restored state equals the saved one, also through JSON. The test lists the
+// types with all their fields, so that a new field must be saved.
 func TestStateAndBack(t *testing.T) {
 	for _, c := range []struct {
 		of     any

@@ -159,8 +159,8 @@ func TestDrainingHost(t *testing.T) {
 		{draining(hostList("a:2,b:1"), "a"), plan.Removed, hostList("b:1")},
 		{draining(hostList("a:3,b:1,c:1"), "a"), plan.Added, hostList("b:1,c:1")}, // c's; what a has does not count
 		{draining(hostList("a:1,b:2,c:1"), "c"), plan.Added | plan.Removed, hostList("a:1,b:2")},
-		{hostList("b:2,c:1"), plan.Added | plan.Removed, hostList("b:2,c:1")}, // a has gone, c is needed after all
-		{draining(hostList("b:2,c:1,d:1"), "d"), 0, hostList("b:2,c:1")},      // a newcomer that leaves already
+		{hostList("b:2,c:1"), plan.Added | plan.Removed, hostList("b:2,c:1")}, // a is gone, so c is needed
+		{draining(hostList("b:2,c:1,d:1"), "d"), 0, hostList("b:2,c:1")},      // a new host that is already leaving
 		{hostList("b:2,c:1"), 0, hostList("b:2,c:1")},
 	} {
 		if got := h.Update(at(float64(i)), step.listed); got != step.change {
@@ -175,7 +175,7 @@ func TestDrainingHost(t *testing.T) {
 	}
 }
 
-// The real delays are the documented ones.
+// TestExclusionDelays: the actual delays are the documented ones.
 func TestExclusionDelays(t *testing.T) {
 	type failure struct {
 		after int // seconds from the last return, or the beginning
@@ -213,7 +213,7 @@ func TestExclusionDelays(t *testing.T) {
 				if got := host.ExcludeHost(now, "a"); !got.Until.Round(time.Second).Equal(until) || got.Slot != nil {
 					t.Errorf("failure %d of a host: %+v, want until +%ds", i+1, got, f.delay)
 				}
-				// Excluded until the very end, available at it, and reported once.
+				// The slot is excluded until the very end, available at the end, and reported once.
 				for _, h := range []*Table{slot, host} {
 					next, ok := h.NextReturn()
 					if !ok || !next.Equal(got.Until) {
@@ -280,7 +280,7 @@ func TestHostOfWhichAllSlotsAreOut(t *testing.T) {
 	if long.Slot == nil || *long.Slot != 1 || !long.Until.Equal(at(30)) {
 		t.Fatalf("got %+v", long)
 	}
-	got := h.ExcludeSlot(at(12), id("a", 0)) // its own end would be 22
+	got := h.ExcludeSlot(at(12), id("a", 0)) // its own exclusion would end at 22
 	if got != (Exclusion{Host: "a", Until: at(30)}) {
 		t.Errorf("got %+v; want the whole host, until its last slot returns", got)
 	}
@@ -300,7 +300,7 @@ func TestHostOfWhichAllSlotsAreOut(t *testing.T) {
 	if got := h.Available(at(31)); !slices.Equal(got, want) {
 		t.Errorf("available after the return: %v, want %v", got, want)
 	}
-	// The slots' own penalties have outlived it.
+	// The slots' own penalties last longer than the host's.
 	if got := h.ExcludeSlot(at(30), id("a", 1)); !got.Until.Equal(at(70)) {
 		t.Errorf("the third failure of a:1 costs until %v", got.Until)
 	}

@@ -85,7 +85,8 @@ func checkSum(t fataler, g job.Goodput, want time.Duration) {
 	}
 }
 
-// TestManyStalls: a job whose every slot holds it up keeps the longest apart.
+// TestManyStalls: if every slot of a job stalls it, the ledger keeps only the longest stalls
+// separately.
 func TestManyStalls(t *testing.T) {
 	l := &Ledger{}
 	now := time.Unix(0, 0)
@@ -102,7 +103,7 @@ func TestManyStalls(t *testing.T) {
 	checkSum(t, l.Until(now), 1000*time.Second)
 }
 
-// TestGoodputText is the last line of a job's log.
+// TestGoodputText: the text is the last line of a job's log.
 func TestGoodputText(t *testing.T) {
 	l := &Ledger{}
 	now := time.Unix(0, 0)
