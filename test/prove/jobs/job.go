@@ -209,7 +209,7 @@ func (j *job) signal(s syscall.Signal) {
 }
 
 // end waits for hvdrun's end and checks what must hold then. The exit status must be one of
-// statuses, or 0 if there are none.
+// statuses, or 0 if statuses is empty.
 func (j *job) end(ctx context.Context, statuses ...int) error {
 	if len(statuses) == 0 {
 		statuses = []int{0}
