@@ -12,7 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// A job of one worker on this machine, run by another program than hvdrun.
+// Another program than hvdrun runs a job of one worker on this machine.
 func ExampleRun() {
 	log := logrus.New()
 	log.SetOutput(io.Discard)

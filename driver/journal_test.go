@@ -72,7 +72,7 @@ func (k *kept) Run(ctx context.Context, s *launch.Spec, started func(int)) error
 	case err := <-w.exit:
 		return err
 	case <-taken:
-		return errors.New("another driver has it") // heard by nobody
+		return errors.New("another driver has it") // nobody receives this error
 	case <-ctx.Done():
 		return &launch.ExitError{Code: 143, Signal: 15}
 	}
@@ -123,7 +123,7 @@ func (k *kept) drive(t *testing.T, ctx context.Context, l *loop) *testJob {
 	return j
 }
 
-// config returns the config of a job on host a, whose events go to events.
+// config returns the configuration of a job on host a that passes its events to events.
 func (k *kept) config(t *testing.T, events func(job.Event)) Config {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -144,9 +144,9 @@ func (j *testJob) joined(k *kept, t *testing.T, slot string, after uint64) {
 	synctest.Wait()
 }
 
-// A driver dies after it has recorded a worker's death and before it has reacted. Another one
-// resumes the job: it takes over the other worker, publishes the last world again, and forms the
-// next one.
+// TestLoopIsResumed: a driver dies after it has recorded a worker's death and before it has
+// reacted. Another one resumes the job: it takes over the other worker, publishes the last world
+// again, and forms the next one.
 func TestLoopIsResumed(t *testing.T) {
 	k := &kept{workers: map[string]*keptWorker{}}
 	synctest.Test(t, func(t *testing.T) {
@@ -178,7 +178,7 @@ func TestLoopIsResumed(t *testing.T) {
 		k.in(t, "a:1").exit <- &launch.ExitError{Code: 137, Signal: 9}
 		synctest.Wait()
 
-		// The lock ends with its process, which this test does not have.
+		// The lock is released when its process ends, but this process continues.
 		b, err := os.ReadFile(cfg.Journal)
 		if err != nil {
 			t.Fatal(err)
@@ -224,7 +224,7 @@ func TestLoopIsResumed(t *testing.T) {
 		if k.starts != 3 || k.in(t, "a:1").spec.Incarnation == lost || k.in(t, "a:1").spec.Resumed {
 			t.Errorf("%d starts, in a:1 there is %+v", k.starts, k.in(t, "a:1").spec)
 		}
-		w := k.in(t, "a:0") // the one in a:1 has not joined, and is stopped in the end
+		w := k.in(t, "a:0") // the worker in a:1 has not joined, and is stopped at the end
 		second.Reported(identity.Subject{Incarnation: w.spec.Incarnation}, line.Done, 2, 3, func() {})
 		w.exit <- nil
 		if err := <-second.result; err != nil {
@@ -244,7 +244,7 @@ func TestLoopIsResumed(t *testing.T) {
 	})
 }
 
-// copied is a mirror that keeps all in memory.
+// copied is a mirror that keeps all records in memory.
 type copied struct {
 	records [][]byte
 	synced  int // records at the last Sync
@@ -259,8 +259,8 @@ func (c *copied) SetBehind()    { c.behind = true }
 func (c *copied) Sync()         { c.synced = len(c.records) }
 func (c *copied) State() string { return "" }
 
-// The mirror has each record of the journal, and has all before a world is published and before the
-// job ends.
+// TestMirror: the mirror gets each record of the journal, and has all of them before a world is
+// published and before the job ends.
 func TestMirror(t *testing.T) {
 	k := &kept{workers: map[string]*keptWorker{}}
 	synctest.Test(t, func(t *testing.T) {
@@ -310,7 +310,7 @@ func TestMirror(t *testing.T) {
 	})
 }
 
-// away is a mirror that cannot be written until back is closed.
+// away is a mirror that cannot be written to until back is closed.
 type away struct {
 	copied
 	back chan struct{}
@@ -327,7 +327,8 @@ func (a *away) State() string {
 	}
 }
 
-// While a world waits for the mirror, the status and the metrics say what it waits for.
+// TestMirrorIsAway: while a world waits for the mirror, the status and the metrics report this
+// wait.
 func TestMirrorIsAway(t *testing.T) {
 	k := &kept{workers: map[string]*keptWorker{}}
 	synctest.Test(t, func(t *testing.T) {
@@ -366,7 +367,7 @@ func TestMirrorIsAway(t *testing.T) {
 	})
 }
 
-// A journal that cannot be written is given up, and the job continues.
+// TestJournalFails: a journal that cannot be written is abandoned, and the job continues.
 func TestJournalFails(t *testing.T) {
 	k := &kept{workers: map[string]*keptWorker{}}
 	synctest.Test(t, func(t *testing.T) {
@@ -409,7 +410,8 @@ func (k *kept) finish(t *testing.T, j *testJob) {
 	}
 }
 
-// finished closes the journal of a job that has ended, and checks that the journal says so.
+// hasFinished closes the journal of a job that has ended, and checks that the journal records the
+// end.
 func hasFinished(t *testing.T, l *loop) {
 	t.Helper()
 	l.closeJournal()
@@ -445,8 +447,8 @@ func fullDisk(t *testing.T, size string) (disk string, fill func(t *testing.T) (
 	}
 }
 
-// The journal has reserved space: while the disk is full, another driver could resume the job at
-// any time.
+// TestJournalHasRoom: the journal has reserved space, so another driver could resume the job at any
+// time while the disk is full.
 func TestJournalHasRoom(t *testing.T) {
 	disk, fill := fullDisk(t, "4m")
 	k := &kept{workers: map[string]*keptWorker{}}
@@ -480,14 +482,15 @@ func TestJournalHasRoom(t *testing.T) {
 		}
 		k.finish(t, j)
 		hasFinished(t, l)
-		if left, err := os.ReadDir(disk); err != nil || len(left) != 2 { // the ballast too
+		if left, err := os.ReadDir(disk); err != nil || len(left) != 2 { // the ballast is the other file
 			t.Errorf("%d files are left, %v", len(left), err)
 		}
 	})
 }
 
-// The disk is full for a while, and no space is reserved: the job continues, reports it, its
-// journal cannot be resumed meanwhile, and is complete again once there is space.
+// TestJournalFullDisk: the disk is full for a while, and no space is reserved. The job continues
+// and reports it; meanwhile its journal cannot be resumed, and it is complete again once there is
+// space.
 func TestJournalFullDisk(t *testing.T) {
 	disk, fill := fullDisk(t, "64k")
 	k := &kept{workers: map[string]*keptWorker{}}

@@ -17,7 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
-// probed is the launcher of a job whose workers are Go programs that do not answer.
+// probed is the launcher of a job whose workers are Go programs that do not respond.
 type probed struct {
 	launch.Launcher
 	mu    sync.Mutex
@@ -46,8 +46,8 @@ func at(name string) stacks.Worker {
 	return w
 }
 
-// TestLocate: workers that are reported are looked at, few of many, those at one place are told
-// together, and what they say can be shown.
+// TestLocate: stalled workers are inspected, but only a few of many. Those at the same place are
+// reported together, and all that they print can be shown.
 func TestLocate(t *testing.T) {
 	for name, test := range map[string]struct {
 		workers int
@@ -75,7 +75,8 @@ func TestLocate(t *testing.T) {
 				p := &probed{Launcher: j.cfg.Launcher, at: test.at}
 				var mu sync.Mutex
 				var found []string
-				// The loop's goroutine waits between two events, and reads these with the next one.
+				// The loop's goroutine waits between two events, and reads these fields with the
+				// next one.
 				done := make(chan struct{})
 				j.asks <- func() {
 					j.cfg.Launcher = p

@@ -46,7 +46,7 @@ type testJob struct {
 type fakeWorker struct {
 	spec *launch.Spec
 	exit chan error
-	says chan string // what it prints before anything else happens to it
+	says chan string // printed before anything else happens to it
 }
 
 // Run is the job's launcher: its worker ends when the test requests it, or 1 s after it was asked
@@ -107,7 +107,7 @@ func (*testJob) Stream(_ context.Context, _, _ string, conn net.Conn) { conn.Clo
 
 func (*testJob) Expel(string) {}
 
-// pushed is the job as a pusher.
+// pushed makes the job a pusher of notifications.
 type pushed struct{ *testJob }
 
 func (pushed) Heard(string, uint64, notify.Known, bool) {}
@@ -269,8 +269,8 @@ func TestLoopStopsEverythingOnCancel(t *testing.T) {
 	})
 }
 
-// TestHostThatNeverAnswers: the job ends although a launcher takes a worker and never says whether
-// it was started, nor that it has ended.
+// TestHostThatNeverAnswers: the job ends although a launcher accepts a worker and never reports
+// that it has started or ended.
 func TestHostThatNeverAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -281,7 +281,7 @@ func TestHostThatNeverAnswers(t *testing.T) {
 		}, report)
 		defer func() {
 			close(report)
-			<-time.After(2 * time.Second) // it is stopped then
+			<-time.After(2 * time.Second) // then the job is stopped
 			synctest.Wait()
 		}()
 		cancel()
@@ -295,8 +295,8 @@ func TestHostThatNeverAnswers(t *testing.T) {
 	})
 }
 
-// A worker that ends because the job is stopped is no failure, also where the loop hears of both at
-// once.
+// TestStopComesFirst: a worker that ends because the job is stopped has not failed, even if the
+// loop receives both events at once.
 func TestStopComesFirst(t *testing.T) {
 	for range 30 { // which of two is heard first was by chance
 		synctest.Test(t, func(t *testing.T) {
@@ -317,7 +317,8 @@ func TestStopComesFirst(t *testing.T) {
 	}
 }
 
-// The grace of a worker whose last checkpoint grows restarts, a few times per grace.
+// TestLoopGivesTimeToWrite: as long as a worker's last checkpoint grows, its grace starts again, a
+// few times per grace.
 func TestLoopGivesTimeToWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -367,7 +368,7 @@ func TestLoopKeepsDeadlines(t *testing.T) {
 	})
 }
 
-// failing fails from the given call on.
+// failing is a source that fails from a certain call on.
 type failing struct {
 	hosts []plan.Host
 	from  int
@@ -435,8 +436,8 @@ func frozenJob(t *testing.T, ctx context.Context) (*testJob, *frozen) {
 	return j, f
 }
 
-// If the output is not read, a death is still noticed and the job continues. Nothing is lost if
-// reading resumes.
+// TestFrozenOutput: if the output is not read, a death is still noticed and the job continues.
+// Nothing is lost if reading resumes.
 func TestFrozenOutput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j, f := frozenJob(t, context.Background())
@@ -452,7 +453,7 @@ func TestFrozenOutput(t *testing.T) {
 			t.Fatalf("published %v, want a world of the other two", j.published)
 		}
 		if w := j.worker(t, "a:1"); w == dead {
-			<-time.After(2 * time.Second) // it rests
+			<-time.After(2 * time.Second) // the slot is excluded for this time
 			synctest.Wait()
 		}
 		if j.worker(t, "a:1") == dead {
@@ -473,8 +474,8 @@ func TestFrozenOutput(t *testing.T) {
 	})
 }
 
-// If the output is not read, the job still ends in bounded time, and at once if the user stops it
-// again.
+// TestFrozenEnd: if the output is not read, the job still ends in bounded time, and at once if the
+// user stops it a second time.
 func TestFrozenEnd(t *testing.T) {
 	for _, hurry := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -538,8 +539,8 @@ func TestReportsAreTheSame(t *testing.T) {
 	}
 }
 
-// TestGather: the inputs of workers that have come are those of one step, up to a bound and to the
-// first of another kind.
+// TestGather: waiting inputs of workers are passed to one step, up to a bound and up to the first
+// of another kind.
 func TestGather(t *testing.T) {
 	for name, c := range map[string]struct {
 		first  decide.Input

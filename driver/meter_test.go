@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// counters are those of a worker that has done so much.
+// counters returns the counters of a worker that has done n commits and operations.
 func counters(n uint64) *line.Counters {
 	return &line.Counters{
 		Commits: n, CommitTime: time.Duration(n) * time.Second, CommitBytes: 10 * n,
@@ -22,8 +22,8 @@ func counters(n uint64) *line.Counters {
 	}
 }
 
-// TestSums: the numbers of workers are added up, those of workers that have ended stay, and ranks
-// have their own.
+// TestSums: the counters of workers are added up, those of ended workers still count, and each rank
+// has its own.
 func TestSums(t *testing.T) {
 	s := newStalls(job.Timeouts{})
 	now := time.Unix(1000, 0)
@@ -46,8 +46,8 @@ func TestSums(t *testing.T) {
 	}
 }
 
-// TestUsage: processors are what two heartbeats differ by, memory is told once when it becomes
-// short, and figures are the newest ones.
+// TestUsage: processor time is the difference between two heartbeats, a shortage of memory is
+// reported once, and figures are the newest ones.
 func TestUsage(t *testing.T) {
 	s := newStalls(job.Timeouts{})
 	now := time.Unix(1000, 0)
@@ -88,7 +88,8 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestFalseCounters: no sum ever becomes smaller, and kinds that workers make up are bounded.
+// TestFalseCounters: no sum ever decreases, and the number of kinds that workers can invent is
+// bounded.
 func TestFalseCounters(t *testing.T) {
 	s := newStalls(job.Timeouts{})
 	now := time.Unix(1000, 0)

@@ -21,8 +21,8 @@ func openOutputs(t *testing.T, path string) *outputs {
 	return o
 }
 
-// Notes are known to the next driver, also after compaction, except those of workers that have
-// ended.
+// TestOutputs: the next driver knows the notes, also after compaction, except those of workers that
+// have ended.
 func TestOutputs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	o := openOutputs(t, path)

@@ -17,8 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// BenchmarkResume measures the restoring of a machine by another driver, for a job of eight workers
-// of which one dies repeatedly, by the number of events of the job.
+// BenchmarkResume measures how another driver restores the machine of a job of eight workers, one
+// of which dies repeatedly, by the job's number of events.
 func BenchmarkResume(b *testing.B) {
 	for _, events := range []int{10, 1000, 4000, 100_000} {
 		b.Run(fmt.Sprint(events), func(b *testing.B) {
@@ -43,7 +43,7 @@ func BenchmarkResume(b *testing.B) {
 	}
 }
 
-// longJob returns the journal of a job with so many events.
+// longJob returns the path of the journal of a job with this number of events.
 func longJob(b *testing.B, events int) string {
 	log := logrus.New()
 	log.SetOutput(io.Discard)

@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// asked is a launcher that only records what it has to start.
+// asked is a launcher that only records what it is asked to start.
 type asked struct{ spec func(*launch.Spec) }
 
 func (a asked) Run(_ context.Context, s *launch.Spec, started func(int)) error {
@@ -35,8 +35,8 @@ func (routed) HostAddr(_ context.Context, host string) (string, error) {
 // Tell implements launch.Teller.
 func (routed) Tell([]string, []uint32, []byte, []byte) {}
 
-// The master is at the address at which others reach its host. A launcher that has no lines of its
-// workers gets a door in the driver's process, on loopback alone.
+// TestRouter: the master has the address at which others reach its host. If the launcher cannot
+// carry its workers' lines, the driver's process listens for them, on loopback only.
 func TestRouter(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -81,7 +81,8 @@ func (u unreached) HostAddr(ctx context.Context, _ string) (string, error) {
 	return "", context.Cause(ctx)
 }
 
-// An interrupted job does not wait for the addresses of its hosts.
+// TestInterruptedBeforeAHostIsReached: an interrupted job does not wait for the addresses of its
+// hosts.
 func TestInterruptedBeforeAHostIsReached(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)

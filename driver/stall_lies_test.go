@@ -10,8 +10,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/line"
 )
 
-// TestFalseWaits: one worker says that it has waited for all others for ever, in an operation that
-// none has begun. Who moves on is neither named nor stopped, however long the lie is told.
+// TestFalseWaits: one worker reports that it has always waited for all others, in an operation that
+// none of them has begun. A worker that makes progress is neither named nor stopped, however long
+// the lie is repeated.
 func TestFalseWaits(t *testing.T) {
 	const s = time.Second
 	for name, operation := range map[string]uint64{"far": math.MaxUint64, "near": 1} {
@@ -31,8 +32,8 @@ func TestFalseWaits(t *testing.T) {
 	}
 }
 
-// TestFalseWaitOnce: one heartbeat that tells of a long wait stops nobody: the driver has not seen
-// the wait.
+// TestFalseWaitOnce: a single heartbeat that reports a long wait stops no worker, because the
+// driver has not observed the wait.
 func TestFalseWaitOnce(t *testing.T) {
 	const s = time.Second
 	j := newJobOfBeats(3)
@@ -42,7 +43,7 @@ func TestFalseWaitOnce(t *testing.T) {
 	}
 	j.beats(out(7, s), in(8, math.MaxInt64), out(7, s))
 	j.expectOnly(t, 2*s)
-	for n := range 3 { // and begins to be true
+	for n := range 3 { // then it becomes true
 		j.beats(out(7, s), in(8, math.MaxInt64), out(7, s))
 		if found := j.pass(s); n == 0 && len(found) > 0 {
 			t.Errorf("after two seconds: %v", found)
@@ -50,7 +51,7 @@ func TestFalseWaitOnce(t *testing.T) {
 	}
 }
 
-// TestTrueWaits: a worker that does not move is stopped for those that wait for it.
+// TestTrueWaits: a worker that makes no progress is stopped for the sake of those that wait for it.
 func TestTrueWaits(t *testing.T) {
 	const s = time.Second
 	j := newJobOfBeats(2)
@@ -64,7 +65,7 @@ func TestTrueWaits(t *testing.T) {
 	}
 }
 
-// TestExtremeBeats: no number in a heartbeat is too large.
+// TestExtremeBeats: the driver accepts any number in a heartbeat.
 func TestExtremeBeats(t *testing.T) {
 	numbers := []uint64{0, 1, math.MaxInt64, math.MaxInt64 + 1, math.MaxUint64}
 	for _, generation := range append(numbers, 4) {
@@ -89,8 +90,8 @@ func TestExtremeBeats(t *testing.T) {
 	}
 }
 
-// TestRefutals: who trains after another has reported done is found by its second heartbeat that
-// cannot have been made before, and only then.
+// TestRefutals: a worker that trains after another has reported done is recognised by its second
+// heartbeat that must have been made after the report, and not before.
 func TestRefutals(t *testing.T) {
 	trains := func(trained *bool, commits uint64) line.Beat {
 		return line.Beat{Generation: 4, Phase: line.Training, Trained: trained, Commits: commits}

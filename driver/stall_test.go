@@ -145,7 +145,7 @@ func TestMoves(t *testing.T) {
 	}
 }
 
-// TestStalls: which worker is reported as awaited by the others, given simultaneous heartbeats of
+// TestStalls: the worker that is reported as awaited by the others, for simultaneous heartbeats of
 // all.
 func TestStalls(t *testing.T) {
 	const s = time.Second
@@ -224,7 +224,7 @@ func TestSilence(t *testing.T) {
 			j.beats(in(18, 120*s), in(18, 120*s))
 			j.expectOnly(t, look, "hung w2: silent f")
 			j.beats(in(18, 121*s), in(18, 121*s), in(18, 0))
-			j.expectOnly(t, s) // it is told once
+			j.expectOnly(t, s) // it is reported only once
 		})
 	}
 }
@@ -237,7 +237,7 @@ func TestStirs(t *testing.T) {
 	j.expectOnly(t, look, "stalled w1")
 	j.beats(in(18, 6*s), out(17, 6*s))
 	j.expectOnly(t, s)
-	j.beats(in(18, 7*s)) // w1 is on its way, and that is not known yet
+	j.beats(in(18, 7*s)) // w1 makes progress, but the driver does not know that yet
 	j.expectOnly(t, s)
 	j.beats(out(18, 0), out(18, 0))
 	j.expectOnly(t, look, "stirred w1")
@@ -250,9 +250,8 @@ func TestStirs(t *testing.T) {
 	j.expectOnly(t, look, "stalled w0")
 }
 
-// TestWorldsForgetStalls: stalls of one world do not matter in the next, nor do workers that have
-// ended. TestWhatSaysWhenAWorkerIsStopped: what a worker that holds up others does is told with the
-// time until it is stopped, as long as it holds them up.
+// TestWhatSaysWhenAWorkerIsStopped: while a worker holds up others, the description of what it does
+// includes the time until it is stopped.
 func TestWhatSaysWhenAWorkerIsStopped(t *testing.T) {
 	const s = time.Second
 	j := newJobOfBeats(2)
@@ -284,7 +283,7 @@ func TestWorldsForgetStalls(t *testing.T) {
 	j.enter(j.now, 4, nil) // again, by a driver that has resumed
 	j.expectOnly(t, s)
 	j.enter(j.now, 5, []string{"w0", "w2"})
-	j.beats(in(18, 6*s), out(17, 6*s)) // of before
+	j.beats(in(18, 6*s), out(17, 6*s)) // from the previous world
 	j.expectOnly(t, s)
 	j.forget("w1")
 	j.hear(j.now, "w1", in(18, s))

@@ -26,7 +26,7 @@ func idsOf(n int) []string {
 	return all
 }
 
-// operation has each rank tell how long it was in an operation.
+// operation makes each rank report how long it was in an operation.
 func (s *stragglers) operation(now time.Time, n uint64, waits ...time.Duration) {
 	for r, w := range waits {
 		s.hear(now, s.world[r], []line.Wait{{Operation: n, For: w}})
@@ -67,8 +67,8 @@ func TestStragglerOfTwo(t *testing.T) {
 	}
 }
 
-// TestStragglerNoise: operations to which all come together do not count, whoever leaves first, nor
-// do those that a rank does not tell.
+// TestStragglerNoise: operations that all ranks begin together do not count, whichever leaves
+// first, nor do operations that a rank does not report.
 func TestStragglerNoise(t *testing.T) {
 	s, now := lateWorld(3), time.Unix(1000, 0)
 	for n := range uint64(100) {
@@ -76,13 +76,13 @@ func TestStragglerNoise(t *testing.T) {
 	}
 	s.operation(now, 200, 50*ms, 60*ms)
 	s.hear(now, "w7", []line.Wait{{Operation: 200, For: ms}})
-	s.hear(now, "w0", []line.Wait{{Operation: 200, For: ms}}) // once more
+	s.hear(now, "w0", []line.Wait{{Operation: 200, For: ms}}) // a second time
 	if got := s.score(now, "w0"); got != nil {
 		t.Errorf("%+v", got)
 	}
 }
 
-// TestStragglerDecays: what was a minute ago counts half, and is forgotten in the end.
+// TestStragglerDecays: an operation of a minute ago counts half, and in the end it is forgotten.
 func TestStragglerDecays(t *testing.T) {
 	s, now := lateWorld(2), time.Unix(1000, 0)
 	for n := range uint64(8) {
@@ -108,7 +108,7 @@ func TestStragglerDecays(t *testing.T) {
 	}
 }
 
-// TestStragglerBounds: whatever workers say, memory is bounded and numbers are numbers.
+// TestStragglerBounds: whatever workers report, memory is bounded and scores are finite.
 func TestStragglerBounds(t *testing.T) {
 	s, now := lateWorld(3), time.Unix(1000, 0)
 	r := rand.New(rand.NewPCG(1, 2))

@@ -12,7 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// tracedJob is a tracer with its time.
+// tracedJob is a tracer with a simulated clock.
 type tracedJob struct {
 	*tracer
 	now time.Time
@@ -44,8 +44,8 @@ func way(generation uint64, ago ...time.Duration) *line.Beat {
 	return b
 }
 
-// TestTrace: a reset after a death is one trace, with the parts of the driver, an agent and the
-// workers in it, that all lie within it.
+// TestTrace: a reset after a death is one trace. It contains the parts of the driver, an agent and
+// the workers, which all lie within it.
 func TestTrace(t *testing.T) {
 	const s = time.Second
 	j := &tracedJob{newTracer(), time.Unix(1000, 0)}
@@ -60,21 +60,21 @@ func TestTrace(t *testing.T) {
 	}
 	j.beat(j.now, "a", way(1, 4*s, 2*s, 1500*time.Millisecond, s, 0))
 	j.beat(j.now, "b", way(1, 4*s, 2*s, 1500*time.Millisecond, s, 0))
-	j.beat(j.now, "b", way(1, 4*s, 2*s, 1500*time.Millisecond, s, 0)) // again
+	j.beat(j.now, "b", way(1, 4*s, 2*s, 1500*time.Millisecond, s, 0)) // a second time
 	first := j.take(j.now, false)
 	j.check(t, first, 1, "the job starts", "agent start process h1", "worker start program h2", "driver decide and publish",
 		"worker connect h1", "worker sync h2", "worker first step h1")
 	j.after(60 * s).in(decide.WorkerEnded{ID: "b", Exit: job.Exit{Code: 137, Signal: 9}})
 	j.after(s).in(decide.WorkerJoined{ID: "a", Join: decide.Join{After: 1, Cause: "a peer is gone"}}, publish(2, "a"))
 	j.after(s).in(decide.WorkerReported{ID: "a", Report: decide.ReportCommitted, Generation: 2})
-	j.beat(j.now, "a", way(2, 90*s, s, 300*time.Millisecond, 200*time.Millisecond, 0)) // it says that it joined long before
+	j.beat(j.now, "a", way(2, 90*s, s, 300*time.Millisecond, 200*time.Millisecond, 0)) // it reports that it joined long before
 	j.check(t, j.take(j.now, false), 2, "h2:0 exit status 137", "driver death seen h2", "worker leave world h1", "driver wait for the world h1",
 		"worker connect h1", "worker first step h1")
 	if j.open != nil {
 		t.Error("something goes on")
 	}
-	// A worker that tells nothing is waited for no longer than some heartbeats; one reset after the
-	// other ends the first trace.
+	// The trace waits only some heartbeats for a worker that reports nothing; the next reset ends
+	// the first trace.
 	j.after(s).in(decide.WorkerJoined{ID: "a", Join: decide.Join{After: 2, Cause: "hosts were added"}}, publish(3, "a"))
 	j.after(s).in(decide.WorkerJoined{ID: "a", Join: decide.Join{After: 3, Cause: "hosts were added"}}, publish(4, "a"))
 	j.after(s).in(decide.WorkerReported{ID: "a", Report: decide.ReportCommitted, Generation: 4})
@@ -87,7 +87,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// check looks at the only trace.
+// check checks that there is one trace, and its parts.
 func (j *tracedJob) check(t *testing.T, all []Trace, generation uint64, cause string, wants ...string) {
 	t.Helper()
 	if len(all) != 1 || all[0].Generation != generation || all[0].Cause != cause {
@@ -108,7 +108,7 @@ func (j *tracedJob) check(t *testing.T, all []Trace, generation uint64, cause st
 	}
 }
 
-// TestTraceOfMany: the trace of a world of a thousand is bounded.
+// TestTraceOfMany: the trace of a world of a thousand workers is bounded.
 func TestTraceOfMany(t *testing.T) {
 	j := &tracedJob{newTracer(), time.Unix(1000, 0)}
 	var ids []string

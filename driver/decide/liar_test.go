@@ -13,9 +13,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestOneLiar: the workers of one slot say anything, at any time. The job does not end as a success
+// TestOneLiar: the workers of one slot report anything, at any time. The job does not succeed
 // before the others have trained to the end, none of them is stopped or dismissed, and no state is
-// taken that none of them can have.
+// accepted that none of them can have.
 func TestOneLiar(t *testing.T) {
 	for seed := range rounds(2000) {
 		l := newLiar(t, seed)

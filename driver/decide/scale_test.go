@@ -13,10 +13,10 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// BenchmarkScale has the machine form a world of n workers, ten on each host, grow it by a host,
-// lose one in a hundred at once, and lose a third of the hosts. The inputs of workers that come at
-// the same time are those of one step, or with "singly" each has its own. It reports the time of
-// each part, the time per input, and the memory that the machine has in the end.
+// BenchmarkScale makes the machine form a world of n workers, ten on each host, grow it by a host,
+// lose one in a hundred at once, and lose a third of the hosts. Inputs of workers that arrive at
+// the same time are passed to one step; with "singly", each is passed to its own step. It reports
+// the time of each part, the time per input, and the machine's memory at the end.
 func BenchmarkScale(b *testing.B) {
 	for _, singly := range []bool{false, true} {
 		for _, n := range []int{100, 300, 1000, 3000, 10000} {

@@ -15,10 +15,10 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestRandomJobs simulates the environment of the machine: hosts come and go, workers die, hang,
-// fail to start and leave at random, the driver dies and is resumed, and all invariants that do not
-// depend on the scenario are checked after each input. Then the disturbances end, and the job must
-// finish by itself.
+// TestRandomJobs simulates the environment of the machine: hosts come and go; workers die, hang,
+// fail to start and leave at random; the driver dies and is resumed. It checks all invariants that
+// do not depend on a scenario after each input. Then the disturbances end, and the job must finish
+// without further help.
 func TestRandomJobs(t *testing.T) {
 	for seed := range rounds(400) {
 		randomJob(t, newSim(t, seed), seed)

@@ -19,8 +19,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// notSaved are the fields of a machine and of its hosts that are not saved but recomputed, with the
-// reason.
+// notSaved lists the fields of a machine and of its hosts that are recomputed instead of saved, and
+// why.
 var notSaved = map[string]string{
 	"Machine.newID":   "it is the driver's",
 	"Machine.out":     "it has been returned",

@@ -34,7 +34,7 @@ func TestWaitsHaveEnds(t *testing.T) {
 			for key := range waits {
 				seen[key.kind] = true
 			}
-			delete(waits, waitKey{kind: forReturn}) // of a host that may not come back
+			delete(waits, waitKey{kind: forReturn}) // the host may not come back
 			trains := s.m.any(training) && s.m.resetFrom.IsZero() && s.m.doneFrom.IsZero() && !s.m.decided
 			if len(waits) == 0 && !trains && !s.m.finished {
 				t.Errorf("seed %d: the job is %s, and nothing has an end:\n%s", seed, s.m.doing(), s.tail())
@@ -72,8 +72,8 @@ func TestResumeShiftsWaits(t *testing.T) {
 				was, is := before[key]
 				switch key.kind {
 				case forReturn: // exclusions end when they would have ended
-				case forLoss: // it is told anew, to all
-				case forRamp: // each step finds it anew
+				case forLoss: // the next driver reports it to all again
+				case forRamp: // each step finds it again
 				default:
 					if is && !until.Equal(was.Add(away)) {
 						t.Errorf("seed %d: %v ended at %v, and ends at %v", seed, key, was, until)

@@ -13,9 +13,9 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestLedgerAddsUp: whatever happens, the parts add up to the time since the begin, none becomes
-// smaller before the end, those of the stalled slots add up to the stalled time, and a ledger that
-// is saved and loaded goes on the same.
+// TestLedgerAddsUp: whatever happens, the parts add up to the time since the beginning, no part
+// shrinks before the end, the parts of the stalled slots add up to the stalled time, and a ledger
+// that is saved and loaded continues identically.
 func TestLedgerAddsUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := &Ledger{}
