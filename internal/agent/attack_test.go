@@ -32,13 +32,14 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// robber has all that is on a host and all that a worker of it can read, and wants to run a command
-// on host b.
+// robber has everything that is on a host and everything that one of its workers can read, and
+// tries to run a command on host b.
 type robber struct {
 	t      *testing.T
 	victim string // where the agent of b takes drivers
 	label  string
-	// loot is the contents of the files of the host's agent, and environment that of a worker.
+	// loot is the contents of the files of the host's agent, worker the credentials of one of its
+	// workers.
 	loot      map[string][]byte
 	worker    *identity.Credentials
 	registrar string // host:port; empty: no registrar runs
@@ -61,7 +62,7 @@ func steal(t *testing.T, dir string) map[string][]byte {
 	return loot
 }
 
-// enter tries to begin a session with the agent of b, from which on commands can be started there.
+// enter tries to begin a session with the agent of b, in which commands could be started there.
 func (r robber) enter(conf *tls.Config) error {
 	conf.InsecureSkipVerify, conf.VerifyConnection = true, nil // a thief does not mind who is robbed
 	conn, err := wire.NewClient(r.victim, conf, time.Second)
@@ -86,7 +87,7 @@ func (r robber) as(c *identity.Credentials) error {
 	return r.enter(c.ClientTLS(identity.Subject{Role: identity.Agent, Host: "b"}))
 }
 
-// keys returns all that could be the key of an authority.
+// keys returns everything in the loot that could be the key of an authority.
 func (r robber) keys() (all [][]byte) {
 	for _, text := range r.loot {
 		var ring struct{ Keys [][]byte }
@@ -100,7 +101,7 @@ func (r robber) keys() (all [][]byte) {
 	return all
 }
 
-// try returns the outcomes of all ways to b, by name; nil: it is open.
+// try returns the error of each way to reach b, by name; nil: the way is open.
 func (r robber) try() map[string]error {
 	driver := identity.Subject{RunID: "robbery", Role: identity.Driver}
 	ways := map[string]error{"the credentials of a worker": r.as(r.worker)}
@@ -135,7 +136,7 @@ func (r robber) try() map[string]error {
 	return ways
 }
 
-// extort asks the registrar for a certificate, and enters with that.
+// extort requests a certificate from the registrar, and tries to enter with it.
 func (r robber) extort(agent *identity.Credentials, host string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -170,8 +171,8 @@ func (r robber) extort(agent *identity.Credentials, host string) error {
 	return r.as(got)
 }
 
-// forge returns the configuration of a client with a driver's certificate that is signed by the key
-// in the text, or by its own.
+// forge returns the TLS configuration of a client with a driver's certificate that is signed by the
+// key in text, or by its own key.
 func forge(t *testing.T, text []byte, s identity.Subject) *tls.Config {
 	t.Helper()
 	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -209,7 +210,7 @@ func forge(t *testing.T, text []byte, s identity.Subject) *tls.Config {
 	}
 }
 
-// hostB serves the agent of b until the test is over.
+// hostB runs the agent of b until the test ends.
 func hostB(t *testing.T, creds *identity.Credentials) *host {
 	t.Helper()
 	ln, err := identity.Drivers.Listen("127.0.0.1:0")
@@ -248,8 +249,8 @@ func workerOf(t *testing.T) *identity.Credentials {
 	return worker
 }
 
-// A worker that has all that is on its host, the agent's folder and a used token included, can run
-// nothing on another host.
+// TestWorkerCannotReachOtherHosts: a worker that has everything on its host, including the agent's
+// folder and a used token, cannot run anything on another host.
 func TestWorkerCannotReachOtherHosts(t *testing.T) {
 	dir, err := keeping.Init(filepath.Join(t.TempDir(), "cluster"), keeping.Grant{}, time.Now())
 	if err != nil {
@@ -304,7 +305,7 @@ func TestWorkerCannotReachOtherHosts(t *testing.T) {
 		t.Errorf("a used token made another host: %v", err)
 	}
 	h.unheard(t)
-	// Who has the cluster's folder is let in, by the same means.
+	// The holder of the cluster's folder gets access, in the same way.
 	driver, err := dir.Driver("r", "alice", "1000", time.Now())
 	if err != nil {
 		t.Fatal(err)
@@ -314,7 +315,8 @@ func TestWorkerCannotReachOtherHosts(t *testing.T) {
 	}
 }
 
-// One shared key gives all of that away, which is why its users are warned: the attack is one.
+// TestSharedKeyOpensOtherHosts: with one shared key, the same attack succeeds. Therefore users of a
+// shared key get a warning.
 func TestSharedKeyOpensOtherHosts(t *testing.T) {
 	home := t.TempDir()
 	file := filepath.Join(home, "key")

@@ -25,7 +25,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// recorded are the records of a host's log, as JSON.
+// recorded collects the records of a host's log, as JSON.
 type recorded struct {
 	mu    sync.Mutex
 	buf   bytes.Buffer
@@ -39,7 +39,7 @@ func (r *recorded) Write(b []byte) (int, error) {
 	return r.buf.Write(b)
 }
 
-// await returns the first record that is wanted, which must come.
+// await waits for the first record for which wanted returns true, and returns it.
 func (r *recorded) await(t *testing.T, wanted func(audit.Record) bool) audit.Record {
 	t.Helper()
 	limit := sandbox.Expired()
@@ -64,7 +64,7 @@ func (r *recorded) await(t *testing.T, wanted func(audit.Record) bool) audit.Rec
 	}
 }
 
-// newRecordedHost is newHost with a log that is kept.
+// newRecordedHost is newHost with a log that the test can read.
 func newRecordedHost(t *testing.T) (*host, *recorded) {
 	t.Helper()
 	r := &recorded{wrote: wake.New()}
@@ -77,8 +77,8 @@ func newRecordedHost(t *testing.T) (*host, *recorded) {
 	return h, r
 }
 
-// asked are what a driver can ask of an agent, by the names of methods and of the kinds of messages
-// in a session. Nil: it asks for nothing that has an effect.
+// asked are the requests that a driver can send to an agent, by the names of methods and of the
+// kinds of messages in a session. Nil: the request has no effect.
 var asked = map[protoreflect.Name]func(*driver){
 	"attach": func(d *driver) { d.say(attach()) },
 	"start": func(d *driver) {
@@ -111,7 +111,7 @@ var asked = map[protoreflect.Name]func(*driver){
 	"Session": nil, // its messages are recorded
 }
 
-// driver is one that says what it likes.
+// driver is a driver that can send any message.
 type driver struct {
 	agentpb.AgentClient
 	t      *testing.T
@@ -141,8 +141,8 @@ func newDriver(t *testing.T, h *host, who identity.Subject) *driver {
 }
 
 // TestCallsAreRecorded: each method of the agent's service, and each kind of message in a session,
-// leaves a record that names the driver by its certificate, or is on the list of calls that ask for
-// nothing. Arguments and environments are in no record.
+// leaves a record that names the driver by its certificate, or is on the list of calls without
+// effect. No record contains arguments or environments.
 func TestCallsAreRecorded(t *testing.T) {
 	h, log := newRecordedHost(t)
 	who := identity.Subject{RunID: "audited", Role: identity.Driver, User: "alice", UID: "1000"}
@@ -153,7 +153,7 @@ func TestCallsAreRecorded(t *testing.T) {
 	var names []protoreflect.Name
 	kinds := (&agentpb.ToAgent{}).ProtoReflect().Descriptor().Oneofs().ByName("what").Fields()
 	for i := range kinds.Len() {
-		names = append(names, kinds.Get(i).Name()) // in the order of the file, in which they can be sent
+		names = append(names, kinds.Get(i).Name()) // in the order of the file, which is a valid order to send them
 	}
 	methods := agentpb.File_agent_proto.Services().ByName("Agent").Methods()
 	for i := range methods.Len() {
@@ -189,8 +189,8 @@ func TestCallsAreRecorded(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreRecorded: a stranger, a driver of another user, a message that makes no sense and
-// a worker without a place leave records of who was refused, and why.
+// TestRefusalsAreRecorded: a stranger, a driver of another user, an invalid message and a worker
+// without a slot leave records of who was refused, and why.
 func TestRefusalsAreRecorded(t *testing.T) {
 	h, log := newRecordedHost(t)
 	run := func(user string) identity.Subject {

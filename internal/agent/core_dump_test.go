@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// wedged is a launcher whose workers dump their cores, and cannot be killed.
+// wedged is a launcher whose workers dump their cores and cannot be killed.
 type wedged struct{ told chan struct{} }
 
 func (w wedged) Run(_ context.Context, s *launch.Spec, started func(int)) error {
@@ -20,8 +20,8 @@ func (w wedged) Run(_ context.Context, s *launch.Spec, started func(int)) error 
 	return &launch.UnkillableError{PID: 1 << 30, After: 10 * time.Second, State: "D"}
 }
 
-// A driver hears of a worker that is as good as dead while its process is still there, and of one
-// that cannot be killed.
+// TestDyingAndUnkillable: a driver learns that a worker is dying while its process still exists,
+// and that a worker cannot be killed.
 func TestDyingAndUnkillable(t *testing.T) {
 	h := newHost(t, 1)
 	w := wedged{make(chan struct{})}
@@ -40,7 +40,7 @@ func TestDyingAndUnkillable(t *testing.T) {
 	}
 }
 
-// doomed is a launcher whose workers are being killed once a look is demanded.
+// doomed is a launcher whose workers are killed once a look at them is requested.
 type doomed struct{ told chan struct{} }
 
 func (d doomed) Run(_ context.Context, s *launch.Spec, started func(int)) error {
@@ -51,7 +51,8 @@ func (d doomed) Run(_ context.Context, s *launch.Spec, started func(int)) error 
 	return &launch.ExitError{Code: 137, Signal: syscall.SIGKILL}
 }
 
-// A driver can ask whether a worker is being killed, and hears of it before the process has ended.
+// TestLook: a driver can ask whether a worker is being killed, and learns it before the process has
+// ended.
 func TestLook(t *testing.T) {
 	h := newHost(t, 1)
 	d := doomed{make(chan struct{})}
@@ -69,7 +70,8 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// A worker that its agent has asked to end, and then kills, has left: only its end tells.
+// TestEvictedIsNotDying: a worker that its agent has asked to end, and then kills, has left; only
+// its end is reported.
 func TestEvictedIsNotDying(t *testing.T) {
 	for _, evicted := range []bool{false, true} {
 		s := &session{srv: newServer("a", 1, quiet()), log: quiet(), attachment: attachment{knowsDying: true}}
@@ -81,7 +83,7 @@ func TestEvictedIsNotDying(t *testing.T) {
 	}
 }
 
-// The lease is the time until workers are gone: their grace is within it.
+// TestGraceIsWithinTheLease: the lease is the time until workers are gone, including their grace.
 func TestGraceIsWithinTheLease(t *testing.T) {
 	for _, c := range []struct{ lease, grace, want time.Duration }{
 		{10 * time.Minute, 30 * time.Second, 30 * time.Second}, {4 * time.Second, 30 * time.Second, 2 * time.Second}, {time.Second, 0, 0},

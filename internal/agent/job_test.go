@@ -26,13 +26,13 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// inside starts job agents as goroutines of the test.
+// inside is a starter that runs job agents as goroutines of the test.
 type inside struct {
 	t      *testing.T
 	ctx    context.Context
-	behind func(addr string) string // returns where the driver goes instead; nil: there
-	before func()                   // is called by each start; nil: nothing
-	ended  chan error               // receives what RunJob has returned
+	behind func(addr string) string // returns the address that the driver uses instead; nil: the same
+	before func()                   // called before each start; nil: nothing
+	ended  chan error               // receives the result of RunJob
 
 	mu     sync.Mutex
 	starts int
@@ -71,8 +71,8 @@ func (i *inside) Start(_ context.Context, host string, hello client.Hello) (clie
 	}
 }
 
-// jobAgents returns a launcher that starts its agents, and its starter. Agents that are left end
-// with the test.
+// jobAgents returns a launcher that starts its agents, and its starter. Remaining agents end with
+// the test.
 func jobAgents(t *testing.T, change func(*client.Config, *inside)) (*client.Agents, *inside) {
 	t.Helper()
 	authority, err := identity.NewAuthority("r")
@@ -96,7 +96,7 @@ func jobAgents(t *testing.T, change func(*client.Config, *inside)) (*client.Agen
 	return l, in
 }
 
-// over waits for the end of an agent.
+// over waits for the end of an agent and returns its error.
 func (i *inside) over() error {
 	i.t.Helper()
 	select {
@@ -115,7 +115,7 @@ func TestJobKit(t *testing.T) {
 	})
 }
 
-// An agent is started when its first worker is, once, and ends with the job.
+// TestJobAgent: an agent is started with its first worker, only once, and ends with the job.
 func TestJobAgent(t *testing.T) {
 	l, in := jobAgents(t, nil)
 	var wg sync.WaitGroup
@@ -138,7 +138,8 @@ func TestJobAgent(t *testing.T) {
 	}
 }
 
-// An agent ends with the job though another is still being started.
+// TestJobEndsWhileAnAgentStarts: an agent ends with the job although another is still being
+// started.
 func TestJobEndsWhileAnAgentStarts(t *testing.T) {
 	slow, release := make(chan struct{}), make(chan struct{})
 	l, in := jobAgents(t, func(cfg *client.Config, in *inside) {
@@ -171,7 +172,8 @@ func TestJobEndsWhileAnAgentStarts(t *testing.T) {
 	}
 }
 
-// An agent that is asked to stop lets its workers end, and the next worker gets another agent.
+// TestJobAgentStops: an agent that is asked to stop lets its workers end, and the next worker gets
+// another agent.
 func TestJobAgentStops(t *testing.T) {
 	var stop context.CancelFunc
 	l, in := jobAgents(t, func(_ *client.Config, in *inside) { in.ctx, stop = context.WithCancel(in.ctx) })
@@ -192,7 +194,7 @@ func TestJobAgentStops(t *testing.T) {
 	next, _ := script(t, 0, "exit 6")
 	next.Incarnation = "next"
 	for {
-		// The driver may not know yet that the agent is gone: then the worker counts as lost.
+		// If the driver does not know yet that the agent is gone, the worker counts as lost.
 		err := l.Run(t.Context(), next, nil)
 		if errors.As(err, new(*client.LostError)) {
 			next.Incarnation += "x"
@@ -205,7 +207,7 @@ func TestJobAgentStops(t *testing.T) {
 	}
 }
 
-// An agent whose driver never comes ends.
+// TestJobAgentWithoutDriver: an agent whose driver never connects ends.
 func TestJobAgentWithoutDriver(t *testing.T) {
 	_, in := jobAgents(t, nil)
 	authority, err := identity.NewAuthority("r")
@@ -229,8 +231,8 @@ func TestJobAgentWithoutDriver(t *testing.T) {
 	}
 }
 
-// An agent that was started, and of which no driver knows any more, ends no later than the workers
-// of a driver that is silent.
+// TestJobAgentForgotten: an agent that was started, but is no longer known to any driver, ends no
+// later than the workers of a silent driver.
 func TestJobAgentForgotten(t *testing.T) {
 	l, in := jobAgents(t, func(cfg *client.Config, in *inside) {
 		cfg.Orphan, cfg.Hello.Patience = 60*time.Millisecond, 0
@@ -244,8 +246,8 @@ func TestJobAgentForgotten(t *testing.T) {
 	}
 }
 
-// An agent whose driver has ended before it came ends at once; one whose driver is there waits for
-// it.
+// TestJobAgentOfTheDead: an agent whose driver ended before it connected ends at once; one whose
+// driver is alive waits for it.
 func TestJobAgentOfTheDead(t *testing.T) {
 	for _, c := range []struct {
 		starter int
@@ -273,9 +275,9 @@ func TestJobAgentOfTheDead(t *testing.T) {
 	}
 }
 
-// A driver that cannot reach an agent for the lease gives its workers up; as soon as the way is
-// free again they are killed, whatever grace they have, and long before the agent itself would have
-// lost its patience.
+// TestFence: a driver that cannot reach an agent for the lease gives its workers up. They are
+// killed as soon as the agent is reachable again, whatever their grace, and long before the agent
+// itself would end them.
 func TestFence(t *testing.T) {
 	var c *cable
 	l, in := jobAgents(t, func(cfg *client.Config, in *inside) {
@@ -302,7 +304,7 @@ func TestFence(t *testing.T) {
 	}
 }
 
-// What an agent logs comes to its driver.
+// TestLogComesToTheDriver: the driver gets what an agent logs.
 func TestLogComesToTheDriver(t *testing.T) {
 	lines := &watched{news: wake.New()}
 	l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) {
@@ -325,7 +327,7 @@ func TestLogComesToTheDriver(t *testing.T) {
 	}
 }
 
-// The host's agent tells of its clock and its GPUs, and which other agents it reaches.
+// TestInspect: the host's agent reports its clock, its GPUs, and which other agents it reaches.
 func TestInspect(t *testing.T) {
 	l, _ := jobAgents(t, nil)
 	a, err := l.Inspect(t.Context(), "a")
@@ -356,7 +358,8 @@ func TestInspect(t *testing.T) {
 	}
 }
 
-// An agent that gives no answer takes nothing of the time in which another is looked for.
+// TestSilentTargetHoldsUpNoOther: an agent that does not answer does not delay the search for
+// another.
 func TestSilentTargetHoldsUpNoOther(t *testing.T) {
 	another := make(chan struct{}) // closed when the second agent is looked for
 	listen := func(take func()) string {
@@ -394,7 +397,8 @@ func TestSilentTargetHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// However many hosts there are, only so many agents are started at a time.
+// TestStartsAreBounded: the number of agents that are started at a time is bounded, however many
+// hosts there are.
 func TestStartsAreBounded(t *testing.T) {
 	const hosts, most = 12, 3
 	busy := make(chan struct{}, hosts)

@@ -13,8 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// playServer is a server in a process of its own: it prints its address, and serves until its
-// stdin is closed.
+// playServer runs a server in its own process: it prints its address, and serves until its stdin is
+// closed.
 func playServer() {
 	ln, err := identity.Drivers.Listen(os.Getenv("AGENT_TEST_SERVER"))
 	if err != nil {
@@ -39,7 +39,8 @@ func playServer() {
 	}
 }
 
-// serverProcess starts one that listens on addr and returns it with its address.
+// serverProcess starts a process of playServer that listens on addr, and returns it with its
+// address.
 func serverProcess(t *testing.T, addr string) (*exec.Cmd, string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^$")
@@ -68,8 +69,9 @@ func serverProcess(t *testing.T, addr string) (*exec.Cmd, string) {
 	return cmd, strings.TrimSpace(line)
 }
 
-// An agent that is killed leaves nobody, not even those that have left the worker's group; one that
-// is started in its place is another, and serves the driver anew.
+// TestAgentKilled: a killed agent leaves no process behind, not even those that have left the
+// worker's group. One that is started in its place counts as another agent, and serves the driver
+// again.
 func TestAgentKilled(t *testing.T) {
 	cmd, addr := serverProcess(t, "127.0.0.1:0")
 	l := agents(t, driverOf(t, "killed"), addr, longLease)

@@ -22,7 +22,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// speaker is a script with the environment of a worker, whose lines and whose steps are seen.
+// speaker is a script with the environment of a worker. The test observes its lines and its steps.
 type speaker struct {
 	*launch.Spec
 	steps chan string // started, lines, ended
@@ -32,7 +32,7 @@ type speaker struct {
 	noted []func() // of lines, where hold is not nil
 }
 
-// newSpeaker returns one whose descriptor 3 is its line. authority may be nil.
+// newSpeaker returns a speaker whose descriptor 3 is its line. authority can be nil.
 func newSpeaker(t *testing.T, authority *identity.Authority, i int, text string) *speaker {
 	t.Helper()
 	p := &speaker{steps: make(chan string, 10_000)}
@@ -70,7 +70,7 @@ func newSpeaker(t *testing.T, authority *identity.Authority, i int, text string)
 	return p
 }
 
-// run runs it.
+// run starts the script.
 func (p *speaker) run(t *testing.T, l *client.Agents) *running {
 	t.Helper()
 	spec := *p.Spec
@@ -85,7 +85,7 @@ func (p *speaker) run(t *testing.T, l *client.Agents) *running {
 	return r
 }
 
-// expect waits for steps that begin so, in that order.
+// expect waits for steps with these beginnings, in this order.
 func (p *speaker) expect(t *testing.T, steps ...string) {
 	t.Helper()
 	for _, want := range steps {
@@ -97,8 +97,8 @@ func (p *speaker) expect(t *testing.T, steps ...string) {
 
 const hello = `echo '{"do":"hello","version":1}' >&3; read -r answer <&3; `
 
-// TestLines: what a worker says comes after its start and before its end, whatever its output does;
-// what the driver tells it arrives.
+// TestLines: a worker's lines arrive after its start and before its end, whatever its output does;
+// the worker gets what the driver sends it.
 func TestLines(t *testing.T) {
 	l, _ := jobAgents(t, nil)
 	p := newSpeaker(t, nil, 0, hello+`echo '{"do":"join","commits":3}' >&3; read -r line <&3; echo "$line";
@@ -113,8 +113,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestLinesOfNextDriver: a driver that takes over gets the reports that the one before has not
-// noted, once more, and learns what its workers wait for.
+// TestLinesOfNextDriver: a driver that takes over gets the reports that the previous one has not
+// recorded again, and learns what its workers wait for.
 func TestLinesOfNextDriver(t *testing.T) {
 	h := newHost(t, 1)
 	driver, die, heir := mortal(t, h, "heard")
@@ -146,8 +146,8 @@ func TestLinesOfNextDriver(t *testing.T) {
 	}
 }
 
-// TestTellWithoutStream: what is told while no stream is attached is lost, and asked for again by
-// the next one.
+// TestTellWithoutStream: a line to a worker that is sent while no stream is attached is lost, and
+// the next stream asks for it again.
 func TestTellWithoutStream(t *testing.T) {
 	h := newHost(t, 1)
 	c := newCable(t, h.addr)
@@ -167,7 +167,8 @@ func TestTellWithoutStream(t *testing.T) {
 	}
 }
 
-// TestFloodOfLines: a worker that says more than the driver takes waits, and another does not.
+// TestFloodOfLines: a worker that sends more lines than the driver handles waits, and another
+// worker does not.
 func TestFloodOfLines(t *testing.T) {
 	l, _ := jobAgents(t, nil)
 	flood := newSpeaker(t, nil, 0, hello+`for i in {1..100000}; do echo '{"do":"report","what":"leaving"}'; done >&3; exit 9`)
@@ -188,7 +189,7 @@ func TestFloodOfLines(t *testing.T) {
 		t.Errorf("the driver has noted nothing, and hears %s", said)
 	default:
 	}
-	note := func() { // the driver goes on
+	note := func() { // the driver continues
 		flood.mu.Lock()
 		defer flood.mu.Unlock()
 		for _, f := range flood.noted {
@@ -211,8 +212,8 @@ func TestFloodOfLines(t *testing.T) {
 	}
 }
 
-// TestConnections: a worker reaches the driver by the door of its agent, for protocols other than
-// lines, with a certificate of the job and its own ticket; another ticket gets nothing.
+// TestConnections: a worker reaches the driver through its agent's listener, for protocols other
+// than lines, with a certificate of the job and its own ticket; another ticket is refused.
 func TestConnections(t *testing.T) {
 	var authority *identity.Authority
 	l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) { authority = cfg.Authority })
@@ -254,8 +255,8 @@ func TestConnections(t *testing.T) {
 	<-r.ended
 }
 
-// TestVersionsOfLines: a driver that speaks another version of the lines is refused, by an error
-// that has both.
+// TestVersionsOfLines: a driver with another version of the worker protocol is refused, with an
+// error that names both versions.
 func TestVersionsOfLines(t *testing.T) {
 	h := newHost(t, 1)
 	d := newDriver(t, h, identity.Subject{RunID: "old", Role: identity.Driver})

@@ -29,7 +29,8 @@ func policyOf(t *testing.T, text string) *runas.Policy {
 	return p
 }
 
-// nobody returns a user other than root, where this process can start programs as that.
+// nobody returns a user other than root, if this process can start programs as that user; otherwise
+// it skips the test.
 func nobody(t *testing.T) *user.User {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -42,7 +43,7 @@ func nobody(t *testing.T) *user.User {
 	return u
 }
 
-// reachable lets everybody come as far as to the path.
+// reachable gives everybody search permission for the folders above a path.
 func reachable(t *testing.T, path string) {
 	t.Helper()
 	for path = filepath.Dir(path); path != "/"; path = filepath.Dir(path) {
@@ -55,8 +56,8 @@ func reachable(t *testing.T, path string) {
 	}
 }
 
-// A worker that runs as another user can do its work, and read nothing of what the agent knows. It
-// is ended with all that it has started.
+// TestWorkersOfAnotherUser: a worker that runs as another user can do its work, but cannot read
+// anything that only the agent must know. It is ended together with all processes that it started.
 func TestWorkersOfAnotherUser(t *testing.T) {
 	other := nobody(t)
 	state := filepath.Join(t.TempDir(), "state")
@@ -121,7 +122,7 @@ while :; do sleep 1000; done`
 	gone(t, pipe)
 }
 
-// What cannot be started as another user says why.
+// TestRunAsRefuses: if a worker cannot be started as another user, the error gives the reason.
 func TestRunAsRefuses(t *testing.T) {
 	h := newHost(t, 1)
 	h.runAs = policyOf(t, "user=alice as=root")
@@ -144,7 +145,7 @@ func TestRunAsRefuses(t *testing.T) {
 	wantRefused(t, agents(t, driverNamed(t, "cgroup", "bob"), h.addr, time.Second).Run(t.Context(), s, nil), "/nowhere")
 }
 
-// slowNames is a policy that asks a directory service, which gives no answer about the run slow.
+// slowNames is a policy with a directory service that does not answer about the run slow.
 type slowNames struct{ asked, answer chan struct{} }
 
 func (n slowNames) For(driver identity.Subject) (runas.Rule, error) {
@@ -158,7 +159,8 @@ func (n slowNames) For(driver identity.Subject) (runas.Rule, error) {
 	return runas.Rule{}, errors.New("no user of that name")
 }
 
-// While a directory service gives no answer about one driver, the agent serves the others.
+// TestSlowNamesHoldUpOneDriver: while a directory service does not answer about one driver, the
+// agent serves the others.
 func TestSlowNamesHoldUpOneDriver(t *testing.T) {
 	h := newHost(t, 2)
 	names := slowNames{make(chan struct{}), make(chan struct{})}
@@ -172,7 +174,7 @@ func TestSlowNamesHoldUpOneDriver(t *testing.T) {
 	wantRefused(t, r.wait(), "no user of that name")
 }
 
-// The run of one user is not another's to take.
+// TestRunsBelongToTheirUsers: a user cannot take over the run of another user.
 func TestRunsBelongToTheirUsers(t *testing.T) {
 	h := newHost(t, 1)
 	s, pipe := script(t, 0, sleeper)

@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// cluster is a gossip cluster on loopback, and what a driver sees of it.
+// cluster is a gossip cluster on loopback, and a driver's view of it.
 type cluster struct {
 	t      *testing.T
 	seed   string
@@ -70,8 +70,7 @@ func (c *cluster) await(is func([]plan.Host) bool) {
 	}
 }
 
-// run runs an agent of the cluster; the function that it returns asks it to stop, and waits for
-// that.
+// run starts an agent of the cluster. stop asks it to stop and waits for its end.
 func (c *cluster) run(cfg Config) (stop func() error) {
 	cfg.Key, cfg.Label, cfg.Bind, cfg.Join, cfg.Log = testKey, "blue", "127.0.0.1:0", []string{c.seed}, quiet()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -105,8 +104,8 @@ func listed(host plan.Host) func([]plan.Host) bool {
 	return func(hosts []plan.Host) bool { return slices.Contains(hosts, host) }
 }
 
-// An agent is found by gossip, runs a worker for a driver, and when it is asked to stop, says so
-// and lets the worker leave.
+// TestRun: an agent is found by gossip and runs a worker for a driver. When it is asked to stop, it
+// announces that and lets the worker leave.
 func TestRun(t *testing.T) {
 	c := newCluster(t)
 	begin := time.Now()
@@ -137,14 +136,14 @@ func TestRun(t *testing.T) {
 	}
 	other, _ := script(t, 1, "exit 0")
 	end := sandbox.Limit()
-	for n := 0; ; n++ { // until the report has come
+	for n := 0; ; n++ { // until the report has arrived
 		if time.Now().After(end) {
 			t.Fatal("a slot whose device has failed is still used")
 		}
 		other.Incarnation = string(rune('A' + n%26))
 		err := l.Run(t.Context(), other, nil)
 		var refused *launch.StartError
-		if errors.As(err, &refused) { // one that runs when the report comes is ended
+		if errors.As(err, &refused) { // a worker that runs when the report arrives is ended
 			wantRefused(t, err, "has failed")
 			break
 		}
@@ -169,8 +168,8 @@ func TestRun(t *testing.T) {
 	c.await(func(hosts []plan.Host) bool { return len(hosts) == 0 })
 }
 
-// Workers that do not leave in time are ended, and those that do not obey either are killed; the
-// driver hears of both.
+// TestDrainTimeout: workers that do not leave in time are ended, and those that ignore that are
+// killed; the driver learns both.
 func TestDrainTimeout(t *testing.T) {
 	c := newCluster(t)
 	stop := c.run(Config{Name: "a", Slots: 2, Drain: 50 * time.Millisecond})
@@ -198,8 +197,8 @@ func TestDrainTimeout(t *testing.T) {
 	gone(t, pipe1)
 }
 
-// The cluster does not hear that the host is gone before the driver has heard how its workers have
-// ended.
+// TestDriverHearsBeforeTheClusterDoes: the cluster learns that the host is gone only after the
+// driver has learned how its workers ended.
 func TestDriverHearsBeforeTheClusterDoes(t *testing.T) {
 	c := newCluster(t)
 	stop := c.run(Config{Name: "a", Slots: 1})

@@ -33,11 +33,11 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// longLease ends in no test, however long a busy machine keeps a driver from renewing it.
+// longLease expires in no test, however long a busy machine keeps a driver from renewing it.
 const longLease = time.Minute
 
-// testKey is the cluster's: of this process and those that it starts alone, for others may run the
-// same tests beside.
+// testKey is the cluster's key. Only this process and those that it starts have it: others can run
+// the same tests on this machine.
 var testKey = []byte(cmp.Or(os.Getenv("AGENT_TEST_KEY"), (rand.Text() + rand.Text())[:identity.ClusterKeyLen]))
 
 func TestMain(m *testing.M) {
@@ -74,7 +74,7 @@ func driverOf(t testing.TB, run string) *identity.Credentials {
 	return credentials(t, testKey, "blue", identity.Subject{RunID: run, Role: identity.Driver})
 }
 
-// host is a server that serves on loopback until the test is over.
+// host is a server that serves on loopback until the test ends.
 type host struct {
 	*server
 	addr string
@@ -105,7 +105,7 @@ func agents(t testing.TB, creds *identity.Credentials, addr string, lease time.D
 	return keepingAgents(t, creds, addr, client.Config{Lease: lease})
 }
 
-// keepingAgents is agents, with more that is configured.
+// keepingAgents is agents with further configuration.
 func keepingAgents(t testing.TB, creds *identity.Credentials, addr string, cfg client.Config) *client.Agents {
 	cfg.Credentials, cfg.Log = creds, quiet()
 	cfg.Find = func(string) (string, bool) { return addr, true }
@@ -114,7 +114,7 @@ func keepingAgents(t testing.TB, creds *identity.Credentials, addr string, cfg c
 	return a
 }
 
-// anySlot puts each worker into a slot of its own, which the kit does not, on host a.
+// anySlot assigns each worker its own slot on host a, because the kit assigns none.
 type anySlot struct {
 	launch.Launcher
 	free chan int
@@ -142,8 +142,8 @@ func TestKit(t *testing.T) {
 	})
 }
 
-// script returns what runs a shell script in slot i of host a; $1 is a pipe that its processes may
-// hold open.
+// script returns the specification of a shell script in slot i of host a, and a pipe. The pipe's
+// path is $1, and processes of the script can keep it open.
 func script(t *testing.T, i int, text string) (*launch.Spec, *os.File) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "held")
@@ -155,7 +155,7 @@ func script(t *testing.T, i int, text string) (*launch.Spec, *os.File) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { pipe.Close() })
-	incarnation := rand.Text() // no other copy of these tests may have processes of the name
+	incarnation := rand.Text() // another copy of these tests must not have processes with this name
 	return &launch.Spec{
 		Incarnation: incarnation,
 		Slot:        plan.SlotID{Host: "a", Index: i},
@@ -166,7 +166,7 @@ func script(t *testing.T, i int, text string) (*launch.Spec, *os.File) {
 
 const sleeper = `exec 9>"$1"; setsid sleep 1000 & echo ready; exec sleep 1000`
 
-// gone waits until nobody holds the pipe that somebody held.
+// gone waits until no process of the script holds the pipe open.
 func gone(t *testing.T, pipe *os.File) {
 	t.Helper()
 	_ = pipe.SetReadDeadline(sandbox.Limit())
@@ -270,7 +270,7 @@ func wantRefused(t *testing.T, err error, words ...string) {
 	}
 }
 
-// cable is a TCP proxy that can be cut, or go silent with its connections open.
+// cable is a TCP proxy that can be cut, or become silent with its connections open.
 type cable struct {
 	to   string
 	addr string
@@ -361,7 +361,7 @@ func (c *cable) copy(to, from net.Conn, counted bool) {
 	}
 }
 
-// cut closes all connections; new ones are carried.
+// cut closes all connections; new ones are forwarded.
 func (c *cable) cut() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -378,8 +378,8 @@ func (c *cable) setSilent(silent bool) {
 	c.woken.Broadcast()
 }
 
-// A stream that breaks again and again loses no byte, neither of the ones sent nor of
-// those that were not.
+// TestCutStreamsLoseNothing: a stream that breaks repeatedly loses no byte, neither of what was
+// sent nor of what was not.
 func TestCutStreamsLoseNothing(t *testing.T) {
 	h := newHost(t, 2)
 	c := newCable(t, h.addr)
@@ -415,7 +415,8 @@ func TestCutStreamsLoseNothing(t *testing.T) {
 	t.Logf("%d cuts", c.cuts)
 }
 
-// What was asked for while no stream was there is done when there is one again.
+// TestStopAcrossACut: a request that was made without a stream is carried out when there is one
+// again.
 func TestStopAcrossACut(t *testing.T) {
 	h := newHost(t, 1)
 	c := newCable(t, h.addr)
@@ -434,8 +435,8 @@ func TestStopAcrossACut(t *testing.T) {
 	gone(t, pipe)
 }
 
-// A driver that is silent loses its workers, with all that they have started; their slots are free
-// then.
+// TestLeaseRunsOut: a silent driver loses its workers and all processes that they started; then
+// their slots are free.
 func TestLeaseRunsOut(t *testing.T) {
 	h := newHost(t, 1)
 	c := newCable(t, h.addr)
@@ -472,7 +473,8 @@ func idle(t *testing.T, h *host) {
 	}
 }
 
-// A worker that does not obey is killed when its grace is over, though nobody asks any more.
+// TestLeaseKillsTheDisobedient: a worker that ignores the request to end is killed after its grace,
+// without a further request.
 func TestLeaseKillsTheDisobedient(t *testing.T) {
 	h := newHost(t, 1)
 	c := newCable(t, h.addr)
@@ -485,7 +487,8 @@ func TestLeaseKillsTheDisobedient(t *testing.T) {
 	wantLost(t, r.wait(), "nothing was heard")
 }
 
-// When others know that the host is gone, nobody waits for the lease.
+// TestGoneHostIsLostAtOnce: if others know that the host is gone, the driver does not wait for the
+// lease.
 func TestGoneHostIsLostAtOnce(t *testing.T) {
 	h := newHost(t, 1)
 	c := newCable(t, h.addr)
@@ -506,14 +509,14 @@ func TestGoneHostIsLostAtOnce(t *testing.T) {
 	mu.Lock()
 	there = false
 	mu.Unlock()
-	// As long as the agent answers it is not lost.
+	// The host is not lost as long as the agent answers.
 	select {
 	case err := <-r.ended:
 		t.Fatalf("Run returned %v, though the agent answers", err)
 	case <-time.After(500 * time.Millisecond):
 	}
 	c.setSilent(true)
-	wantLost(t, r.wait(), "the host is gone") // and not that nothing was heard for as long as the lease
+	wantLost(t, r.wait(), "the host is gone") // and not that the agent was silent for the lease
 	gone(t, pipe)
 }
 
@@ -547,8 +550,8 @@ func TestSlots(t *testing.T) {
 	gone(t, pipe)
 }
 
-// A worker can run the program that is its agent, wherever that is, also if the driver passes on
-// the path of another.
+// TestProgram: a worker can run the program of its agent, wherever it is, even if the driver passes
+// on another path.
 func TestProgram(t *testing.T) {
 	h := newHost(t, 1)
 	s, _ := script(t, 0, `exec "$HVD_AGENT_PROGRAM" -test.list '^TestProgram$'`)
@@ -560,7 +563,7 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// A device that fails costs the worker in its slot, and nobody else.
+// TestBadSlot: the failure of a device ends the worker in its slot, and no other.
 func TestBadSlot(t *testing.T) {
 	h := newHost(t, 2)
 	l := agents(t, driverOf(t, "bad"), h.addr, longLease)
@@ -592,7 +595,7 @@ func TestBadSlot(t *testing.T) {
 	}
 }
 
-// Kill ends those that were given time.
+// TestKillCutsGraceShort: Kill also ends workers that were given time to end.
 func TestKillCutsGraceShort(t *testing.T) {
 	h := newHost(t, 1)
 	l := agents(t, driverOf(t, "kill"), h.addr, longLease)
@@ -610,8 +613,8 @@ func TestKillCutsGraceShort(t *testing.T) {
 	gone(t, pipe)
 }
 
-// A driver that begins another session of its run has given up the last: its workers are killed,
-// and it is let in.
+// TestAnotherSessionOfTheRun: a driver that begins another session of its run has given up the
+// previous one: its workers are killed, and the new session is accepted.
 func TestAnotherSessionOfTheRun(t *testing.T) {
 	h := newHost(t, 1)
 	c := newCable(t, h.addr)
@@ -632,8 +635,8 @@ func TestAnotherSessionOfTheRun(t *testing.T) {
 	}
 }
 
-// A worker that prints what nobody takes is held back, and what it has printed is there when
-// somebody does.
+// TestOutputIsHeldBack: a worker whose output nobody reads is blocked, and its output is complete
+// when reading begins.
 func TestOutputIsHeldBack(t *testing.T) {
 	h := newHost(t, 2)
 	l := agents(t, driverOf(t, "full"), h.addr, longLease)
@@ -644,7 +647,7 @@ func TestOutputIsHeldBack(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- l.Run(t.Context(), s, nil) }()
 	<-block.first
-	// Meanwhile others are served.
+	// Meanwhile the agent serves other workers.
 	other, _ := script(t, 1, "echo hello; exit 4")
 	var out bytes.Buffer
 	other.Stdout = &out
@@ -661,7 +664,7 @@ func TestOutputIsHeldBack(t *testing.T) {
 	}
 }
 
-// kept counts the bytes of output that wait to be heard of.
+// kept returns the number of bytes of output that the driver has not acknowledged.
 func (h *host) kept() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -694,7 +697,7 @@ func TestNoAgent(t *testing.T) {
 	wantRefused(t, l.Run(t.Context(), s, nil), "host nowhere.invalid has no agent")
 }
 
-// unheardOf returns an address at which nobody listens, nor will until the test is over.
+// unheardOf returns an address at which nothing listens until the test ends.
 func unheardOf(t *testing.T) string {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
@@ -712,7 +715,7 @@ func unheardOf(t *testing.T) string {
 	return fmt.Sprintf("127.0.0.1:%d", addr.(*syscall.SockaddrInet4).Port)
 }
 
-// An agent that nobody answers for is tried for the time of a lease.
+// TestUnreachableAgent: an agent that does not answer is retried for the time of a lease.
 func TestUnreachableAgent(t *testing.T) {
 	addr := unheardOf(t)
 	l := agents(t, driverOf(t, "none"), addr, 300*time.Millisecond)
@@ -724,8 +727,8 @@ func TestUnreachableAgent(t *testing.T) {
 	wantRefused(t, l.Run(t.Context(), s, nil), "closed")
 }
 
-// A host on which a session cannot begin says so: at once where that lasts, and where it may pass
-// after a lease, with a line before that.
+// TestSessionThatCannotBegin: if a session cannot begin on a host, the driver reports it: at once
+// if the error is permanent, and otherwise after a lease, with a line in the log before that.
 func TestSessionThatCannotBegin(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -757,7 +760,7 @@ func TestSessionThatCannotBegin(t *testing.T) {
 			starved := func(err error) bool {
 				return err != nil && strings.Contains(err.Error(), "nothing was heard of it") && !strings.Contains(err.Error(), "it cannot begin")
 			}
-			for again := true; again; again = starved(err) || starved(inspectErr) { // as long as the agent is not heard for the time of a lease
+			for again := true; again; again = starved(err) || starved(inspectErr) { // if the agent was silent for the time of a lease
 				a = client.New(client.Config{
 					Credentials: driverOf(t, "begin"), Log: log, Lease: c.lease, Find: func(string) (string, bool) { return h.addr, true },
 				})

@@ -30,7 +30,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// unheard checks that no driver has ever been let in.
+// unheard checks that the host has never accepted a driver.
 func (h *host) unheard(t *testing.T) {
 	t.Helper()
 	h.mu.Lock()
@@ -40,7 +40,7 @@ func (h *host) unheard(t *testing.T) {
 	}
 }
 
-// attach is the first word of a driver.
+// attach returns the first message of a driver.
 func attach() *agentpb.ToAgent {
 	return &agentpb.ToAgent{What: &agentpb.ToAgent_Attach{Attach: &agentpb.Attach{Lines: line.Version,
 		Session: bytes.Repeat([]byte{1}, sessionLen), LeaseMs: 10_000,
@@ -94,7 +94,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	})
 }
 
-// tap is a connection that remembers what was written to it.
+// tap is a connection that records what is written to it.
 type tap struct {
 	net.Conn
 	mu   sync.Mutex
@@ -108,8 +108,8 @@ func (c *tap) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// A driver's own words, said again by somebody else, open nothing: neither its hello nor all that
-// came after.
+// TestReplayIsRefused: a driver's own messages, repeated by somebody else, get no access: neither
+// its hello nor everything that followed.
 func TestReplayIsRefused(t *testing.T) {
 	h := newHost(t, 1)
 	raw, err := net.Dial("tcp", h.addr)
@@ -149,8 +149,8 @@ func TestReplayIsRefused(t *testing.T) {
 		if errors.Is(err, context.DeadlineExceeded) {
 			t.Error("the agent goes on listening")
 		}
-		// A server's first flight is all that anybody can have of it, and holds nothing but what is
-		// sealed.
+		// An attacker gets only the server's first flight, and everything secret in it is
+		// encrypted.
 		if len(answer) > 4096 {
 			t.Errorf("%d bytes were answered", len(answer))
 		}
@@ -159,7 +159,7 @@ func TestReplayIsRefused(t *testing.T) {
 	}
 }
 
-// peer speaks HTTP/2 by hand, to say what no client says.
+// peer speaks HTTP/2 directly, to send what no client sends.
 type peer struct {
 	t      *testing.T
 	conn   *tls.Conn
@@ -196,7 +196,7 @@ func (p *peer) call() {
 	}
 }
 
-// message says that a message of so many bytes comes, and sends its beginning.
+// message announces a message of size bytes, and sends its beginning.
 func (p *peer) message(size uint32, beginning []byte) {
 	p.t.Helper()
 	if err := p.framer.WriteData(1, false, append(binary.BigEndian.AppendUint32([]byte{0}, size), beginning...)); err != nil {
@@ -217,8 +217,8 @@ func (p *peer) await(is func(http2.Frame) bool) http2.Frame {
 	}
 }
 
-// A driver of the cluster that announces a message of 1 GiB is refused before there is memory for
-// it.
+// TestHugeMessageIsRefused: a driver of the cluster that announces a message of 1 GiB is refused
+// before memory is allocated.
 func TestHugeMessageIsRefused(t *testing.T) {
 	h := newHost(t, 1)
 	raw, err := net.Dial("tcp", h.addr)
@@ -256,11 +256,12 @@ func allocated() uint64 {
 	return m.TotalAlloc
 }
 
-// Strangers who open connections and say nothing keep no driver out.
+// TestSilentStrangersKeepNobodyOut: strangers that open connections and send nothing do not keep a
+// driver out.
 func TestSilentStrangersKeepNobodyOut(t *testing.T) {
 	h := newHost(t, 1)
-	// A machine that is busy may take as long as a handshake may: then nothing is known, and they
-	// come again.
+	// On a busy machine this can take as long as a handshake may take; then the attempt shows
+	// nothing, and is repeated.
 	for try := 1; !pushOut(t, h); try++ {
 		if try == 10 {
 			t.Fatalf("of %d strangers those that came first are let wait", 3*identity.Drivers.Unproven)
@@ -274,8 +275,8 @@ func TestSilentStrangersKeepNobodyOut(t *testing.T) {
 	}
 }
 
-// pushOut has strangers connect who say nothing, and tells whether those that came first are pushed
-// out at once, before a handshake's time is over.
+// pushOut connects many strangers that send nothing, and returns whether the first ones are
+// disconnected at once, before the time limit of a handshake.
 func pushOut(t *testing.T, h *host) bool {
 	t.Helper()
 	begun := time.Now()
@@ -302,7 +303,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &n) && n.Timeout()
 }
 
-// FuzzStranger: whatever somebody says who has no certificate, no handler hears of it.
+// FuzzStranger: whatever a peer without a certificate sends, it reaches no handler.
 func FuzzStranger(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte(http2.ClientPreface))
@@ -336,7 +337,7 @@ func (fakeLauncher) Run(ctx context.Context, s *launch.Spec, started func(int)) 
 	return &launch.ExitError{Code: 1}
 }
 
-// FuzzDriver: whatever a driver says that has a certificate, the agent's books are in order.
+// FuzzDriver: whatever a driver with a certificate sends, the agent's state stays consistent.
 func FuzzDriver(f *testing.F) {
 	words := func(messages ...*agentpb.ToAgent) (all []byte) {
 		for _, m := range messages {
@@ -360,7 +361,7 @@ func FuzzDriver(f *testing.F) {
 		&agentpb.ToAgent{What: &agentpb.ToAgent_Taken{Taken: &agentpb.Taken{Incarnation: "i", Bytes: 1}}},
 		&agentpb.ToAgent{What: &agentpb.ToAgent_End{End: &agentpb.End{}}}))
 	f.Add(words(attach(), attach()))
-	late := attach() // of a stream that another has overtaken
+	late := attach() // of a stream that another has replaced
 	late.GetAttach().Resume, late.GetAttach().Heard = true, 1
 	f.Add(words(attach(), start("i", 7), start("j", 7), start("k", 7), beatOf(2), late))
 	f.Fuzz(func(t *testing.T, said []byte) {
@@ -395,7 +396,7 @@ func FuzzDriver(f *testing.F) {
 	})
 }
 
-// check looks at what goes out.
+// check checks the pending events of a session.
 func check(t *testing.T, s *session, l *link) {
 	events, _ := s.pending(l)
 	for i, e := range events {

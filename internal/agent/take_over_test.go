@@ -19,7 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// sever cuts the cable for good: whoever is at its end is dead for the agent.
+// sever cuts the cable permanently: for the agent, the peer is dead.
 func (c *cable) sever() {
 	c.mu.Lock()
 	c.closed = true
@@ -46,8 +46,8 @@ func (h *host) unattached(t *testing.T) {
 	}
 }
 
-// mortal is a driver that will be cut off from the agent, as if it had died, and an heir that takes
-// over from it.
+// mortal returns a driver, a function that disconnects it from the agent as if it had died, and a
+// function that returns an heir that takes over from it.
 func mortal(t *testing.T, h *host, run string) (driver *client.Agents, die func(), heir func(adopted ...string) *client.Agents) {
 	c := newCable(t, h.addr)
 	driver = keepingAgents(t, driverOf(t, run), c.addr, client.Config{Lease: 5 * time.Second, Orphan: time.Hour, Keep: true})
@@ -58,8 +58,9 @@ func mortal(t *testing.T, h *host, run string) (driver *client.Agents, die func(
 	}
 }
 
-// A driver that takes over from a dead one has the same workers: those that live, and the ends of
-// those that have ended since, or whose ends the dead one had not written down.
+// TestTakeOver: a driver that takes over from a dead one has the same workers: those that are
+// alive, and the ends of those that have ended since, or whose ends the dead driver had not
+// recorded.
 func TestTakeOver(t *testing.T) {
 	h := newHost(t, 8)
 	driver, die, heir := mortal(t, h, "over")
@@ -118,8 +119,9 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// A worker that the driver which takes over does not know counts as lost there: the agent kills it,
-// and the slot is free. Where the agent knows records that the journal lacks, the worker stays.
+// TestTakeOverOfUnknownWorkers: a worker that is unknown to the driver that takes over counts as
+// lost: the agent kills it, and the slot is free. If the agent knows of records that the driver's
+// journal lacks, the worker stays.
 func TestTakeOverOfUnknownWorkers(t *testing.T) {
 	h := newHost(t, 2)
 	driver, die, heir := mortal(t, h, "unknown")
@@ -133,7 +135,7 @@ func TestTakeOverOfUnknownWorkers(t *testing.T) {
 	behind := heir()
 	other, _ := script(t, 1, `exit 9`)
 	var exit *launch.ExitError
-	if err := behind.Run(t.Context(), other, nil); !errors.As(err, &exit) || exit.Code != 9 { // it is attached then
+	if err := behind.Run(t.Context(), other, nil); !errors.As(err, &exit) || exit.Code != 9 { // the driver is attached then
 		t.Errorf("Run returned %v", err)
 	}
 	next, _ := script(t, 0, `exit 8`)
@@ -149,8 +151,8 @@ func TestTakeOverOfUnknownWorkers(t *testing.T) {
 	gone(t, pipe)
 }
 
-// A driver that was out of reach returns when another has taken over: the agent refuses it, whether
-// it knows the session or names another, and the workers stay.
+// TestReplacedDriverReturns: a driver that was unreachable returns after another has taken over.
+// The agent refuses it, whether it resumes the session or begins another, and the workers stay.
 func TestReplacedDriverReturns(t *testing.T) {
 	h := newHost(t, 2)
 	c := newCable(t, h.addr)
@@ -187,8 +189,8 @@ func TestReplacedDriverReturns(t *testing.T) {
 	gone(t, pipe)
 }
 
-// Whoever ends a run without a driver has no number among its drivers, and is let in all the same,
-// also where a driver had taken over.
+// TestEndRunAfterTakeOver: a command that ends a run without a driver has no number among its
+// drivers, and is accepted nevertheless, even after a driver had taken over.
 func TestEndRunAfterTakeOver(t *testing.T) {
 	var authority *identity.Authority
 	var c *cable
@@ -213,8 +215,8 @@ func TestEndRunAfterTakeOver(t *testing.T) {
 	}
 }
 
-// A worker prints more than anybody takes while there is no driver, and is not kept waiting; the
-// next driver has it all.
+// TestOutputWithoutDriver: without a driver, a worker prints more than is in flight and is not
+// blocked; the next driver gets all of it.
 func TestOutputWithoutDriver(t *testing.T) {
 	h := newHost(t, 1)
 	driver, die, heir := mortal(t, h, "silent")
@@ -225,7 +227,7 @@ func TestOutputWithoutDriver(t *testing.T) {
 	if err := os.WriteFile(s.Command[len(s.Command)-1]+".go", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	gone(t, held) // with nobody to take it
+	gone(t, held) // although nobody reads its output
 	l := heir(s.Incarnation)
 	s.Resumed = true
 	r := start(t, l, s)
@@ -243,7 +245,8 @@ func TestOutputWithoutDriver(t *testing.T) {
 	}
 }
 
-// Of more than the bound the oldest is missing, and a line says how much.
+// TestTooMuchOutputWithoutDriver: of output beyond the bound the oldest part is dropped, and a line
+// says how much.
 func TestTooMuchOutputWithoutDriver(t *testing.T) {
 	h := newHost(t, 1)
 	h.spoolSize = 1 // but a segment is always there
@@ -321,8 +324,8 @@ func TestSpool(t *testing.T) {
 	}
 }
 
-// What could not be kept is missing where it was printed: after what was kept before, and before
-// what was kept later.
+// TestSpoolMissesInOrder: what could not be stored is missing at its place: after what was stored
+// before, and before what was stored later.
 func TestSpoolMissesInOrder(t *testing.T) {
 	s := spool{dir: t.TempDir(), most: segmentSize}
 	if err := s.put(1, []byte("early")); err != nil {
@@ -332,7 +335,7 @@ func TestSpoolMissesInOrder(t *testing.T) {
 	writable := first.file
 	defer writable.Close()
 	var err error
-	if first.file, err = os.Open(fmt.Sprintf("/proc/self/fd/%d", writable.Fd())); err != nil { // as if its disk was full
+	if first.file, err = os.Open(fmt.Sprintf("/proc/self/fd/%d", writable.Fd())); err != nil { // as if its disk were full
 		t.Fatal(err)
 	}
 	if err := s.put(1, []byte("lost")); err == nil {
@@ -360,7 +363,7 @@ func TestSpoolMissesInOrder(t *testing.T) {
 	}
 }
 
-// An end that is not written down outlives a broken stream too.
+// TestTakeOverAfterBrokenStream: an end that is not recorded also survives a broken stream.
 func TestTakeOverAfterBrokenStream(t *testing.T) {
 	h := newHost(t, 2)
 	c := newCable(t, h.addr)
@@ -371,7 +374,7 @@ func TestTakeOverAfterBrokenStream(t *testing.T) {
 		t.Fatalf("Run returned %v", err)
 	}
 	c.cut()
-	other, _ := script(t, 1, "exit 4") // by the next stream
+	other, _ := script(t, 1, "exit 4") // over the next stream
 	if err := driver.Run(t.Context(), other, nil); !errors.As(err, &exit) || exit.Code != 4 {
 		t.Fatalf("Run returned %v", err)
 	}
@@ -387,8 +390,8 @@ func TestTakeOverAfterBrokenStream(t *testing.T) {
 	}
 }
 
-// A driver that takes over before it has heard of the hosts waits for them; a host that it does not
-// hear of for the time of a lease is lost with its workers.
+// TestTakeOverBeforeHostsAreFound: a driver that takes over before discovery has found the hosts
+// waits for them. A host that is not found for the time of a lease is lost with its workers.
 func TestTakeOverBeforeHostsAreFound(t *testing.T) {
 	h := newHost(t, 1)
 	driver, die, _ := mortal(t, h, "early")
@@ -435,8 +438,9 @@ func TestTakeOverBeforeHostsAreFound(t *testing.T) {
 	}
 }
 
-// A driver whose journal ends before the records of which the one before has told the agent is told
-// so, before it starts anything; one whose journal ends there is not.
+// TestTakeOverWithAnOldJournal: if a driver's journal ends before records that the previous driver
+// announced to the agent, the driver learns it before it starts anything; if it ends there or
+// later, it does not.
 func TestTakeOverWithAnOldJournal(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -463,7 +467,7 @@ func TestTakeOverWithAnOldJournal(t *testing.T) {
 			l.Adopt([]string{s.Incarnation}, 1, at.Add(c.ends))
 			other, _ := script(t, 1, `exit 9`)
 			var exit *launch.ExitError
-			if err := l.Run(t.Context(), other, nil); !errors.As(err, &exit) || exit.Code != 9 { // it is attached then
+			if err := l.Run(t.Context(), other, nil); !errors.As(err, &exit) || exit.Code != 9 { // the driver is attached then
 				t.Errorf("Run returned %v", err)
 			}
 			select {
@@ -486,7 +490,7 @@ func TestTakeOverWithAnOldJournal(t *testing.T) {
 	}
 }
 
-// noted waits until the agent knows of a record of that time.
+// noted waits until the agent knows of a record of this time.
 func (h *host) noted(t *testing.T, at time.Time) {
 	t.Helper()
 	for limit := sandbox.Limit(); ; <-time.After(time.Millisecond) {

@@ -8,8 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 )
 
-// A driver whose --listen is a loopback address refuses hosts that are other machines, and says
-// why.
+// TestListenOnLoopbackRefusesOthers: a driver whose --listen is a loopback address refuses hosts
+// that are other machines, and gives the reason.
 func TestListenOnLoopbackRefusesOthers(t *testing.T) {
 	l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) {
 		cfg.LocalOnly, cfg.Listen = false, netip.MustParseAddr("127.0.0.1")
@@ -21,8 +21,8 @@ func TestListenOnLoopbackRefusesOthers(t *testing.T) {
 	}
 }
 
-// The driver is told once that other machines take part, before anything is started there, also by
-// agents that were there before it began.
+// TestDriverIsAskedToWiden: the driver is notified once that other machines take part, before
+// anything is started there, even if their agents connected before it began.
 func TestDriverIsAskedToWiden(t *testing.T) {
 	for _, early := range []bool{true, false} {
 		l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) { cfg.LocalOnly = false })

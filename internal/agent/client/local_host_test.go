@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// deaf is a machine whose name service does not answer.
+// deaf returns a machine whose name service does not answer.
 func deaf() own {
 	return own{resolve: func(ctx context.Context, _, _ string) ([]netip.Addr, error) {
 		<-ctx.Done()
@@ -27,8 +27,9 @@ func names(n int) (hosts []string) {
 	return hosts
 }
 
-// A hundred names of a name service that does not answer are not waited for one after the other,
-// and ten thousand not for longer than the bound; who does not want to wait does not.
+// TestNamesAreResolvedSideBySide: if the name service does not answer, a hundred names are not
+// waited for one after the other, and ten thousand for no longer than the bound or the caller's
+// context.
 func TestNamesAreResolvedSideBySide(t *testing.T) {
 	for _, c := range []struct {
 		names int
@@ -71,7 +72,8 @@ func TestLocalHosts(t *testing.T) {
 	}
 }
 
-// The first part of the own name is this machine, unless a name service knows another one by it.
+// TestShortNameIsLocal: the first part of this machine's name means this machine, unless a name
+// service knows another machine by it.
 func TestShortNameIsLocal(t *testing.T) {
 	found := map[string][]netip.Addr{"rack": {netip.MustParseAddr("192.0.2.7")}}
 	resolve := func(_ context.Context, _, host string) ([]netip.Addr, error) { return found[host], nil }

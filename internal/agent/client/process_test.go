@@ -17,7 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// child starts a program that lives until it is killed, as a job agent of this machine.
+// child starts a program that runs until it is killed, in the role of a job agent of this machine.
 func child(t *testing.T) (v *proc.Ref, wait func()) {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000")
@@ -33,7 +33,7 @@ func child(t *testing.T) (v *proc.Ref, wait func()) {
 	return proc.RefOf(cmd.Process.Pid, gone), func() { <-gone }
 }
 
-// awaitStop blocks until a process is stopped, or goes on.
+// awaitStop blocks until a process is stopped, or is continued if want is false.
 func awaitStop(t *testing.T, v *proc.Ref, want bool) {
 	t.Helper()
 	how := unix.WCONTINUED
@@ -48,9 +48,9 @@ func awaitStop(t *testing.T, v *proc.Ref, want bool) {
 	}
 }
 
-// An agent of this machine is alive as long as its process is, however long it is silent, and
-// stopped or not. It is continued where something is wanted of it, and given up where it does
-// nothing of that.
+// TestSilenceOfALivingProcess: an agent of this machine is alive as long as its process exists,
+// however long it is silent, and whether it is stopped or not. It is continued if the driver needs
+// it, and given up if it leaves a request undone.
 func TestSilenceOfALivingProcess(t *testing.T) {
 	v, wait := child(t)
 	log := logrus.New()
@@ -91,7 +91,8 @@ func TestSilenceOfALivingProcess(t *testing.T) {
 	}
 }
 
-// An agent of this machine that gives no answer is ended, and is not waited for any longer.
+// TestExecWithoutAnswer: an agent of this machine that does not answer is ended, and the driver
+// waits no longer.
 func TestExecWithoutAnswer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hvdrun")
 	if err := os.WriteFile(path, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// FuzzAgentEvents: whatever an agent says, each event counts once, in order, and those of unknown
-// workers do nothing.
+// FuzzAgentEvents: whatever an agent sends, each event counts once, in order, and events of unknown
+// workers have no effect.
 func FuzzAgentEvents(f *testing.F) {
 	words := func(events ...*agentpb.FromAgent) (all []byte) {
 		for i, e := range events {

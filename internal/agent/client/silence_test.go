@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
-// A process that did not run for an hour finds a stream no more silent than it was: what the agent
-// has said meanwhile is read before anybody is given up.
+// TestSilenceIsCountedInLooks: for a process that did not run for an hour, a stream is no more
+// silent than before: it reads what the agent sent meanwhile before it gives the agent up.
 func TestSilenceIsCountedInLooks(t *testing.T) {
 	known := errors.New("the host is gone")
 	s := newSession(
@@ -48,8 +48,9 @@ func TestSilenceIsCountedInLooks(t *testing.T) {
 	}
 }
 
-// A path that drops large packets lets each stream carry its first messages: they are no life. What
-// comes after a second beat is, and so is an event.
+// TestBlackHole: a path that drops large packets still carries the first messages of each stream,
+// so these do not show that the agent is alive. An event, or any message after the second
+// heartbeat, does.
 func TestBlackHole(t *testing.T) {
 	s := newSession(New(Config{Lease: 10 * time.Second, Log: logrus.New()}), place{host: "a", there: func() error { return nil }})
 	s.heardFrom(&agentpb.Attached{})
@@ -82,7 +83,8 @@ func TestBlackHole(t *testing.T) {
 	}
 }
 
-// TestOneMachineByTwoNames: that two hosts are one machine is said, unless their names say so.
+// TestOneMachineByTwoNames: a warning is logged if two hosts are one machine, unless their names
+// show it.
 func TestOneMachineByTwoNames(t *testing.T) {
 	var out strings.Builder
 	log := logrus.New()
@@ -109,7 +111,8 @@ func TestOneMachineByTwoNames(t *testing.T) {
 	}
 }
 
-// Tries to attach take longer and longer, as long as the agent is waited for, until one succeeds.
+// TestTriesToAttach: attempts to attach take longer and longer while the agent is waited for, until
+// one succeeds.
 func TestTriesToAttach(t *testing.T) {
 	s := newSession(New(Config{Lease: 10 * time.Second, Log: logrus.New()}), place{host: "a"})
 	for i, want := range []time.Duration{2, 4, 8, 10, 10} {
@@ -125,8 +128,9 @@ func TestTriesToAttach(t *testing.T) {
 	}
 }
 
-// The fence of a session that no stream has reached resumes: the agent that does not know it begins
-// none, and ends none that has begun since. One that takes over ends what the driver before left.
+// TestFenceBeginsNothing: the fence of a session that no stream has reached only resumes: an agent
+// that does not know the session does not begin it, and does not end a session that has begun
+// since. A session that takes over ends what the previous driver left.
 func TestFenceBeginsNothing(t *testing.T) {
 	s := newSession(New(Config{Lease: 10 * time.Second, Log: logrus.New()}), place{host: "a"})
 	if s.attach().GetResume() {

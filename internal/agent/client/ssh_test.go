@@ -24,7 +24,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// exited returns the end of a process with that status.
+// exited returns the error of a process that exited with this status.
 func exited(t *testing.T, status int) error {
 	t.Helper()
 	if status == 0 {
@@ -102,7 +102,7 @@ func written(text string) *tail {
 	return t
 }
 
-// TestAdvice: where a host does not let in, or is not known, the error says what to do.
+// TestAdvice: if a host denies access or is unknown, the error contains the remedy.
 func TestAdvice(t *testing.T) {
 	for _, c := range []struct {
 		port         int
@@ -128,8 +128,8 @@ func TestAdvice(t *testing.T) {
 	}
 }
 
-// TestPasses: a connection that is dropped before authentication is tried again, and what a host
-// lacks that is not there yet only where nothing goes on without it.
+// TestPasses: a connection that is dropped before authentication is always retried. A host that
+// lacks something that can still appear is retried only if the job cannot continue without it.
 func TestPasses(t *testing.T) {
 	for _, c := range []struct {
 		stderr         string
@@ -151,8 +151,8 @@ func TestPasses(t *testing.T) {
 	}
 }
 
-// droppingStarter starts no agent: it counts its calls at a time, and the connection is dropped as
-// often as it says.
+// droppingStarter starts no agent: it records how many calls run at a time, and its connection is
+// dropped drops times.
 type droppingStarter struct {
 	drops     int
 	now, most atomic.Int32
@@ -170,7 +170,7 @@ func (s *droppingStarter) Start(_ context.Context, host string, _ Hello) (Ready,
 
 var errDropping = exec.Command("sh", "-c", "exit 255").Run()
 
-// TestManyHostsAtOnce: few connections are made at a time, and those that are dropped again.
+// TestManyHostsAtOnce: few connections are made at a time, and dropped ones are made again.
 func TestManyHostsAtOnce(t *testing.T) {
 	authority, err := identity.NewAuthority("many")
 	if err != nil {
@@ -215,12 +215,13 @@ func TestFits(t *testing.T) {
 			t.Errorf("%q fits", machine)
 		}
 	}
-	if err := fits(" \n"); !strings.Contains(err.Error(), "no program uname") { // of a shell that finds none
+	if err := fits(" \n"); !strings.Contains(err.Error(), "no program uname") { // from a shell that does not find uname
 		t.Error(err)
 	}
 }
 
-// TestScriptsNeedNoPath: a user's start-up files may leave PATH empty. What is started has it so.
+// TestScriptsNeedNoPath: a user's start-up files can leave PATH empty; the scripts work, and the
+// program that they start gets the same PATH.
 func TestScriptsNeedNoPath(t *testing.T) {
 	for _, path := range []string{"", "/nonexistent"} {
 		home := t.TempDir()
@@ -255,7 +256,8 @@ func TestScriptsNeedNoPath(t *testing.T) {
 	}
 }
 
-// A program that was brought and cannot be run needs another C library, which no shell says.
+// TestMisfit: a copied program that cannot be run needs another C library, although no shell's
+// error says so.
 func TestMisfit(t *testing.T) {
 	for said, want := range map[string]bool{
 		"hvdrun: exec: line 0: /root/.cache/hvdrun/hvdrun-8938: not found":                                           true,
@@ -271,8 +273,8 @@ func TestMisfit(t *testing.T) {
 	}
 }
 
-// remote is a command in place of ssh: it runs the last of its arguments by a shell here, as on a
-// host with that home.
+// remote returns an SSH with a command instead of ssh: it runs its last argument in a shell of this
+// machine, as on a host with another home folder.
 func remote(t *testing.T, text string) *SSH {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ssh")
@@ -283,7 +285,7 @@ func remote(t *testing.T, text string) *SSH {
 	return &SSH{Command: []string{path}}
 }
 
-// The names of hosts are not ours: one must not be taken for an option.
+// TestHostsThatAreNone: names of hosts come from others: none must be taken for an option of ssh.
 func TestHostsThatAreNone(t *testing.T) {
 	s := remote(t, "echo started >&2; exit 1")
 	for _, host := range []string{"", "-oProxyCommand=x", "a b", "a\nb", "a'b"} {
@@ -295,7 +297,7 @@ func TestHostsThatAreNone(t *testing.T) {
 	}
 }
 
-// A copy that does not arrive whole is not kept.
+// TestCopyIsChecked: a copy that does not arrive completely is not kept.
 func TestCopyIsChecked(t *testing.T) {
 	s := remote(t, `case "$last" in *umask*) head -c 1000 | eval "$last" ;; *) eval "$last" ;; esac`)
 	_, err := s.Start(t.Context(), "b", Hello{})
@@ -305,7 +307,8 @@ func TestCopyIsChecked(t *testing.T) {
 	}
 }
 
-// What a login shell prints before the answer does no harm, and an ssh that hangs is given up.
+// TestAnswers: text that a login shell prints before the answer has no effect, and an ssh that
+// hangs is given up.
 func TestAnswers(t *testing.T) {
 	ready := `hvdrun-agent-ready {"Version":2,"PID":7,"Port":99,"Addresses":["10.0.0.1"]}`
 	s := remote(t, `[ "$last" != b ] || { echo hostname c.example; exit; }; cat >/dev/null; echo Welcome; head -c 100000 /dev/zero; printf "\\033]0;me@b\\007"; echo '`+ready+`'`)
@@ -336,8 +339,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// Who waits for a host whose ssh hangs ends with the context, and ssh with the launcher, even where
-// a child of ssh holds its output.
+// TestSSHThatHangs: a caller that waits for a host whose ssh hangs returns when its context ends.
+// ssh ends with the launcher, even if a child of ssh keeps its output open.
 func TestSSHThatHangs(t *testing.T) {
 	dir := t.TempDir()
 	held, runs := filepath.Join(dir, "held"), filepath.Join(dir, "runs")
@@ -377,7 +380,8 @@ func TestSSHThatHangs(t *testing.T) {
 	}
 }
 
-// An answer is found whatever a shell prints before it, and with or without a newline between them.
+// TestReadAnswer: an answer is found whatever a shell prints before it, with or without a newline
+// between the two.
 func TestReadAnswer(t *testing.T) {
 	answers := []string{readyMark + `{"Version":2,"Port":5}`, lacksMark + "Linux x86_64", copiedMark, failedMark + "copy"}
 	for name, before := range map[string]string{
@@ -412,7 +416,7 @@ func TestReadAnswer(t *testing.T) {
 	}
 }
 
-// endless prints lines.
+// endless is an endless sequence of lines.
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) {
@@ -422,7 +426,7 @@ func (endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A shell that prints the command that it is given has not answered.
+// TestEchoedCommandIsNoAnswer: a shell that only prints the given command has not answered.
 func TestEchoedCommandIsNoAnswer(t *testing.T) {
 	for _, script := range []string{startScript, copyScript, installedScript} {
 		if got, _, err := readAnswer(strings.NewReader("+ " + script + "\n")); got != "" {
@@ -431,8 +435,7 @@ func TestEchoedCommandIsNoAnswer(t *testing.T) {
 	}
 }
 
-// FuzzReadHello: whatever comes on an agent's standard input is a hello that can be used, or
-// refused.
+// FuzzReadHello: whatever arrives on an agent's standard input is either a usable hello or refused.
 func FuzzReadHello(f *testing.F) {
 	line, err := Hello{RunID: "r", Host: "a", Credentials: "secret", Patience: time.Minute}.line()
 	if err != nil {
@@ -452,7 +455,8 @@ func FuzzReadHello(f *testing.F) {
 	})
 }
 
-// FuzzReadAnswer: whatever a remote shell prints, an answer has bounds, and an agent a port.
+// FuzzReadAnswer: whatever a remote shell prints, an answer is bounded, and a started agent has a
+// port.
 func FuzzReadAnswer(f *testing.F) {
 	f.Add([]byte("Welcome\n" + readyMark + `{"Version":2,"Port":5}` + "\n"))
 	f.Add([]byte(lacksMark + "Linux x86_64\n"))

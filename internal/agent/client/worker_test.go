@@ -18,7 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// killedDriver dies at a write, or at the word that it was written.
+// killedDriver dies at a write, or when it records that the write was done.
 type killedDriver struct {
 	bytes.Buffer
 	left int // deeds
@@ -38,7 +38,7 @@ func (k *killedDriver) Write(p []byte) (int, error) {
 }
 
 // TestNoLineIsLostWithTheDriver: wherever a driver dies while it passes on output, the next one
-// leaves nothing out, and repeats at most the line that was written and not told of.
+// omits no line, and repeats at most the one line that was written and not recorded.
 func TestNoLineIsLostWithTheDriver(t *testing.T) {
 	const text = "one\ntwo\r\nthree\nfo" // the rest of the fourth comes later
 	const rest = "ur\nfive\n\nsix"
@@ -69,14 +69,14 @@ func TestNoLineIsLostWithTheDriver(t *testing.T) {
 			return line.Close() != nil
 		}
 		if !play() {
-			return // it has been killed everywhere
+			return // it has been killed at every point
 		}
 		k.left = 1000
 		if play() {
 			t.Fatalf("deed %d: the second driver died too", deeds)
 		}
 		got := strings.SplitAfter(k.String(), "\n")
-		for i := 1; i < len(got); i++ { // the one that may be there twice
+		for i := 1; i < len(got); i++ { // the one that can be there twice
 			if len(got) > len(want) && got[i] == got[i-1] {
 				got = append(got[:i], got[i+1:]...)
 			}
@@ -88,8 +88,8 @@ func TestNoLineIsLostWithTheDriver(t *testing.T) {
 	t.Fatal("it never ended")
 }
 
-// TestEndBehindBlockedOutput: an end is reported while nobody reads the output before it, even if
-// start, output and end came before any of them was handled.
+// TestEndBehindBlockedOutput: an end is reported even if nobody reads the output before it, and
+// even if start, output and end arrived before any of them was handled.
 func TestEndBehindBlockedOutput(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -133,7 +133,7 @@ func TestEndBehindBlockedOutput(t *testing.T) {
 	}
 }
 
-// An agent that does not know looks is not asked for one.
+// TestLookIsAskedOfWhoKnowsIt: an agent that does not support looks is not asked for one.
 func TestLookIsAskedOfWhoKnowsIt(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
@@ -161,7 +161,8 @@ func TestLookIsAskedOfWhoKnowsIt(t *testing.T) {
 	}
 }
 
-// Environments are taken up to what Linux takes, and what is larger is refused with the remedy.
+// TestLargeEnvironments: environments are accepted up to the limit of Linux; for a larger one the
+// error contains the remedy.
 func TestLargeEnvironments(t *testing.T) {
 	for size, fits := range map[int]bool{1 << 20: true, 2 << 20: true, 6<<20 - 4096: true, 7 << 20: false} {
 		spec := &launch.Spec{Incarnation: "i", Command: []string{"/bin/true"}, Env: []string{"A=" + strings.Repeat("x", size)}}

@@ -42,7 +42,7 @@ type served struct {
 	addr string
 }
 
-// serve serves a new cluster until the test is over.
+// serve serves a new cluster until the test ends.
 func serve(t *testing.T, s Server) served {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "cluster")
@@ -70,7 +70,7 @@ func serve(t *testing.T, s Server) served {
 	return served{t, dir, path, ln.Addr().String()}
 }
 
-// token makes a token and returns its file.
+// token creates a token and returns its file.
 func (s served) token(g cluster.Grant) string {
 	s.t.Helper()
 	file := filepath.Join(s.t.TempDir(), "token")
@@ -129,7 +129,7 @@ func TestJoin(t *testing.T) {
 			t.Errorf("%s: %v, %v", f.Name(), fi.Mode(), err)
 		}
 	}
-	// An agent that is started again needs no token.
+	// An agent that is started again does not need a token.
 	cfg.TokenFile = ""
 	again, err := Join(within(t), cfg)
 	if err != nil {
@@ -139,7 +139,7 @@ func TestJoin(t *testing.T) {
 	if _, now := again.Credentials().Valid(); !now.Equal(first) {
 		t.Error("another certificate was made")
 	}
-	cfg.Addr = "127.0.0.1:1" // nor the registrar
+	cfg.Addr = "127.0.0.1:1" // it does not need the registrar either
 	if _, err := Join(within(t), cfg); err != nil {
 		t.Error(err)
 	}
@@ -193,7 +193,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// An agent gets certificates for its own host only, whatever it asks for.
+// TestAgentsAskForThemselves: an agent gets certificates for its own host only, whatever it
+// requests.
 func TestAgentsAskForThemselves(t *testing.T) {
 	s := serve(t, Server{})
 	m, err := Join(within(t), s.config("a", s.token(cluster.Grant{Expires: time.Now().Add(time.Hour)})))
@@ -230,8 +231,8 @@ func TestAgentsAskForThemselves(t *testing.T) {
 	}
 }
 
-// TestRemovedHostHasToken: the agent of a host that was removed, which still has its folder, joins
-// again where it has a token that is valid; with another it goes on with what it has, as before.
+// TestRemovedHostHasToken: the agent of a removed host, which still has its folder, joins again if
+// it has a valid token. Otherwise it continues with the contents of its folder.
 func TestRemovedHostHasToken(t *testing.T) {
 	s := serve(t, Server{})
 	once := s.token(cluster.Grant{Expires: time.Now().Add(time.Hour)})
@@ -278,7 +279,7 @@ func TestDue(t *testing.T) {
 	}
 }
 
-// follower follows a membership until the test is over.
+// follower follows a membership until the test ends.
 type follower struct {
 	mu   sync.Mutex
 	keys [][]byte
@@ -309,7 +310,7 @@ func (f *follower) primary() string {
 	return string(f.keys[0])
 }
 
-// A short-lived certificate is renewed again and again, in memory and in the folder.
+// TestRenewal: a short-lived certificate is renewed repeatedly, in memory and in the folder.
 func TestRenewal(t *testing.T) {
 	s := serve(t, Server{AgentLife: time.Minute, Pause: leastPause})
 	cfg := s.config("a", s.token(cluster.Grant{Expires: time.Now().Add(time.Hour)}))
@@ -344,7 +345,8 @@ func TestRenewal(t *testing.T) {
 	}
 }
 
-// The key of the gossip is replaced while agents follow, and one that comes meanwhile follows too.
+// TestRotation: the gossip key is replaced while agents follow the membership, and an agent that
+// joins meanwhile follows too.
 func TestRotation(t *testing.T) {
 	s := serve(t, Server{Pause: leastPause})
 	token := filepath.Join(s.path, cluster.TokenFile)
@@ -386,7 +388,8 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// An agent whose registrar is away keeps its certificate, and says so when it gets late.
+// TestRegistrarIsAway: an agent that cannot reach the registrar keeps its certificate, and warns
+// when it will soon expire.
 func TestRegistrarIsAway(t *testing.T) {
 	ctx, cancel := context.WithCancel(within(t))
 	s := serve(t, Server{})
@@ -410,7 +413,7 @@ func TestRegistrarIsAway(t *testing.T) {
 	if n := strings.Count(text.String(), "cannot be renewed"); n != 1 {
 		t.Errorf("%d warnings: %s", n, text.String())
 	}
-	// Nobody there at the first enrollment: it tries until it is told to stop.
+	// If no registrar answers the first enrollment, the agent retries until it is stopped.
 	away := s.config("b", filepath.Join(s.path, cluster.TokenFile))
 	away.Addr = "127.0.0.1:1"
 	away.Log = logrus.New()
@@ -424,9 +427,9 @@ type writer func([]byte)
 
 func (w writer) Write(b []byte) (int, error) { w(b); return len(b), nil }
 
-// TestSeen: the folder says when the agents of hosts have asked, which slots are used there, and
-// how far their clocks are ahead, and forgets hosts that are no more known. A host that claims too
-// much is only seen.
+// TestSeen: the folder records when each host's agent made its last request, which slots are used
+// there, and how far its clock is ahead, and forgets hosts that are no longer known. Of a host that
+// reports too much, only the time is recorded.
 func TestSeen(t *testing.T) {
 	s := serve(t, Server{Pause: leastPause})
 	if seen, err := s.dir.Seen(); err != nil || len(seen) > 0 {
@@ -472,8 +475,8 @@ func TestSeen(t *testing.T) {
 	}
 }
 
-// TestClock: the folder says how far the clock of a host is ahead. The log warns once of one that
-// is far from the registrar's, and again when it has changed.
+// TestClock: the folder records how far a host's clock is ahead. The log warns once if it is far
+// from the registrar's, and again when the difference has changed.
 func TestClock(t *testing.T) {
 	s := serve(t, Server{})
 	now := time.Now()
@@ -512,7 +515,7 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// One applicant cannot keep the registrar busy with certificates.
+// TestRation: one applicant cannot keep the registrar busy with certificates.
 func TestRation(t *testing.T) {
 	r := &registrar{Server: Server{Log: quiet()}, recent: map[string]int{}}
 	now := time.Now()

@@ -41,8 +41,8 @@ func newRequest(f *testing.F) []byte {
 	return request
 }
 
-// FuzzEnroll: whatever the holder of a token or an agent asks for, it gets a certificate of an
-// agent alone, of the host that it may be, and the cluster's state stays one that can be read.
+// FuzzEnroll: whatever the holder of a token or an agent requests, it gets only an agent's
+// certificate for a host that it may have, and the cluster's state remains readable.
 func FuzzEnroll(f *testing.F) {
 	f.Add(encoded(f, &enrollpb.EnrollRequest{Host: "node1", Request: newRequest(f)}), false)
 	f.Add(encoded(f, &enrollpb.EnrollRequest{Host: "a", Request: newRequest(f), Ring: 1}), true)
@@ -98,7 +98,7 @@ func FuzzEnroll(f *testing.F) {
 	})
 }
 
-// FuzzReply: of a registrar's answer an agent keeps all, or it goes on with what it had.
+// FuzzReply: an agent either accepts all of a registrar's answer, or continues with what it had.
 func FuzzReply(f *testing.F) {
 	key := make([]byte, cluster.GossipKeyLen)
 	f.Add(encoded(f, &enrollpb.EnrollReply{Ring: 2, Keys: [][]byte{key}, PauseMs: 1 << 31}))
@@ -110,7 +110,7 @@ func FuzzReply(f *testing.F) {
 		if proto.Unmarshal(b, &reply) != nil {
 			return
 		}
-		reply.Certificate = nil // assembled before: see identity.FuzzAssemble
+		reply.Certificate = nil // it is checked elsewhere: see identity.FuzzAssemble
 		m := &Membership{cfg: Config{Dir: dir, Log: quiet()}, ring: ring{Version: 1, Keys: [][]byte{key}}, pause: time.Second}
 		err := m.take(&reply)
 		if cluster.CheckKeys(m.ring.Keys) != nil || m.ring.Version == 0 || m.pause < leastPause || m.pause > mostPause {
@@ -129,7 +129,7 @@ func FuzzReply(f *testing.F) {
 	})
 }
 
-// FuzzFolder: what an agent's folder holds is taken only if its keys can be used.
+// FuzzFolder: the contents of an agent's folder are accepted only if its keys can be used.
 func FuzzFolder(f *testing.F) {
 	f.Add([]byte(`{"Version":1,"Keys":["AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="]}`))
 	f.Add([]byte(`{"Version":1,"Keys":[]}`))

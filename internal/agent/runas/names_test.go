@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// Users and groups of a directory service are found by the system's tools.
+// TestNamesOfADirectoryService: users and groups of a directory service are found with the system's
+// tools.
 func TestNamesOfADirectoryService(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
