@@ -103,7 +103,8 @@ func ring(t *testing.T, n int, body func(g *collective.Group) error) {
 	}
 }
 
-// Every operation is correct, also with more ranks than elements, and is measured at each size.
+// TestMeasure: every operation is correct, even with more ranks than elements, and is measured at
+// each size.
 func TestMeasure(t *testing.T) {
 	for _, op := range ops {
 		for _, n := range []int{1, 2, 3, 5} {
@@ -217,7 +218,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// Many libraries have lines of their own, of several the fastest is told, and each is described.
+// TestTableOfPeers: each of many libraries has its own line; of several variants the fastest is
+// shown, and each is described.
 func TestTableOfPeers(t *testing.T) {
 	r := results(false)
 	for name, us := range map[string]float64{"mpich": 7, "mpich-posix": 0.7, "torch": 100} {
@@ -249,7 +251,7 @@ mpich-posix: MPICH Version: 5.0.2, UCX_TLS=posix,self
 	}
 }
 
-// What ranks of several hosts, and gradients, add to the table.
+// TestTableOfHosts: the table's additions for ranks on several hosts, and for gradients.
 func TestTableOfHosts(t *testing.T) {
 	r := &Report{Op: Gradients, Ranks: 4, Hosts: 2, Rounds: 1}
 	for _, row := range []Row{
@@ -289,7 +291,7 @@ that one rank needs to send them to a rank of another host, 16MiB at 0.105 GB/s
 	}
 }
 
-// Ranks count the bytes of their own host, also where hosts have different numbers of ranks.
+// TestMeet: ranks count the bytes of their own host, even if hosts have different numbers of ranks.
 func TestMeet(t *testing.T) {
 	local := []int{0, 1, 2, 0, 0, 1} // three hosts
 	hosts := make([]int, len(local))
@@ -330,7 +332,7 @@ all gloo allreduce 2 4 200 19.000 35.000 500.000 0.0001 0 0
 	}
 }
 
-// The plot is well-formed, has a line for each peer, and stays inside its frame.
+// TestPlot: the plot is well-formed, has a line for each peer, and stays inside its frame.
 func TestPlot(t *testing.T) {
 	barrier := &Report{Op: Barrier, Ranks: 2, Rounds: 1, Results: []Result{{Row{Op: Barrier, Bytes: 0, Samples: 10, Min: 1, Median: 2, P99: 3}, 1, Ours}}}
 	for _, c := range []struct {
@@ -458,8 +460,8 @@ func peerNamed(t *testing.T, name string) Peer {
 	return found[0]
 }
 
-// A program comes to a host with the command that runs it, in as many pieces as it takes, and is
-// removed there.
+// TestCarried: a program reaches a host within the command that runs it, in as many pieces as
+// needed, and is removed afterwards.
 func TestCarried(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "program")
 	noise := make([]byte, 3*maxPiece) // cannot be packed
@@ -527,7 +529,7 @@ func TestReadPeer(t *testing.T) {
 	}
 }
 
-// Peers that are not installed name the packages to install.
+// TestPrepare: the error about a missing peer names the packages to install.
 func TestPrepare(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	for _, p := range peers {
@@ -545,7 +547,7 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// FuzzReadPeer: what a peer's program prints is a row for each size, or refused.
+// FuzzReadPeer: the output of a peer's program is either read as a row for each size, or refused.
 func FuzzReadPeer(f *testing.F) {
 	f.Add("4\t10\t1e-6\t2e-6\t3e-6\n")
 	f.Add("4\t10\tNaN\t2\t3\n")

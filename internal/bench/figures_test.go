@@ -25,7 +25,7 @@ const (
 	figuresTop, figuresBottom   = 60, 300
 )
 
-// TestFigures: the picture of the README shows what the tables of BENCHMARKS.md say.
+// TestFigures: the README's picture shows the figures in the tables of BENCHMARKS.md.
 func TestFigures(t *testing.T) {
 	root := filepath.Join("..", "..")
 	text, err := os.ReadFile(filepath.Join(root, "BENCHMARKS.md"))
@@ -62,8 +62,8 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// tableOf returns the cells of the first table whose header begins so, without the line below the
-// header.
+// tableOf returns the cells of the first table whose header has this beginning, without the line
+// below the header.
 func tableOf(text, header string) (rows [][]string, err error) {
 	_, table, found := strings.Cut(text, "\n"+header)
 	if !found {
@@ -83,7 +83,7 @@ func tableOf(text, header string) (rows [][]string, err error) {
 	return rows, nil
 }
 
-// figure is the number with which a cell begins.
+// figure returns the number at the beginning of a cell.
 func figure(cell string) (float64, error) {
 	word, _, _ := strings.Cut(cell, " ")
 	return strconv.ParseFloat(strings.ReplaceAll(word, ",", ""), 64)
@@ -104,7 +104,7 @@ func drawFigures(b *bytes.Buffer, stages, sizes [][]string) error {
 	return nil
 }
 
-// drawStages draws a bar to each median, and a line on to the 99th percentile.
+// drawStages draws a bar to each median, and a line from there to the 99th percentile.
 func drawStages(b *bytes.Buffer, stages [][]string) error {
 	plotText(b, (barsLeft+barsRight)/2, 25, "middle", "ms from SIGKILL of one of 4 workers: median, line to p99")
 	var medians, p99s []float64
@@ -140,7 +140,7 @@ func maxOf(v []float64) float64 {
 	return most
 }
 
-// drawSizes draws a line for each library, over the sizes that all have.
+// drawSizes draws a line for each library over the sizes that all of them have.
 func drawSizes(b *bytes.Buffer, sizes [][]string) error {
 	names := sizes[0][1:]
 	x, y := logAxis{from: linesLeft, to: linesRight}, logAxis{from: figuresBottom, to: figuresTop}
@@ -149,7 +149,7 @@ func drawSizes(b *bytes.Buffer, sizes [][]string) error {
 	for _, row := range sizes[1:] {
 		n, err := parseSize(row[0])
 		if err != nil {
-			break // variants follow
+			break // rows of variants follow
 		}
 		bytesOf = append(bytesOf, float64(n))
 		x.include(float64(n))
