@@ -55,7 +55,8 @@ func read(s *Store, id ID) ([]byte, error) {
 	return b, err
 }
 
-// Values are shared by who opens the same store, in any order of their bytes, and counted.
+// TestValues: processes that open the same store share its values, written in any order of their
+// bytes, and each value is counted.
 func TestValues(t *testing.T) {
 	cfg := Config{Root: t.TempDir(), Run: "r", Host: "h", Most: 1 << 20}
 	a, b := open(t, cfg), open(t, cfg)
@@ -102,7 +103,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// A full store says so, and aborted values give their room back.
+// TestFull: a full store returns an error, and aborted values free their space.
 func TestFull(t *testing.T) {
 	s := open(t, Config{Root: t.TempDir(), Run: "r", Most: 1000})
 	id := put(t, s, make([]byte, 600))
@@ -127,8 +128,8 @@ func TestFull(t *testing.T) {
 	put(t, s, bytes.Repeat([]byte{2}, 600))
 }
 
-// TestKilled: a process that is killed while it writes, and with the store open, leaves nothing
-// that takes room.
+// TestKilled: a process that is killed while it writes, with the store open, leaves nothing that
+// uses space.
 func TestKilled(t *testing.T) {
 	if os.Getenv("BLOB_ROOT") != "" {
 		s, err := Open(Config{Root: os.Getenv("BLOB_ROOT"), Run: "r", Most: 1000})
@@ -168,7 +169,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// The last one to close a store removes it, and what nobody has open is swept after an hour.
+// TestRemoval: the last process that closes a store removes it; a store that no process has open is
+// removed after an hour.
 func TestRemoval(t *testing.T) {
 	root := t.TempDir()
 	var all sync.WaitGroup
@@ -201,7 +203,7 @@ func TestRemoval(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, old, []byte("x"))
-	old.live.Close() // as if it was killed
+	old.live.Close() // as if its process were killed
 	open(t, Config{Root: root, Run: "new"})
 	if _, err := os.Stat(old.dir); err != nil {
 		t.Fatalf("it is removed at once: %v", err)
@@ -216,8 +218,8 @@ func TestRemoval(t *testing.T) {
 	}
 }
 
-// What processes of a user have left that were killed is removed for that user, and nothing to
-// which the user has put a link; what is in the folder's place and is another user's stays.
+// TestClean removes what killed processes of a user have left, but nothing that the user's links
+// point to. A folder of another user in its place stays.
 func TestClean(t *testing.T) {
 	root, uid := t.TempDir(), os.Geteuid()
 	killed := open(t, Config{Root: root, Run: "r", Host: "killed"})
@@ -226,7 +228,7 @@ func TestClean(t *testing.T) {
 	used := open(t, Config{Root: root, Run: "r", Host: "used"})
 	id := put(t, used, []byte("y"))
 	own := top(root, uid)
-	if uid == 0 { // as root: for somebody else
+	if uid == 0 { // as root, for another user
 		uid = 12345
 		theirs := func(path string, _ fs.DirEntry, err error) error { return errors.Join(err, os.Lchown(path, uid, uid)) }
 		if err := errors.Join(os.Rename(own, top(root, uid)), filepath.WalkDir(top(root, uid), theirs)); err != nil {
@@ -265,8 +267,8 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// A value of another store of the same run is there without a copy, is counted, and stays when the
-// other removes it.
+// TestBorrow: a value of another store of the same run is available without a copy, is counted, and
+// stays when the other store removes it.
 func TestBorrow(t *testing.T) {
 	root := t.TempDir()
 	beside := open(t, Config{Root: root, Run: "r", Host: "scheduler"})
