@@ -57,7 +57,7 @@ func TestAdmit(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		grant Grant
-		used  string // by this host, with key 1, before
+		used  string // the ring version that this host already used, with key 1
 		host  string
 		key   byte
 		now   time.Time
@@ -129,8 +129,8 @@ func TestTokensAreForgotten(t *testing.T) {
 	}
 }
 
-// The key of the gossip is replaced in steps that each wait for all hosts: at no time do two of
-// them lack a key in common.
+// TestRotation: the gossip key is replaced in steps that each wait for all hosts: any two hosts
+// have a key in common at any time.
 func TestRotation(t *testing.T) {
 	s := newState(begin)
 	now := begin
@@ -175,7 +175,7 @@ func TestRotation(t *testing.T) {
 	if len(s.Ring.Keys) != 1 || string(s.Ring.Keys[0]) == string(old) || len(rings) != 4 {
 		t.Errorf("after %d rings: %d keys", len(rings), len(s.Ring.Keys))
 	}
-	for i := range len(rings) - 1 { // one host may be a phase behind the others
+	for i := range len(rings) - 1 { // a host can be one phase behind the others
 		for _, pair := range [][2][][]byte{{rings[i], rings[i+1]}, {rings[i+1], rings[i]}} {
 			if !slices.ContainsFunc(pair[1], func(k []byte) bool { return string(k) == string(pair[0][0]) }) {
 				t.Errorf("rings %d and %d do not understand each other", i, i+1)
@@ -250,7 +250,8 @@ func TestDir(t *testing.T) {
 	}
 }
 
-// Changes of several processes are all kept; a descriptor each stands for a process.
+// TestUpdatesAreNotLost: concurrent changes of several processes are all kept. Here each descriptor
+// acts as a process.
 func TestUpdatesAreNotLost(t *testing.T) {
 	d := newDir(t)
 	const writers, changes = 4, 8
