@@ -8,8 +8,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/cuda"
 )
 
-// TestLibrary: it is a driver with a device that computes, and that knows how much of its memory is
-// taken.
+// TestLibrary: the library is a driver with a device that computes and knows how much of its memory
+// is allocated.
 func TestLibrary(t *testing.T) {
 	d, err := cuda.Open(cuda.Config{Library: Library(t)})
 	if err != nil {
