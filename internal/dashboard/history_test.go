@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// TestFigures: curves of what rank 0 reports have at most maxPoints, which reach to the end, and
-// leave out what is no number.
+// TestFigures: curves of the figures that rank 0 reports have at most maxPoints points, extend to
+// the present, and omit values that are not numbers.
 func TestFigures(t *testing.T) {
 	h := newHistory()
 	now := time.Unix(1000, 0)
@@ -42,8 +42,8 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// TestEndOfHistory: the number of commits of a job that has ended is that of its end, which the
-// slots do not know.
+// TestEndOfHistory: the number of commits of an ended job comes from its end, because the slots no
+// longer report it.
 func TestEndOfHistory(t *testing.T) {
 	f := &Feed{history: newHistory()}
 	f.history.add(&job.Entry{Name: job.JobDone, Status: 143, Commits: 2_211_559})
@@ -60,7 +60,8 @@ func TestEndOfHistory(t *testing.T) {
 	}
 }
 
-// TestFoldedEvents: the record of a start says what worker_started says; others are not folded.
+// TestFoldedEvents: the audit record of a start repeats worker_started and is folded; other records
+// are not.
 func TestFoldedEvents(t *testing.T) {
 	for _, c := range []struct {
 		e      job.Entry

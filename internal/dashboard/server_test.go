@@ -20,7 +20,7 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// site is a page that is served, and a browser that has no token yet.
+// site is a served page and a browser that has no token yet.
 type site struct {
 	t      *testing.T
 	url    string
@@ -94,7 +94,7 @@ func (s *site) enter(token string) {
 	}
 }
 
-// proof returns what the page sends with commands.
+// proof returns the proof that the page sends with commands.
 func (s *site) proof() string {
 	s.t.Helper()
 	_, rest, _ := strings.Cut(s.landed, "#steer=")
@@ -107,8 +107,8 @@ func (s *site) proof() string {
 	return proof
 }
 
-// TestCookieAlone: what browsers send to every port of the host, and to whoever has the page's port
-// after it, does not steer, and is nothing to the next server.
+// TestCookieAlone: the cookie, which browsers send to every port of the host, and to whatever has
+// the page's port later, does not permit steering, and is of no use to the next server.
 func TestCookieAlone(t *testing.T) {
 	j := dashboardtest.Story()
 	s := newSite(t, j)
@@ -138,7 +138,7 @@ func TestCookieAlone(t *testing.T) {
 	}
 }
 
-// TestConnectionsAreBounded: who may watch has so many connections, and no more.
+// TestConnectionsAreBounded: a viewer can have a bounded number of connections.
 func TestConnectionsAreBounded(t *testing.T) {
 	s := newSite(t, dashboardtest.Story())
 	s.enter(s.tokens.Read)
@@ -172,7 +172,8 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// TestTokens: without a token nothing of the job is told, and one for watching does not steer.
+// TestTokens: without a token nothing about the job is served, and a token for watching does not
+// permit steering.
 func TestTokens(t *testing.T) {
 	j := dashboardtest.Story()
 	s := newSite(t, j)
@@ -199,7 +200,8 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// TestCommands: a command needs the token, the proof and the page's own origin, and is carried out.
+// TestCommands: a command requires the token, the proof and the page's own origin, and is then
+// carried out.
 func TestCommands(t *testing.T) {
 	j := dashboardtest.Story()
 	s := newSite(t, j)
@@ -241,7 +243,8 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// TestHostsAndHeaders: the page is served under no name of others, and runs no scripts of others.
+// TestHostsAndHeaders: the page is not served under a foreign host name, and runs no foreign
+// scripts.
 func TestHostsAndHeaders(t *testing.T) {
 	s := newSite(t, dashboardtest.Story())
 	s.enter(s.tokens.Write)
@@ -260,8 +263,8 @@ func TestHostsAndHeaders(t *testing.T) {
 	}
 }
 
-// TestStream: a stream begins with everything, goes on with what changes, and one that comes again
-// gets what it lacks.
+// TestStream: a stream begins with the complete state and continues with the changes; a client that
+// reconnects gets what it missed.
 func TestStream(t *testing.T) {
 	j := dashboardtest.Story()
 	s := newSite(t, j)
@@ -321,7 +324,7 @@ func TestStream(t *testing.T) {
 	})
 }
 
-// TestHistory: the view tells of the story's generations and their causes.
+// TestHistory: the view contains the story's generations and their causes.
 func TestHistory(t *testing.T) {
 	j := dashboardtest.Story()
 	f := dashboard.NewFeed(dashboard.Job{Source: j, Recorded: j.Events})
