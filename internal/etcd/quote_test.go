@@ -13,7 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// TestQuote: the error of a request whose time is over says why etcd is not reached.
+// TestQuote: the error of a request that timed out gives the reason why etcd is not reached.
 func TestQuote(t *testing.T) {
 	pipe := func(serve func(net.Conn)) func() (net.Conn, error) {
 		return func() (net.Conn, error) {

@@ -13,8 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/etcdserver"
 )
 
-// TestSilence: a connection is closed a second after something was written to it, unless something
-// has come since.
+// TestSilence: a connection is closed a second after a write, unless something was received since.
 func TestSilence(t *testing.T) {
 	for name, story := range map[string]struct {
 		answers []time.Duration // after the write
@@ -37,7 +36,7 @@ func TestSilence(t *testing.T) {
 				}
 				for _, at := range story.answers {
 					<-time.After(at - time.Since(began))
-					_, _ = server.Write([]byte("answer")) // fails where it is too late
+					_, _ = server.Write([]byte("answer")) // fails if it is too late
 				}
 				<-time.After(time.Hour)
 				if h.mu.Lock(); h.closed == story.open {
@@ -75,8 +74,8 @@ func TestStopped(t *testing.T) {
 	})
 }
 
-// forward passes connections on to an address. Those that were made before mute was called say
-// nothing any more, and stay open.
+// forward forwards connections to an address. When mute is called, existing connections stay open,
+// but carry no more data from the server.
 type forward struct {
 	net.Listener
 	to    string
@@ -116,7 +115,7 @@ func (f *forward) serve() {
 	}
 }
 
-// TestSilentServer: what is asked on a connection that has become silent is answered on a new one.
+// TestSilentServer: a request on a connection that has become silent is answered on a new one.
 func TestSilentServer(t *testing.T) {
 	s, err := etcdserver.Start(t.Context(), t.TempDir(), "127.0.0.1")
 	if errors.Is(err, etcdserver.ErrMissing) {
@@ -149,7 +148,7 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
-// TestWebProxy: etcd is part of the cluster, and not asked through the proxy for the web.
+// TestWebProxy: etcd belongs to the cluster, so the web proxy is not used to reach it.
 func TestWebProxy(t *testing.T) {
 	for _, name := range []string{"HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY"} {
 		t.Setenv(name, "http://192.0.2.9:3128")

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// makePair writes a certificate and its key, and returns the certificate.
+// makePair writes a certificate and its key to files, and returns the certificate.
 func makePair(t *testing.T, cert, key string, serial int64) []byte {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -42,7 +42,7 @@ func makePair(t *testing.T, cert, key string, serial int64) []byte {
 	return der
 }
 
-// TestTLS: files that cannot be used are named, and a certificate that was renewed is presented.
+// TestTLS: errors name unusable files, and a renewed certificate is presented.
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	cert, key, missing, text := filepath.Join(dir, "c.pem"), filepath.Join(dir, "k.pem"), filepath.Join(dir, "none"), filepath.Join(dir, "text")
