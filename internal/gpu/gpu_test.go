@@ -88,7 +88,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// This machine may have GPUs or not: whichever it says, it says it clearly.
+// TestThisMachine: whether this machine has GPUs or not, Inventory returns devices or ErrNoGPU.
 func TestThisMachine(t *testing.T) {
 	devices, err := Inventory()
 	if err != nil && !errors.Is(err, ErrNoGPU) || err == nil && len(devices) == 0 {

@@ -17,13 +17,13 @@ import (
 	"unsafe"
 )
 
-// machine stands in for one with eight GPUs, and for its NVML. The handle of a GPU is its number
-// and 1.
+// machine simulates a machine with eight GPUs, and its NVML. The handle of a GPU is its number plus
+// 1.
 type machine struct {
 	api
 	loaded int
 	lost   [8]atomic.Bool
-	parts  map[handle]map[uint32]instance // of a GPU that is cut into some, by their index
+	parts  map[handle]map[uint32]instance // of GPUs that are split into MIG instances, by index
 	uuids  map[handle]string              // of handles that belong to no GPU; empty: lost
 	events chan eventData
 }
@@ -155,7 +155,7 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-// A driver from before there was MIG is not asked for it: the call would end the process.
+// TestOldDriver: a driver without MIG is not asked for it, because the call would end the process.
 func TestOldDriver(t *testing.T) {
 	m, l := newMachine()
 	m.migCount = nil
@@ -175,7 +175,7 @@ func TestNoLibrary(t *testing.T) {
 	}
 }
 
-// The library that C has built is called with the types of NVML's header.
+// TestBinding: a library compiled by a C compiler is called with the types of NVML's header.
 func TestBinding(t *testing.T) {
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
@@ -219,13 +219,13 @@ func TestNoGPU(t *testing.T) {
 	}
 }
 
-// heard is an event that a watch has told.
+// heard is an event that a watch has delivered.
 type heard struct {
 	event Event
 	after time.Duration
 }
 
-// watch watches the machine for ten seconds while do happens, in virtual time.
+// watch watches the machine for ten seconds while do runs, in virtual time.
 func watch(t *testing.T, m *machine, l *library, do func()) (all []heard) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -273,7 +273,7 @@ func TestWatchEvents(t *testing.T) {
 		want := []short{{0, XID, 79, true}, {1, XID, 31, false}, {3, XID, 95, true}, {2, XID, 94, true}, {2, XID, 64, true},
 			{3, XID, 64, true}, {5, ECC2, 0, true}, {8, XID, 48, true}}
 		for slot := range 9 {
-			want = append(want, short{slot, XID, 79, true}) // of whom it is cannot be told
+			want = append(want, short{slot, XID, 79, true}) // the GPU is not known
 		}
 		var got []short
 		for _, h := range all {
@@ -304,7 +304,8 @@ func TestWatchFindsLostGPUs(t *testing.T) {
 	}
 }
 
-// A set of events that a lost GPU is in reports that instead of events, at once and for ever.
+// TestWatchOfALostSet: an event set that contains a lost GPU returns that error instead of events,
+// at once and forever.
 func TestWatchOfALostSet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, l := newMachine()
