@@ -51,7 +51,7 @@ func TestFalseWaitOnce(t *testing.T) {
 	}
 }
 
-// TestTrueWaits: a worker that makes no progress is stopped for the sake of those that wait for it.
+// TestTrueWaits: a worker that makes no progress is stopped because others wait for it.
 func TestTrueWaits(t *testing.T) {
 	const s = time.Second
 	j := newJobOfBeats(2)

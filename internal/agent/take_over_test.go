@@ -58,8 +58,8 @@ func mortal(t *testing.T, h *host, run string) (driver *client.Agents, die func(
 	}
 }
 
-// TestTakeOver: a driver that takes over from a dead one has the same workers: those that are
-// alive, and the ends of those that have ended since, or whose ends the dead driver had not
+// TestTakeOver: a driver that takes over from a dead one has the same workers: it gets those that
+// are alive, and the ends of workers that have ended since, or whose ends the dead driver had not
 // recorded.
 func TestTakeOver(t *testing.T) {
 	h := newHost(t, 8)
