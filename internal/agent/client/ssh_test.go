@@ -129,7 +129,7 @@ func TestAdvice(t *testing.T) {
 }
 
 // TestPasses: a connection that is dropped before authentication is always retried. A host that
-// lacks something that can still appear is retried only if the job cannot continue without it.
+// cannot be reached yet is retried only if the job cannot continue without it.
 func TestPasses(t *testing.T) {
 	for _, c := range []struct {
 		stderr         string
@@ -256,8 +256,8 @@ func TestScriptsNeedNoPath(t *testing.T) {
 	}
 }
 
-// TestMisfit: a copied program that cannot be run needs another C library, although no shell's
-// error says so.
+// TestMisfit: if a copied program cannot be run, it needs another C library: the error adds this
+// remedy to the text of the shell.
 func TestMisfit(t *testing.T) {
 	for said, want := range map[string]bool{
 		"hvdrun: exec: line 0: /root/.cache/hvdrun/hvdrun-8938: not found":                                           true,
