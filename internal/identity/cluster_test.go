@@ -22,7 +22,7 @@ func clusterOf(t testing.TB, key []byte, label string) *Authority {
 	return a
 }
 
-// Both ends derive the same authority and trust each other's credentials.
+// TestClusterMeets: both ends derive the same authority and trust each other's credentials.
 func TestClusterMeets(t *testing.T) {
 	agents, drivers := clusterOf(t, clusterKey, "blue"), clusterOf(t, clusterKey, "blue")
 	if !agents.cert.Equal(drivers.cert) {
@@ -91,7 +91,8 @@ func TestClusterIssues(t *testing.T) {
 	}
 }
 
-// A job's own agents are accepted by its driver, but not in a cluster or another job.
+// TestJobAgents: a job's own agents are accepted by its driver, but not in a cluster or another
+// job.
 func TestJobAgents(t *testing.T) {
 	job := newAuthority(t, "r")
 	agent, driver := issue(t, job, Subject{Role: Agent, Host: "a"}), issue(t, job, Subject{Role: Driver})

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestExplain: a certificate that is refused by its dates tells by how much the clocks differ;
-// other errors are as they were.
+// TestExplain: the error of a certificate that is refused because of its dates says by how much the
+// clocks differ; other errors are unchanged.
 func TestExplain(t *testing.T) {
 	now := time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 	a, err := NewClusterAuthority(now.Add(-48 * time.Hour))
@@ -56,7 +56,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestWarnRefused: strangers cannot fill the log by connections that are refused.
+// TestWarnRefused: strangers cannot fill the log with refused connections.
 func TestWarnRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said lines
@@ -80,7 +80,8 @@ type lines []string
 
 func (l *lines) Warnf(format string, args ...any) { *l = append(*l, fmt.Sprintf(format, args...)) }
 
-// TestRefusedByDates: who is told of the connections that a listener has refused is told of clocks.
+// TestRefusedByDates: the function that gets the connections that a listener has refused also gets
+// the difference of the clocks.
 func TestRefusedByDates(t *testing.T) {
 	ln := &Listener{}
 	var told error
@@ -108,7 +109,8 @@ func TestRefusedByDates(t *testing.T) {
 	}
 }
 
-// TestDialByDates: the error of Dial says by how much the clocks differ, and is still that of TLS.
+// TestDialByDates: the error of Dial says by how much the clocks differ, and still wraps the TLS
+// error.
 func TestDialByDates(t *testing.T) {
 	a, err := NewClusterAuthority(time.Now())
 	if err != nil {

@@ -88,7 +88,7 @@ func TestClusterAuthorityIsKept(t *testing.T) {
 	}
 }
 
-// Certificates end, and renewed ones are presented by configurations that were made before.
+// TestRenew: certificates expire, and configurations that were made before present renewed ones.
 func TestRenew(t *testing.T) {
 	a := newCluster(t)
 	now := time.Now()
@@ -211,7 +211,7 @@ func TestSignRequestRefuses(t *testing.T) {
 			t.Errorf("%+v: signed", s)
 		}
 	}
-	// The request's own wishes count for nothing.
+	// The names and extensions in the request are ignored.
 	wish, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
 		DNSNames: []string{serverName(Driver)}, ExtraExtensions: nil,
 	}, key)
@@ -260,8 +260,8 @@ func FuzzParsePEM(f *testing.F) {
 	})
 }
 
-// FuzzParseAuthority: what is read as an authority can issue, and is written as text that is read
-// as the same.
+// FuzzParseAuthority: an authority that is parsed can issue certificates, and its text is parsed to
+// the same authority.
 func FuzzParseAuthority(f *testing.F) {
 	text, err := newCluster(f).PEM()
 	if err != nil {
@@ -290,7 +290,7 @@ func FuzzParseAuthority(f *testing.F) {
 	})
 }
 
-// FuzzAssemble: a certificate that is assembled with a key is of it, and names a subject.
+// FuzzAssemble: an assembled certificate belongs to the key, and names a subject.
 func FuzzAssemble(f *testing.F) {
 	a := newCluster(f)
 	key, err := NewKey()

@@ -125,7 +125,7 @@ func TestDecodeRefuses(t *testing.T) {
 }
 
 // TestDecodeOfAnotherAuthority: a certificate that the authority in the credentials has not signed
-// is refused where it is used, and by Assemble at once.
+// is refused when it is used, and by Assemble at once.
 func TestDecodeOfAnotherAuthority(t *testing.T) {
 	one, two := issue(t, newAuthority(t, "r"), Subject{Role: Worker}), issue(t, newAuthority(t, "r"), Subject{Role: Worker})
 	s, o := mixed(one)
@@ -146,8 +146,8 @@ func TestDecodeOfAnotherAuthority(t *testing.T) {
 	}
 }
 
-// TestTickets: each worker of a job has a ticket of its own, which Encode keeps and no other
-// credentials have.
+// TestTickets: each worker of a job has its own ticket, which Encode keeps and no other credentials
+// have.
 func TestTickets(t *testing.T) {
 	all := issue(t, newAuthority(t, "r"), Subject{Role: Worker})
 	a, b := all.ForWorker(), all.ForWorker()
@@ -194,7 +194,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// No way of printing credentials or an authority shows secrets.
+// TestSecretsDoNotPrint: no way of printing credentials or an authority shows secrets.
 func TestSecretsDoNotPrint(t *testing.T) {
 	a := newAuthority(t, "run-7")
 	c := issue(t, a, Subject{Role: Worker, Host: "h", Incarnation: "inc"})
@@ -327,12 +327,12 @@ func TestTLSRefuses(t *testing.T) {
 	toDriver := func(c *Credentials) *tls.Config { return c.ClientTLS(Subject{Role: Driver}) }
 	none := toDriver(one)
 	none.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &tls.Certificate{}, nil }
-	blind := toDriver(driver) // does not look at whom it talks to
+	blind := toDriver(driver) // does not verify its peer
 	blind.InsecureSkipVerify, blind.VerifyConnection = true, nil
 	old := toDriver(one)
 	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 
-	// A worker that signs a certificate for itself.
+	// A worker signs a certificate for itself.
 	selfmade, with := mixed(one)
 	with.leaf, with.key = signedByWorker(t, one)
 
@@ -393,7 +393,7 @@ func signedByWorker(t *testing.T, c *Credentials) (*x509.Certificate, *ecdsa.Pri
 	return leaf, key
 }
 
-// A session is not resumed even if the client offers it.
+// TestNoResumption: a session is not resumed even if the client offers it.
 func TestNoResumption(t *testing.T) {
 	a := newAuthority(t, "r")
 	server := issue(t, a, Subject{Role: Driver}).ServerTLS(Worker)
@@ -410,8 +410,8 @@ func TestNoResumption(t *testing.T) {
 	}
 }
 
-// FuzzSubject: a subject that is read is within its bounds, and is read again from what it is
-// written as.
+// FuzzSubject: a parsed subject is within its bounds, and formatting and parsing it again returns
+// the same subject.
 func FuzzSubject(f *testing.F) {
 	f.Add("hvdrun:///run/worker?host=a&incarnation=i&index=3")
 	f.Add("hvdrun:////agent?host=%1b%5b&index=0")
@@ -441,8 +441,8 @@ func FuzzSubject(f *testing.F) {
 	})
 }
 
-// A clock that is put back or forward, or is wrong by years, ends no job: its certificates are
-// valid at any time, since their authority's key bounds them.
+// TestJobAtAnyTime: a clock that is set back or forward, or is wrong by years, ends no job: its
+// certificates are always valid, because the key of their authority limits them.
 func TestJobAtAnyTime(t *testing.T) {
 	a, err := NewAuthority("run")
 	if err != nil {

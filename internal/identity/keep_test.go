@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// A decoded authority equals the original: each accepts credentials of the other.
+// TestAuthorityIsKept: a decoded authority equals the original: each accepts credentials of the
+// other.
 func TestAuthorityIsKept(t *testing.T) {
 	a := newAuthority(t, "run with blanks/and ünicode")
 	text, err := a.Encode()

@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata/listeners.txt")
 
-// TestTableOfListeners: testdata/listeners.txt has the table that the code makes.
+// TestTableOfListeners: testdata/listeners.txt equals the table that the code produces.
 func TestTableOfListeners(t *testing.T) {
 	const path = "testdata/listeners.txt"
 	table, err := os.ReadFile(path)
@@ -41,7 +41,7 @@ func TestTableOfListeners(t *testing.T) {
 	}
 }
 
-// bounds are for connections that a test makes: none of them ends by itself.
+// bounds returns bounds for connections that a test makes: none of them ends by itself.
 func bounds(unproven int) identity.Bounds {
 	return identity.Bounds{Unproven: unproven, Bytes: 1 << 10, Deadline: time.Hour}
 }
@@ -83,7 +83,8 @@ func closed(t *testing.T, conn net.Conn) {
 	}
 }
 
-// TestOldestGivesWay: of the source that has most connections, and what is proven stays.
+// TestOldestGivesWay: the oldest connection of the source with the most connections is closed, and
+// proven ones stay.
 func TestOldestGivesWay(t *testing.T) {
 	ln := listen(t, bounds(4))
 	honest, honestFar := dial(t, ln, "127.0.0.2")
@@ -118,7 +119,7 @@ func TestOldestGivesWay(t *testing.T) {
 	}
 }
 
-// TestBytesBeforeProof: what each, and all together, may send is bounded.
+// TestBytesBeforeProof: the bytes that each connection, and all together, can send are bounded.
 func TestBytesBeforeProof(t *testing.T) {
 	b := bounds(100)
 	b.Total = 3 << 10
@@ -153,7 +154,8 @@ func TestBytesBeforeProof(t *testing.T) {
 	}
 }
 
-// TestDeadlineBeforeProof: who says nothing is cut off, and who is proven is not.
+// TestDeadlineBeforeProof: a connection that sends nothing is closed at the deadline, unless it is
+// proven.
 func TestDeadlineBeforeProof(t *testing.T) {
 	ln := listen(t, identity.Bounds{Unproven: 9, Bytes: 1, Deadline: time.Hour})
 	_, member := dial(t, ln, "127.0.0.1")
@@ -169,7 +171,7 @@ func TestDeadlineBeforeProof(t *testing.T) {
 	}
 }
 
-// TestDescriptorsAreLeft: no more than a quarter of them is for strangers.
+// TestDescriptorsAreLeft: strangers can use at most a quarter of the descriptors.
 func TestDescriptorsAreLeft(t *testing.T) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -193,7 +195,8 @@ func TestDescriptorsAreLeft(t *testing.T) {
 	}
 }
 
-// TestListenerOfSeveral: one listener has several addresses and one bound, and Close ends all.
+// TestListenerOfSeveral: one listener can have several addresses with one bound, and Close closes
+// all.
 func TestListenerOfSeveral(t *testing.T) {
 	ln := listen(t, bounds(2))
 	second, err := ln.Open("127.0.0.2:0")
@@ -239,8 +242,8 @@ func TestListenerOfSeveral(t *testing.T) {
 	}
 }
 
-// TestFloodOfEach: hundreds of connections that say nothing, or begin to say much, leave no more
-// than each kind of listener permits.
+// TestFloodOfEach: of hundreds of connections that send nothing, or begin to send much, no more
+// stay than each kind of listener permits.
 func TestFloodOfEach(t *testing.T) {
 	for _, b := range allBounds() {
 		t.Run(b.Name, func(t *testing.T) {

@@ -19,8 +19,8 @@ func TestParsePorts(t *testing.T) {
 	}
 }
 
-// TestPortRange: listeners take the ports of the range until all are in use; those of loopback, and
-// with a port of their own, take others.
+// TestPortRange: listeners use the ports of the range until all are in use. Those on loopback, and
+// those with a given port, use others.
 func TestPortRange(t *testing.T) {
 	free, err := FreePort()
 	if err != nil {

@@ -40,7 +40,7 @@ func pair(t testing.TB) (dialer, acceptor net.Conn) {
 	return dialer, acceptor
 }
 
-// dataKey is that of all connections of these tests.
+// dataKey is the key of all connections of these tests.
 var dataKey = NewDataKey()
 
 func oneKey(Hello) (DataKey, error) { return dataKey, nil }
@@ -157,7 +157,7 @@ func TestProofOfAnotherKeyFails(t *testing.T) {
 	}
 }
 
-// An acceptor without the key cannot pose as one of the job.
+// TestDialerRefusesFalseAcceptor: an acceptor without the key cannot pose as a member of the job.
 func TestDialerRefusesFalseAcceptor(t *testing.T) {
 	_, c := jobOf(t, "r")
 	challenge := append([]byte(magic), make([]byte, nonceLen)...)
@@ -243,7 +243,8 @@ func relay(t *testing.T, c *Credentials, tamper func([]byte)) (o outcome, dialEr
 	return o, <-done
 }
 
-// Every bit of a claim is verified: generation, ranks, channel, nonce and proof.
+// TestTamperedClaimFails: every bit of a claim is verified: generation, ranks, channel, nonce and
+// proof.
 func TestTamperedClaimFails(t *testing.T) {
 	_, c := jobOf(t, "r")
 	for i := range claimLen {
@@ -254,7 +255,7 @@ func TestTamperedClaimFails(t *testing.T) {
 	}
 }
 
-// A claim for one connection is not valid for another that differs in any number.
+// TestHelloIsBound: a claim for one connection is not valid for another that differs in any number.
 func TestHelloIsBound(t *testing.T) {
 	_, c := jobOf(t, "r")
 	for _, h := range []Hello{{4, 2, 1, 4, 5}, {3, 0, 1, 4, 5}, {3, 2, 0, 4, 5}, {3, 2, 1, 5, 5}, {3, 1, 2, 4, 5}, {3, 2, 1, 4, 0}} {
@@ -301,7 +302,8 @@ func TestProofUnderTLS(t *testing.T) {
 	}
 }
 
-// A relay between two TLS connections that forwards the genuine proof is detected.
+// TestProofIsBoundToTheTLSConnection: a relay between two TLS connections that forwards the genuine
+// proof is detected.
 func TestProofIsBoundToTheTLSConnection(t *testing.T) {
 	_, c := jobOf(t, "r")
 	d, da := pair(t)
@@ -337,7 +339,7 @@ func FuzzProveAccept(f *testing.F) {
 		s := &spy{Conn: a}
 		got := accept(c, s, func(Hello) error { t.Error("check was asked about a stranger"); return nil })
 		io.CopyN(io.Discard, d, int64(challengeLen))
-		d.Write(said) // a pipe: ends when the acceptor has read it all or has gone
+		d.Write(said) // on a pipe, it ends when the acceptor has read everything or has closed it
 		d.Close()
 		if o := <-got; o.err == nil || o.hello != (Hello{}) {
 			t.Errorf("%+v", o)
@@ -375,8 +377,8 @@ func BenchmarkProof(b *testing.B) {
 	}
 }
 
-// TestDataKeys: the keys of generations, of jobs and of visits differ, and each driver of a job
-// derives the same.
+// TestDataKeys: the keys of generations, jobs and visits differ, and each driver of a job derives
+// the same ones.
 func TestDataKeys(t *testing.T) {
 	a, b := newAuthority(t, "r"), newAuthority(t, "r")
 	text, err := a.Encode()
@@ -414,8 +416,8 @@ func TestDataKeys(t *testing.T) {
 	}
 }
 
-// FuzzHello: a hello whose numbers are within their bounds is written as it was read, and no number
-// of another is negative unnoticed.
+// FuzzHello: a hello whose numbers are within their bounds is written as it was read, and a
+// negative number is always detected.
 func FuzzHello(f *testing.F) {
 	f.Add(hello.append(nil))
 	f.Add(bytes.Repeat([]byte{0xff}, len(hello.append(nil))))
