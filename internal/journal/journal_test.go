@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// written creates a journal of those records and returns its path.
+// written creates a journal of these records and returns its path.
 func written(t testing.TB, records ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "journal")
@@ -50,10 +50,10 @@ func content(t testing.TB, path string) []byte {
 
 var some = []string{"one", strings.Repeat("two ", 1000), "3", strings.Repeat("\x00", 100)}
 
-// headLen is the size of what is before the first record of a file of written.
+// headLen is the number of bytes before the first record of a file of written.
 const headLen = firstAt + frame + int64(len("run")) + frame + markLen
 
-// elsewhere has this test read journals as another machine, or this one after another start.
+// elsewhere makes this test read journals as on another machine, or as after a restart of this one.
 func elsewhere(t testing.TB) {
 	t.Helper()
 	before := machine
@@ -70,7 +70,7 @@ func endsOf(records []string) []int64 {
 	return ends
 }
 
-// On the machine of its writer, a file that lacks a byte of its records is damaged.
+// TestCutAnywhere: on the machine of its writer, a file without a byte of its records is damaged.
 func TestCutAnywhere(t *testing.T) {
 	b := content(t, written(t, some...))
 	for cut := range len(b) {
@@ -82,8 +82,8 @@ func TestCutAnywhere(t *testing.T) {
 	}
 }
 
-// After the machine's death a file yields its complete records, and those that were synced must be
-// there. The next writer appends after them.
+// TestCutByTheMachinesDeath: after the machine's death a file yields its complete records, and the
+// synced ones must be there. The next writer appends after them.
 func TestCutByTheMachinesDeath(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	j, err := Create(path, "run")
@@ -139,8 +139,8 @@ func TestCutByTheMachinesDeath(t *testing.T) {
 	}
 }
 
-// A record that the writer's death has cut is no record, and the next writer overwrites it. One
-// that was written whole is read, though the mark does not have it.
+// TestCutByTheWritersDeath: a record that is incomplete because the writer died does not count, and
+// the next writer overwrites it. A complete one is read even if the mark does not include it.
 func TestCutByTheWritersDeath(t *testing.T) {
 	b := content(t, written(t, some...))
 	seed := seedOf(b[len(magic):firstAt])
@@ -168,7 +168,7 @@ func TestCutByTheWritersDeath(t *testing.T) {
 	}
 }
 
-// Every changed bit is detected, and Open leaves the file as it is.
+// TestAnyFlippedBit: every changed bit is detected, and Open leaves the file unchanged.
 func TestAnyFlippedBit(t *testing.T) {
 	b := content(t, written(t, "one", "two", "three"))
 	path := filepath.Join(t.TempDir(), "damaged")
@@ -190,8 +190,9 @@ func TestAnyFlippedBit(t *testing.T) {
 	}
 }
 
-// Whatever happens to a file in one place is detected, unless the records are the same: 300 times a
-// bit anywhere, a bit of a length, an end that is cut off, and bytes that are zeros.
+// TestRandomDamage: damage at one place of a file is detected unless the records are unchanged. It
+// is tried 300 times: a flipped bit anywhere, a flipped bit of a length, a truncated end, and
+// zeroed bytes.
 func TestRandomDamage(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	var records []string
@@ -223,7 +224,7 @@ func TestRandomDamage(t *testing.T) {
 	}
 }
 
-// asVersion2 returns the file of version 2 with those records.
+// asVersion2 returns a file of version 2 with these records.
 func asVersion2(records ...string) []byte {
 	b := append([]byte(markless), 1, 2, 3, 4)
 	seed := seedOf(b[len(magic):])
@@ -233,7 +234,7 @@ func asVersion2(records ...string) []byte {
 	return b
 }
 
-// A file of version 2 is read, and rewritten by the one who opens it.
+// TestVersion2: a file of version 2 is read, and opening it rewrites it.
 func TestVersion2(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	for _, rest := range []string{"", "\x00\x00\x00", strings.Repeat("\x00", 100), "\x05\x00\x00\x00\x01\x02\x03\x04abcde"} {
@@ -332,7 +333,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A length without data allocates no memory.
+// TestHugeLength: a length without data allocates no memory.
 func TestHugeLength(t *testing.T) {
 	b := content(t, written(t))
 	b = binary.LittleEndian.AppendUint32(b, MaxRecord)
@@ -349,8 +350,7 @@ func TestHugeLength(t *testing.T) {
 	}
 }
 
-// FuzzRead: for any file, writing the records that are read again reproduces the beginning of the
-// file.
+// FuzzRead: for any file, writing the records that were read reproduces the beginning of the file.
 func FuzzRead(f *testing.F) {
 	f.Add(content(f, written(f)))
 	f.Add(content(f, written(f, some...)))

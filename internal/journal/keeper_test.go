@@ -15,7 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// keeping returns a keeper of a journal that is not there yet, and what it logs.
+// keeping returns a keeper of a journal that does not exist yet, and its log.
 func keeping(t *testing.T, r Rules) (*Keeper, *bytes.Buffer) {
 	t.Helper()
 	said := &bytes.Buffer{}
@@ -47,7 +47,7 @@ func snapshotOf(records ...string) func(func([]byte) bool) {
 
 var errDisk = errors.New("the disk is broken")
 
-// TestUpkeep: when a snapshot is due, and when an attempt follows one that has failed.
+// TestUpkeep: the times when a snapshot is due, and when a failed one is tried again.
 func TestUpkeep(t *testing.T) {
 	now := time.Unix(1000, 0)
 	u := upkeep{bound: 100}
@@ -87,7 +87,7 @@ func TestUpkeep(t *testing.T) {
 	}
 }
 
-// TestKeeperWaits: records wait for a disk that does not take them, up to a bound, and are written
+// TestKeeperWaits: if the disk does not accept records, they wait, up to a bound, and are written
 // in their order when it does.
 func TestKeeperWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -123,8 +123,8 @@ func TestKeeperWaits(t *testing.T) {
 	})
 }
 
-// TestKeeperMends: a record that was written in part is written again, and those that a failed sync
-// leaves in doubt are too.
+// TestKeeperMends: a record that was written in part is written again, and so are those that a
+// failed sync leaves in doubt.
 func TestKeeperMends(t *testing.T) {
 	k, _ := keeping(t, Rules{Least: 1 << 20, Keep: 100})
 	now := time.Unix(1000, 0)
@@ -139,7 +139,7 @@ func TestKeeperMends(t *testing.T) {
 	if err := k.Append(now, []byte("c")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.j.file.Write([]byte{9, 0, 0}); err != nil { // of the next record
+	if _, err := k.j.file.Write([]byte{9, 0, 0}); err != nil { // the beginning of the next record
 		t.Fatal(err)
 	}
 	k.j.broken = errDisk
@@ -159,7 +159,7 @@ func TestKeeperMends(t *testing.T) {
 }
 
 // TestKeeperDrops: beyond the bound records are dropped, and a snapshot that includes them replaces
-// all as soon as the disk takes one.
+// all as soon as the disk accepts one.
 func TestKeeperDrops(t *testing.T) {
 	for _, strict := range []bool{false, true} {
 		t.Run(fmt.Sprint("strict ", strict), func(t *testing.T) {
@@ -206,8 +206,8 @@ func TestKeeperDrops(t *testing.T) {
 	}
 }
 
-// TestKeeperIsBounded: the size stays within four times that of a snapshot, and a journal that
-// cannot be compacted grows, and is tried again at twice its size.
+// TestKeeperIsBounded: the size stays within four times that of a snapshot. A journal that cannot
+// be compacted grows, and compaction is tried again at twice its size.
 func TestKeeperIsBounded(t *testing.T) {
 	k, said := keeping(t, Rules{Least: 1000, Reserve: true})
 	now := time.Unix(1000, 0)
@@ -231,7 +231,7 @@ func TestKeeperIsBounded(t *testing.T) {
 			t.Fatalf("%d bytes after a snapshot", k.Size())
 		}
 	}
-	// The next snapshot cannot be written: a record of no bytes is refused.
+	// The next snapshot cannot be written, because a record of zero bytes is refused.
 	for k.Append(now, slices.Clone(record)) == nil && !k.Due(now, false) {
 	}
 	size := k.Size()

@@ -30,8 +30,8 @@ func holds(t *testing.T, path string, want []string) {
 	}
 }
 
-// After any appends, replacements, cuts and reopenings, the journal contains what it was given
-// last, although its files contain more.
+// TestReplaceAtRandom: after any appends, replacements, cuts and reopenings, the journal contains
+// what was written last, although its files contain more.
 func TestReplaceAtRandom(t *testing.T) {
 	for seed := range uint64(15) {
 		rnd := rand.New(rand.NewPCG(seed, 5))
@@ -41,7 +41,7 @@ func TestReplaceAtRandom(t *testing.T) {
 			t.Fatal(err)
 		}
 		var want []string
-		record := func() string { return strings.Repeat("x", 1+rnd.IntN(3)*10) } // many of one size: old ones line up
+		record := func() string { return strings.Repeat("x", 1+rnd.IntN(3)*10) } // many of one size, so that old ones line up
 		for range 60 {
 			switch rnd.IntN(6) {
 			case 0:
@@ -89,7 +89,7 @@ func TestReplaceAtRandom(t *testing.T) {
 	}
 }
 
-// A journal that lacks records is complete after Replace.
+// TestReplaceMends: a journal that lacks records is complete after Replace.
 func TestReplaceMends(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	j, err := Create(path, "run")
@@ -120,7 +120,8 @@ func TestReplaceMends(t *testing.T) {
 	}
 }
 
-// On a full disk, a journal with reserved space accepts records and can be replaced repeatedly.
+// TestReserve: on a full disk, a journal with reserved space accepts records and can be replaced
+// repeatedly.
 func TestReserve(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can mount a file system that is filled")
@@ -159,7 +160,7 @@ func TestReserve(t *testing.T) {
 			t.Fatal(err)
 		}
 		holds(t, path, want)
-		if n%3 == 0 { // another process goes on with it
+		if n%3 == 0 { // another process continues with it
 			if err := j.Close(); err != nil {
 				t.Fatal(err)
 			}

@@ -28,8 +28,8 @@ type server struct {
 	t *testing.T
 }
 
-// TestLeastLease: a claim of the shortest lease outlives a server that becomes silent just after a
-// renewal, with a second to connect to another.
+// TestLeastLease: if the server becomes silent just after a renewal, a claim with the shortest
+// lease lasts long enough to connect to another server, with a second to spare.
 func TestLeastLease(t *testing.T) {
 	left := LeastLease*4/5 - LeastLease/renewals
 	if need := etcd.Silence + time.Second; left < need {
@@ -113,7 +113,7 @@ func TestParseURL(t *testing.T) {
 	}
 }
 
-// TestCopy: what is written is read, whatever its size, until it is replaced; and by nobody without
+// TestCopy: what is written can be read, whatever its size, until it is replaced, but not without
 // the key.
 func TestCopy(t *testing.T) {
 	t.Parallel()
@@ -194,7 +194,7 @@ func TestCopy(t *testing.T) {
 }
 
 // TestOneClaim: one driver has the claim, the next waits for its end, and what the first writes
-// after that changes nothing.
+// after that has no effect.
 func TestOneClaim(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
@@ -251,8 +251,8 @@ func TestOneClaim(t *testing.T) {
 	}
 }
 
-// TestMissingParts: a copy that lacks a part is refused, the last one too, and that of a version
-// which did not count its parts is read as far as it goes.
+// TestMissingParts: a copy that lacks a part is refused, even if it is the last one. A copy of a
+// version that did not count its parts is read up to the missing part.
 func TestMissingParts(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
@@ -299,8 +299,8 @@ func TestMissingParts(t *testing.T) {
 	}
 }
 
-// TestClaimOfTheSameRevision: an etcd that was restored from a backup gives revisions again; a
-// claim is another one nevertheless.
+// TestClaimOfTheSameRevision: an etcd that was restored from a backup repeats revisions; a claim at
+// the same revision is still a different one.
 func TestClaimOfTheSameRevision(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
@@ -322,7 +322,7 @@ func TestClaimOfTheSameRevision(t *testing.T) {
 	_ = c.Release(false) // its lease has gone with the value
 }
 
-// warned receives when there is a warning.
+// warned receives the warnings of a log.
 type warned chan string
 
 func (warned) Levels() []logrus.Level { return []logrus.Level{logrus.WarnLevel} }
@@ -335,7 +335,7 @@ func (w warned) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// warned has the store's warnings received.
+// warned returns a channel that receives the store's warnings.
 func (s *Store) warned() warned {
 	w := make(warned, 1)
 	log := logrus.New()
@@ -345,8 +345,8 @@ func (s *Store) warned() warned {
 	return w
 }
 
-// TestEtcdIsAway: what is written while etcd is down is there once it is up again, and the claim
-// stays.
+// TestEtcdIsAway: what is written while etcd is down is stored once it is up again, and the claim
+// remains.
 func TestEtcdIsAway(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
@@ -382,7 +382,7 @@ func TestEtcdIsAway(t *testing.T) {
 	}
 }
 
-// TestEtcdIsGone: a driver that does not reach etcd stops in time: before its lease has ended.
+// TestEtcdIsGone: a driver that cannot reach etcd stops before its lease has expired.
 func TestEtcdIsGone(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
@@ -405,8 +405,8 @@ func TestEtcdIsGone(t *testing.T) {
 	_ = c.Release(false) // the lease may be gone
 }
 
-// TestEtcdIsFull: a driver whose records etcd refuses for good says why and stops, although etcd
-// renews its lease.
+// TestEtcdIsFull: a driver whose records etcd permanently refuses gives the reason and stops,
+// although etcd renews its lease.
 func TestEtcdIsFull(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
@@ -435,8 +435,8 @@ func TestEtcdIsFull(t *testing.T) {
 	}
 }
 
-// TestReplacedTwice: of replacements that wait for etcd only the last one is written, so that a
-// driver which dies meanwhile does not leave an empty journal that counts.
+// TestReplacedTwice: of several replacements that wait for etcd, only the last one is written, so
+// that a driver that dies meanwhile does not leave an empty journal that counts.
 func TestReplacedTwice(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
