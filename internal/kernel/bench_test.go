@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// BenchmarkCombine tells bytes of dst each second: of what is read and written it is a third.
+// BenchmarkCombine reports the bytes of dst per second, a third of the bytes read and written.
 func BenchmarkCombine(b *testing.B) {
 	all := implementations()
 	for _, size := range []int{64, 16 << 10, 1 << 20, 64 << 20} {
@@ -28,7 +28,7 @@ func BenchmarkCombine(b *testing.B) {
 	}
 }
 
-// BenchmarkDivide and BenchmarkScale work in place.
+// BenchmarkDivide, like BenchmarkScale, works in place.
 func BenchmarkDivide(b *testing.B) {
 	inPlace(b, func(t *table, typ Type) func([]byte) { return func(b []byte) { t.divide[typ](b, 3) } })
 }
@@ -37,7 +37,7 @@ func BenchmarkScale(b *testing.B) {
 	inPlace(b, func(t *table, typ Type) func([]byte) { return func(b []byte) { t.scale[typ](b, 1) } })
 }
 
-// BenchmarkNarrow and BenchmarkWiden tell bytes of the float32s.
+// BenchmarkNarrow, like BenchmarkWiden, reports the bytes of the float32s per second.
 func BenchmarkNarrow(b *testing.B) {
 	half := make([]byte, 32<<20)
 	inPlace(b, func(t *table, typ Type) func([]byte) {

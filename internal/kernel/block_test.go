@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestBlocks: no call of assembler code has more than a atOnce of result, and all blocks come, in
-// their order, once.
+// TestBlocks: each call of assembler code has at most atOnce bytes of result, and all blocks are
+// processed once, in their order.
 func TestBlocks(t *testing.T) {
 	var calls, longest int
 	note := func(n int) {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestFloat16: every half is exact in float32 and comes back; between two neighbours the nearer one
-// wins, and the even one at the middle.
+// TestFloat16: every half is exact in float32 and is converted back to itself. A number between two
+// neighbours is rounded to the nearer one, and in the middle to the even one.
 func TestFloat16(t *testing.T) {
 	for i := range 1 << 16 {
 		h := uint16(i)
@@ -34,7 +34,7 @@ func TestFloat16(t *testing.T) {
 	}
 }
 
-// checkBetween checks the rounding between two neighbours lo and hi, of which lo is at index i.
+// checkBetween checks the rounding between two neighbours lo and hi; lo has index i.
 func checkBetween(t *testing.T, lo, hi float32, round func(float32) uint16, i uint16) {
 	t.Helper()
 	mid := float32((float64(lo) + float64(hi)) / 2) // exact

@@ -13,7 +13,7 @@ func bytesOf[T element](d []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(d))), len(d)*int(unsafe.Sizeof(*new(T))))
 }
 
-// implementations are all that this machine can run.
+// implementations returns all implementations that this machine can run.
 func implementations() map[string]*table {
 	all := map[string]*table{"twin": &twin}
 	addVector(all)
@@ -41,8 +41,8 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// TestFloatRules: which zero and which NaN results, in every implementation. Elements are repeated
-// so that whole vectors and what remains are tried.
+// TestFloatRules: every implementation returns the right zero or NaN. Elements are repeated, so
+// that both whole vectors and remainders are tested.
 func TestFloatRules(t *testing.T) {
 	const (
 		inf, zero, one      = 0x7f800000, 0, 0x3f800000
@@ -138,7 +138,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestDivideByMany: the divisor need not fit the type.
+// TestDivideByMany: the divisor can exceed the range of the type.
 func TestDivideByMany(t *testing.T) {
 	signed, unsigned := []int8{100, -100, 127}, []uint8{255, 200}
 	Divide(Int8)(bytesOf(signed), 200)
@@ -153,8 +153,8 @@ func TestDivideByMany(t *testing.T) {
 	}
 }
 
-// TestDivideIntegers: the reciprocal gives what a division gives, for all numbers of 8 and 16 bits,
-// and for those of 32 where it is closest to another.
+// TestDivideIntegers: the reciprocal gives the same result as a division, for all numbers of 8 and
+// 16 bits, and for those of 32 bits that are closest to another result.
 func TestDivideIntegers(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 5, 7, 10, 64, 127, 128, 255, 256, 641, 32767, 32768, 65535, 65536, 1<<31 - 1, 1 << 31, 1<<32 - 1, 1 << 32, 1 << 40} {
 		var a []int8
@@ -211,7 +211,7 @@ func checkDivide[T int8 | uint8 | int16 | uint16 | int32 | uint32 | int64 | uint
 	}
 }
 
-// differ tells the first element at which two results differ.
+// differ describes the first element at which two results differ.
 func differ(typ Type, got, want []byte) string {
 	for i := 0; i < len(want); i += typ.Size() {
 		if !bytes.Equal(got[i:i+typ.Size()], want[i:i+typ.Size()]) {

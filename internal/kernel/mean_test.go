@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestMean: the sum is one of float32s in the order of the operands, and rounded once; in every
-// implementation, for lengths around those of blocks, in place as well.
+// TestMean: the sum is computed in float32 in the order of the operands and rounded once: in every
+// implementation, for lengths around those of blocks, and in place.
 func TestMean(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 8))
 	for _, typ := range []Type{Float16, BFloat16} {
@@ -51,7 +51,7 @@ func TestMean(t *testing.T) {
 				want = append(want, halfOf(typ, sum))
 			}
 			for name, table := range implementations() {
-				for k := -1; k < len(operands); k++ { // dst is one of them, or none
+				for k := -1; k < len(operands); k++ { // dst is one of them, or a separate vector
 					all := make([][]byte, len(operands))
 					for i := range operands {
 						all[i] = slices.Clone(bytesOf(operands[i]))
@@ -84,7 +84,7 @@ func halfOf(t Type, f float32) uint16 {
 	return ToBFloat16(f)
 }
 
-// TestMeanIsBounded: neither large numbers nor small ones are lost on the way.
+// TestMeanIsBounded: neither large nor small numbers are lost in intermediate results.
 func TestMeanIsBounded(t *testing.T) {
 	for _, v := range []float32{65504, -40000, 1.0 / (1 << 24), math.Float32frombits(0x38800000)} {
 		one := bytesOf([]uint16{ToFloat16(v)})
@@ -103,7 +103,7 @@ var two, into = [][]byte{make([]byte, 9000), make([]byte, 9000)}, make([]byte, 9
 
 func meanOfTwo() { Mean(Float16, into, two, nil, 2) }
 
-// BenchmarkMean tells bytes of dst each second.
+// BenchmarkMean reports the bytes of dst per second.
 func BenchmarkMean(b *testing.B) {
 	for _, operands := range []int{2, 4} {
 		for _, size := range []int{16 << 10, 1 << 20} {

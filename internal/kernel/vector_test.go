@@ -25,7 +25,7 @@ func addVector(all map[string]*table) {
 	}
 }
 
-// vectors are the implementations to hold against the twin.
+// vectors returns the implementations that are compared with the twin.
 func vectors(t testing.TB) map[string]*table {
 	all := map[string]*table{}
 	addVector(all)
@@ -35,7 +35,7 @@ func vectors(t testing.TB) map[string]*table {
 	return all
 }
 
-// specials are the bits of values at which arithmetic turns.
+// specials returns the bits of edge cases of a type.
 func specials(typ Type) []uint64 {
 	var all []uint64
 	exponent := map[Type]int{Float32: 8, Float64: 11, Float16: 5, BFloat16: 8}[typ]
@@ -61,7 +61,7 @@ func appendBits(b []byte, typ Type, bits uint64) []byte {
 	return append(b, binary.LittleEndian.AppendUint64(nil, bits)[:typ.Size()]...)
 }
 
-// fill makes n elements, of which about half are special.
+// fill returns n elements, about half of which are special.
 func fill(r *rand.Rand, typ Type, n int) []byte {
 	special := specials(typ)
 	var b []byte
@@ -86,7 +86,7 @@ func eachCombine(t *testing.T, f func(t *testing.T, typ Type, op Op, table *tabl
 	}
 }
 
-// TestSpecialPairs: each pair of special values, and each of them with random ones.
+// TestSpecialPairs tests each pair of special values, and each special value with random ones.
 func TestSpecialPairs(t *testing.T) {
 	eachCombine(t, func(t *testing.T, typ Type, op Op, table *table) {
 		r := rand.New(rand.NewPCG(1, uint64(typ)))
@@ -107,7 +107,8 @@ func TestSpecialPairs(t *testing.T) {
 	})
 }
 
-// TestPairs: all pairs of bytes; all 16-bit values with some others, or with all if so flagged.
+// TestPairs tests all pairs of bytes, and all 16-bit values with some others, or with all if the
+// flag is set.
 func TestPairs(t *testing.T) {
 	eachCombine(t, func(t *testing.T, typ Type, op Op, table *table) {
 		if typ.Size() > 2 {
@@ -140,7 +141,7 @@ func TestPairs(t *testing.T) {
 	})
 }
 
-// guarded is memory of n bytes that begins or ends where pages may not be touched.
+// guarded is memory of n bytes that begins or ends at an inaccessible page.
 type guarded struct{ memory []byte }
 
 func newGuarded(t *testing.T) *guarded {
@@ -162,8 +163,8 @@ func (g *guarded) first(n int) []byte { return g.memory[:n:n] }
 
 func (g *guarded) last(n int) []byte { return g.memory[len(g.memory)-n:] }
 
-// TestLengths: every short length, at either end of what may be touched, and dst being its own
-// source.
+// TestLengths tests every short length, at either end of accessible memory, also with dst as its
+// own source.
 func TestLengths(t *testing.T) {
 	x, y, z := newGuarded(t), newGuarded(t), newGuarded(t)
 	eachCombine(t, func(t *testing.T, typ Type, op Op, table *table) {
@@ -194,7 +195,8 @@ func TestLengths(t *testing.T) {
 	})
 }
 
-// TestOffsets: no alignment is needed, large lengths included, and what lies beside dst stays.
+// TestOffsets: no alignment is required, also for large lengths, and the memory beside dst does not
+// change.
 func TestOffsets(t *testing.T) {
 	eachCombine(t, func(t *testing.T, typ Type, op Op, table *table) {
 		r := rand.New(rand.NewPCG(4, uint64(typ)))
@@ -260,8 +262,8 @@ func TestScaleAndDivide(t *testing.T) {
 	}
 }
 
-// TestConversions: every half; of float32s the special ones, random ones and those beside and
-// between each two halves, or all if so flagged.
+// TestConversions tests every half, and of the float32s the special ones, random ones, and those
+// beside and between each two halves, or all if the flag is set.
 func TestConversions(t *testing.T) {
 	source, target := newGuarded(t), newGuarded(t)
 	for name, table := range vectors(t) {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestFresh: what the generator writes is what lies in the package.
+// TestFresh: the files in the package equal the generator's output.
 func TestFresh(t *testing.T) {
 	files, err := generate()
 	if err != nil {
