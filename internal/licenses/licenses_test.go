@@ -18,8 +18,8 @@ import (
 
 const root = "../.."
 
-// linked returns the programs by each module@version that they are linked with, and the folders of
-// the modules, as go list tells it.
+// linked returns the programs that are linked with each module@version, and the folders of the
+// modules, according to go list.
 func linked(t *testing.T) (programs map[string][]string, dirs map[string]string) {
 	t.Helper()
 	const format = `{{with .Module}}{{if not (or .Main .Replace)}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}`
@@ -56,7 +56,7 @@ func linked(t *testing.T) (programs map[string][]string, dirs map[string]string)
 }
 
 // TestEveryModuleIsListed: the list has exactly the modules that the programs are linked with, and
-// the texts of their files are those of the module cache.
+// the texts of their files equal those in the module cache.
 func TestEveryModuleIsListed(t *testing.T) {
 	list, err := licenses.All()
 	if err != nil {
@@ -74,7 +74,7 @@ func TestEveryModuleIsListed(t *testing.T) {
 			t.Errorf("%s has no licence, source or file", key)
 		}
 		if m.Path == "std" {
-			continue // of the Go that has made the list
+			continue // the Go version that made the list
 		}
 		want := slices.Sorted(slices.Values(programs[key]))
 		if !slices.Equal(m.Programs, want) {
@@ -96,7 +96,8 @@ func TestEveryModuleIsListed(t *testing.T) {
 	}
 }
 
-// TestNotices: each notice of a module is in NOTICE, and the print has all texts, each once.
+// TestNotices: NOTICE contains each notice of a module, and the printed list contains each text
+// once.
 func TestNotices(t *testing.T) {
 	list, err := licenses.All()
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestFresh: what the generator writes is what lies in the repository. The list is compared
-// unpacked, because another version of Go may compress it otherwise.
+// TestFresh: the files in the repository equal the generator's output. The list is compared
+// unpacked, because another version of Go can compress it differently.
 func TestFresh(t *testing.T) {
 	root := filepath.Join("..", "..", "..", "..")
 	l, err := collect(root)
