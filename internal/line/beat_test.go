@@ -12,7 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// hearBeat reads a heartbeat as the driver does.
+// hearBeat parses a heartbeat as the driver does.
 func hearBeat(text []byte) (b Beat, err error) {
 	if err = json.Unmarshal(text, &b); err == nil {
 		err = b.Check()
@@ -84,8 +84,8 @@ func TestPhasesHaveNames(t *testing.T) {
 	}
 }
 
-// TestFigures: a heartbeat has one value of each name, and a name or a number of names out of
-// bounds is refused.
+// TestFigures: a heartbeat has one value for each name; invalid names and too many names are
+// refused.
 func TestFigures(t *testing.T) {
 	b := Beat{Phase: Training, Figures: []Figure{{"loss", 0.5}, {"lr", math.Inf(1)}}, Usage: &proc.Usage{Processor: 5, Resident: 1, Used: 2, Limit: 3}}
 	got, err := hearBeat(Up("pulse", b))

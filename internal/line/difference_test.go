@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// crowd returns a world of so many workers, eight on each host.
+// crowd returns a world of n workers, eight on each host.
 func crowd(n int) (plan.World, []Member) {
 	w, all := plan.World{Generation: 1, Slots: make([]plan.Slot, n)}, make([]Member, n)
 	for i := range n {
@@ -35,7 +35,8 @@ func without(w plan.World, all []Member, out func(rank int) bool) (plan.World, [
 	return left, members
 }
 
-// TestDifference: a difference makes the new members, byte for byte, and is as short as the change.
+// TestDifference: a difference yields the new members, byte for byte, and is as short as the
+// change.
 func TestDifference(t *testing.T) {
 	w, all := crowd(10_000)
 	old := NewMembers(w, all)
@@ -86,7 +87,8 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-// TestDifferencesOfRandomWorlds: whatever the worlds, a difference makes the second of the first.
+// TestDifferencesOfRandomWorlds: for any two worlds, the difference yields the second from the
+// first.
 func TestDifferencesOfRandomWorlds(t *testing.T) {
 	dice := rand.New(rand.NewPCG(1, 2))
 	random := func() *Members {
@@ -149,11 +151,11 @@ func TestDifferencesThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// normal returns members as they are read.
+// normal returns members in the form in which they are decoded.
 func normal(m *Members) *Members { return (&decoder{rest: m.Append(nil)}).members() }
 
-// BenchmarkDifference measures what the driver does once for a world of ten thousand workers of
-// which one in a hundred has died, and what a worker that connects to the others does.
+// BenchmarkDifference measures the work of the driver, once per world, for a world of ten thousand
+// workers in which one in a hundred has died, and the work of a worker that connects to the others.
 func BenchmarkDifference(b *testing.B) {
 	w, all := crowd(10_000)
 	old := NewMembers(w, all)

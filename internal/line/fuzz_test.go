@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// FuzzJoin: a join is within its bounds and survives another encoding, or is refused.
+// FuzzJoin: a join is either within its bounds and survives another encoding, or refused.
 func FuzzJoin(f *testing.F) {
 	f.Add(Up("join", Joining{After: 2, Commits: 3, HoldsState: true, DataAddrs: []string{"10.0.0.1:5", "[::1]:5"}, Cause: "a peer is gone",
 		Lost: []int{0, 7}, Undone: 3, Handle: "h", Program: "torch 2.14", Trained: new(true), CanWiden: true, Has: 9}))
@@ -41,7 +41,7 @@ func FuzzJoin(f *testing.F) {
 	})
 }
 
-// FuzzBeat: a heartbeat is within its bounds and survives another encoding, or is refused.
+// FuzzBeat: a heartbeat is either within its bounds and survives another encoding, or refused.
 func FuzzBeat(f *testing.F) {
 	f.Add(Up("pulse", Beat{Generation: 3, Phase: Training, Quiet: 5, Commits: 9, Lanes: []Lane{{ID: 1, Operation: 7, Waiting: true, For: 9, What: "all-reduce"}},
 		Counters: &Counters{Commits: 4, CommitTime: 5, CommitBytes: 6, Operations: []Operations{{Kind: "AllReduce", Backend: "memory", SizeClass: 2, Count: 1, Duration: 2, Bytes: 3}}},
@@ -66,7 +66,7 @@ func FuzzBeat(f *testing.F) {
 	})
 }
 
-// FuzzReport: the name of a backend is one that a terminal and a log can show, and so is an error.
+// FuzzReport: the name of a backend and an error are texts that a terminal and a log can show.
 func FuzzReport(f *testing.F) {
 	f.Add(Up("report", ReportLine{What: "backend", Backend: "ipc+hosts"}))
 	f.Add(Up("report", ReportLine{What: "backend", Backend: "\x1b[2J"}))
@@ -116,7 +116,7 @@ func FuzzMembers(f *testing.F) {
 	f.Add((&Members{Hosts: []string{""}, Counts: []uint32{1}, Indices: []uint32{1 << 31}}).Append(nil), 1)
 	f.Fuzz(func(t *testing.T, b []byte, size int) {
 		if size < 1 {
-			return // there is no such place
+			return // this place is not in the world
 		}
 		p := Place{Generation: 3, Size: size, members: &members{size: size, whole: b}}
 		w, err := p.World()
@@ -143,8 +143,9 @@ func FuzzMembers(f *testing.F) {
 	})
 }
 
-// FuzzDifference: members that a difference makes have the announced number, each in its own slot,
-// and none that were neither there before nor added. The difference between both makes them again.
+// FuzzDifference: the members that a difference yields have the announced number, each in its own
+// slot, and all of them were there before or are added. The difference between the two yields them
+// again.
 func FuzzDifference(f *testing.F) {
 	old := &Members{
 		Hosts: []string{"a", "b"}, Counts: []uint32{2, 1}, Indices: []uint32{0, 2, 0},
@@ -192,7 +193,7 @@ func FuzzDifference(f *testing.F) {
 	})
 }
 
-// again encodes and decodes a world again.
+// again encodes and decodes a world.
 func again(t *testing.T, w World, addrs [][]string) World {
 	t.Helper()
 	all := make([]Member, w.Size())

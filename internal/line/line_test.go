@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestReadLine: lines of any length up to the bound arrive whole, and a line without an end is an
-// error.
+// TestReadLine: lines of any length up to the bound arrive completely, and a line without an end is
+// an error.
 func TestReadLine(t *testing.T) {
 	long := strings.Repeat("x", MostUp-1)
 	in := NewReader(strings.NewReader("a\n\n"+long+"\nx"+long+"\n"), MostUp)
@@ -29,7 +29,8 @@ func TestReadLine(t *testing.T) {
 	}
 }
 
-// TestMessages: what the driver tells is read as the same, and a tail has its announced length.
+// TestMessages: messages of the driver are read as they were written, and a tail has its announced
+// length.
 func TestMessages(t *testing.T) {
 	u, l := notify.Update{Seq: 8, Change: plan.Added | plan.Removed, Generation: 4}, notify.Loss{Generation: 4, Ranks: []int{1, 7}}
 	text := string(Updated(u)) + "\n" + string(Lost(l)) + "\n" + string(Dismissed(ErrLast)) + "\n" +

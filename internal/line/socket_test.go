@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// TestSocketOf: a descriptor is taken if it is the socket, and stays open otherwise.
+// TestSocketOf: a descriptor is used if it is the socket, and stays open otherwise.
 func TestSocketOf(t *testing.T) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestTrace: the phases from a join to the first save are told until they were sent, and no
-// others.
+// TestTrace: the phases from a join to the first save, and no others, are reported until they have
+// been sent.
 func TestTrace(t *testing.T) {
 	var w Trace
 	now := time.Unix(1000, 0)
@@ -40,7 +40,7 @@ func TestTrace(t *testing.T) {
 	check("")
 	enter(j, c, j, c, s, tr, sv)
 	check("1-6s 2-5s 1-4s 2-3s 4-2s 5-1s 6-0s ")
-	enter(j) // the next world before that was sent
+	enter(j) // the next world, before that was sent
 	check("")
 	for range 100 {
 		enter(c, j)

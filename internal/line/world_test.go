@@ -100,7 +100,8 @@ func TestWorldArrives(t *testing.T) {
 	}
 }
 
-// BenchmarkWorld measures decoding the answer with a thousand members and their addresses.
+// BenchmarkWorld measures how long it takes to decode a world of a thousand members with their
+// addresses.
 func BenchmarkWorld(b *testing.B) {
 	const n = 1000
 	ids, all := make([]plan.SlotID, n), make([]Member, n)

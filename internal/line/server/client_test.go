@@ -21,7 +21,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// door opens the launcher's door.
+// door opens the launcher's listener for its workers.
 func (j *job) door() *Door {
 	j.t.Helper()
 	own, err := j.authority.Issue(identity.Subject{Role: identity.Agent, Host: "h"})
@@ -36,7 +36,7 @@ func (j *job) door() *Door {
 	return d
 }
 
-// env is that of a worker whose launcher has that door.
+// env returns the environment of a worker whose launcher listens at door.
 func (j *job) env(inc, door string) plan.Worker {
 	j.t.Helper()
 	creds, err := j.authority.Issue(subject(inc, 0))
@@ -50,7 +50,7 @@ func (j *job) env(inc, door string) plan.Worker {
 	}
 }
 
-// runs runs a worker's process, and returns the end of its socket.
+// runs starts to serve a worker's process, and returns the process's end of the socket.
 func (j *job) runs(env plan.Worker) net.Conn {
 	near, far := net.Pipe()
 	var talking sync.WaitGroup
@@ -78,7 +78,8 @@ func (j *job) client(cfg line.ClientConfig) *line.Client {
 	return c
 }
 
-// TestClient: a worker of package elastic goes from world to world, by its socket or by the door.
+// TestClient: a worker of package elastic moves from world to world, over its socket or through the
+// launcher's listener.
 func TestClient(t *testing.T) {
 	for _, byDoor := range []bool{false, true} {
 		j := newJob(t)
@@ -148,7 +149,7 @@ func TestClient(t *testing.T) {
 	}
 }
 
-// TestWorldsOfClient: a client that has the members of a world is told how the next differ.
+// TestWorldsOfClient: a client that has the members of a world gets the next world as a difference.
 func TestWorldsOfClient(t *testing.T) {
 	j := newJob(t)
 	env := j.env("a", "127.0.0.1:1")
@@ -172,7 +173,7 @@ func TestWorldsOfClient(t *testing.T) {
 	}
 }
 
-// TestWidenOfClient: a client whose addresses are those of loopback opens others, once.
+// TestWidenOfClient: a client that listens only on loopback opens other addresses, once.
 func TestWidenOfClient(t *testing.T) {
 	j := newJob(t)
 	env := j.env("a", "127.0.0.1:1")
@@ -189,7 +190,7 @@ func TestWidenOfClient(t *testing.T) {
 	}
 }
 
-// TestUnreachable: a client whose launcher is gone says so; one that is refused says why.
+// TestUnreachable: the error reports that the launcher is gone, or why it refused the client.
 func TestUnreachable(t *testing.T) {
 	j := newJob(t)
 	c := j.client(line.ClientConfig{Worker: j.env("a", "127.0.0.1:1"), Patience: time.Nanosecond})
@@ -203,7 +204,8 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// TestStrangers: a process without a certificate of a worker of the job gets nothing at the door.
+// TestStrangers: a process without a certificate of a worker of the job gets no answer at the
+// launcher's listener.
 func TestStrangers(t *testing.T) {
 	j, other := newJob(t), newJob(t)
 	at := j.door().Addr()
@@ -241,13 +243,13 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestTicketOfNobody: neither a worker's certificate alone nor a ticket that no running worker has
-// makes a process one of the workers that run.
+// TestTicketOfNobody: a worker's certificate without a ticket, or with a ticket that no running
+// worker has, does not make a process one of the running workers.
 func TestTicketOfNobody(t *testing.T) {
 	j := newJob(t)
 	at := j.door().Addr()
 	j.runs(j.env("a", at))
-	bare := j.env("b", at) // whose credentials have no ticket
+	bare := j.env("b", at) // its credentials have no ticket
 	all, err := j.authority.Issue(identity.Subject{Role: identity.Worker})
 	if err != nil {
 		t.Fatal(err)
@@ -268,8 +270,8 @@ func TestTicketOfNobody(t *testing.T) {
 	}
 }
 
-// TestTicketOfEnded: at the door, the ticket of a worker that has ended neither makes a process a
-// worker nor lets it reach the driver.
+// TestTicketOfEnded: the ticket of a worker that has ended is refused at the launcher's listener:
+// with it a process neither counts as a worker nor reaches the driver.
 func TestTicketOfEnded(t *testing.T) {
 	j := newJob(t)
 	env := j.env("a", j.door().Addr())
@@ -318,8 +320,8 @@ func TestTicketOfEnded(t *testing.T) {
 	}
 }
 
-// TestFloodOfDoor: processes of the host that connect and say nothing take no more descriptors than
-// there may be, and a worker that is proven stays connected.
+// TestFloodOfDoor: processes of the host that connect and send nothing use no more descriptors than
+// permitted, and a proven worker stays connected.
 func TestFloodOfDoor(t *testing.T) {
 	j := newJob(t)
 	d := j.door()

@@ -6,7 +6,7 @@ import (
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
-// FuzzStacks: stacks that a worker tells are within the bounds of the package stacks.
+// FuzzStacks: stacks that a worker sends are within the bounds of package stacks.
 func FuzzStacks(f *testing.F) {
 	f.Add("Current thread 0x00007f (most recent call first):\n  File \"train.py\", line 12 in step\n  File \"/usr/lib/python3/x.py\", line 1 in y\n")
 	f.Fuzz(func(t *testing.T, text string) {
@@ -22,7 +22,7 @@ func FuzzStacks(f *testing.F) {
 	})
 }
 
-// TestReadStacks: the user's own code comes first, and libraries are told from it.
+// TestReadStacks: the user's own code comes first, and is distinguished from libraries.
 func TestReadStacks(t *testing.T) {
 	all := readStacks(`Thread 0x01 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 324 in wait

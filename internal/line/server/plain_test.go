@@ -17,7 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
-// TestQuiet: the time counts for which the program has told nothing new.
+// TestQuiet: quiet is the time since the program last reported something new.
 func TestQuiet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0
@@ -67,7 +67,7 @@ func TestQuiet(t *testing.T) {
 	})
 }
 
-// TestPreparing: a program prepares as long as it reads its lines, for ten minutes at most.
+// TestPreparing: a program counts as preparing while it reads its lines, for at most ten minutes.
 func TestPreparing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reports atomic.Int64
@@ -102,7 +102,8 @@ func TestPreparing(t *testing.T) {
 	})
 }
 
-// TestStopped: a stopped process is told from one that runs, and from none.
+// TestStopped: a stopped process is distinguished from a running one and from one that does not
+// exist.
 func TestStopped(t *testing.T) {
 	cmd := exec.Command("cat")
 	stdin, err := cmd.StdinPipe()

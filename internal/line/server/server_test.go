@@ -128,7 +128,7 @@ func newJob(t *testing.T) *job {
 	return j
 }
 
-// serve begins a driver of the job that has those workers.
+// serve starts a driver of the job that has these workers.
 func (j *job) serve(incs ...string) {
 	store := new(tcpstore.Store)
 	server := rendezvous.NewServer(rendezvous.ServerConfig{
@@ -154,14 +154,14 @@ func subject(inc string, index int) identity.Subject {
 	return identity.Subject{Role: identity.Worker, Host: "h", Index: index, Incarnation: inc}
 }
 
-// program is a worker at its end of the socket.
+// program is a worker, at its end of the socket.
 type program struct {
 	t      *testing.T
-	store  string // that hello has told
+	store  string // from hello
 	conn   net.Conn
 	lines  *bufio.Scanner
 	ended  chan struct{} // closed when the process has ended
-	talked chan func()   // what Talk has returned
+	talked chan func()   // the result of Talk
 	ask    context.CancelFunc
 }
 
@@ -173,7 +173,7 @@ type inherited struct {
 
 func (c inherited) Ended() <-chan struct{} { return c.ended }
 
-// start starts a worker that has said nothing.
+// start starts a worker that has not sent anything yet.
 func (j *job) start(inc string, index int) *program {
 	j.t.Helper()
 	creds, err := j.authority.Issue(subject(inc, index))
@@ -220,7 +220,7 @@ func (w *program) do(line string) {
 	}
 }
 
-// is reads the next line, which must be of that kind.
+// is reads the next line, which must be of this kind.
 func (w *program) is(kind string) map[string]any {
 	w.t.Helper()
 	if !w.lines.Scan() {
@@ -236,7 +236,7 @@ func (w *program) is(kind string) map[string]any {
 	return line
 }
 
-// speaks starts a worker that has said hello.
+// speaks starts a worker that has sent hello.
 func (j *job) speaks(inc string, index int) *program {
 	w := j.start(inc, index)
 	w.do(`{"do":"hello","version":1,"program":"test 1"}`)
@@ -261,8 +261,8 @@ func (j *job) publish(generation uint64, incs ...string) {
 	j.driver().Publish(w, members, len(incs)-1, 3)
 }
 
-// TestWorlds: two workers come to a world, hear that it is lost and that hosts have changed; one
-// comes to the next, and is done.
+// TestWorlds: two workers join a world, and learn that a member is lost and that hosts have
+// changed; one joins the next world and reports done.
 func TestWorlds(t *testing.T) {
 	j := newJob(t)
 	a, b := j.speaks("a", 0), j.speaks("b", 1)
@@ -311,7 +311,7 @@ func TestWorlds(t *testing.T) {
 	j.publish(5, "a")
 	a.is("world")
 	a.do(`{"do":"report","what":"done","commits":9}`)
-	a.end() // done has been reported when the end is told
+	a.end() // done has been reported before the end
 	select {
 	case r := <-j.reports:
 		if r != (reported{"a", line.Done, 5, 9}) {
@@ -322,7 +322,7 @@ func TestWorlds(t *testing.T) {
 	}
 }
 
-// TestLastWords: what a program says of its error is known when its end is told.
+// TestLastWords: the error that a program reports is known when its end is reported.
 func TestLastWords(t *testing.T) {
 	j := newJob(t)
 	for said, want := range map[string]string{
@@ -357,7 +357,7 @@ func TestDismissal(t *testing.T) {
 	}
 }
 
-// TestWiden: a worker whose addresses are those of loopback is asked for others.
+// TestWiden: a worker that listens only on loopback is asked for other addresses.
 func TestWiden(t *testing.T) {
 	j := newJob(t)
 	a := j.speaks("a", 0)
@@ -373,7 +373,7 @@ func TestWiden(t *testing.T) {
 	a.is("world")
 }
 
-// TestBeats: the driver learns where the program is, with how long it was quiet.
+// TestBeats: the driver learns the phase of the program, and for how long it was quiet.
 func TestBeats(t *testing.T) {
 	j := newJob(t)
 	a := j.speaks("a", 0)
@@ -394,7 +394,7 @@ func TestBeats(t *testing.T) {
 	}
 	a.do(`{"do":"figures","figures":{"loss":0.5,"lr":null}}`)
 	a.do(`{"do":"figures","figures":{"loss":0.25}}`)
-	a.do(`{"do":"beat","phase":"saving","commits":12}`) // is told at once
+	a.do(`{"do":"beat","phase":"saving","commits":12}`) // this is reported at once
 	for b := range j.beats {
 		if b.Phase != line.Saving {
 			continue
@@ -444,8 +444,7 @@ func TestLeave(t *testing.T) {
 	a.is("dismissed")
 }
 
-// TestMistakes: a mistake of the program is named; those after which nothing can follow end the
-// talk.
+// TestMistakes: the answer names the program's mistake; after a fatal one the talk ends.
 func TestMistakes(t *testing.T) {
 	j := newJob(t)
 	for said, want := range map[string]string{
@@ -479,7 +478,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// TestNextDriver: a driver that takes over learns what a worker waits for, and tells it what it
+// TestNextDriver: a driver that takes over learns what a worker waits for, and sends it what it
 // lacks.
 func TestNextDriver(t *testing.T) {
 	j := newJob(t)
@@ -495,7 +494,7 @@ func TestNextDriver(t *testing.T) {
 	a.is("world")
 	j.lines.mu.Lock()
 	lines := j.lines.workers["a"].lines
-	j.lines.workers["a"].lines = nil // what is told is lost
+	j.lines.workers["a"].lines = nil // what is sent is lost
 	j.lines.mu.Unlock()
 	j.push.Push([]string{"a"}, notify.Update{Seq: 8, Generation: 1})
 	j.push.PushLoss([]string{"a"}, notify.Loss{Generation: 1, Ranks: []int{0}})
@@ -511,8 +510,8 @@ func TestNextDriver(t *testing.T) {
 	a.is("lost")
 }
 
-// TestAnswersToAnEarlierJoin: a driver that takes over may have been sent a join again that was
-// answered before. What it answers to that is not the answer to a later join.
+// TestAnswersToAnEarlierJoin: a driver that takes over can get a join again that was answered
+// before. Its answer to that is not taken for the answer to a later join.
 func TestAnswersToAnEarlierJoin(t *testing.T) {
 	j := newJob(t)
 	a := j.speaks("a", 0)
@@ -538,8 +537,7 @@ func TestAnswersToAnEarlierJoin(t *testing.T) {
 	}
 }
 
-// TestSlowReader: a program that does not read keeps nobody from telling it more, and reads the
-// newest update.
+// TestSlowReader: a program that does not read blocks no sender, and later reads the newest update.
 func TestSlowReader(t *testing.T) {
 	j := newJob(t)
 	a := j.speaks("a", 0)
@@ -552,7 +550,7 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// TestSilence: for a worker that says nothing, nothing is done.
+// TestSilence: the driver learns nothing of a worker that sends nothing.
 func TestSilence(t *testing.T) {
 	j := newJob(t)
 	w := j.start("a", 0)
@@ -567,8 +565,8 @@ func storeOf(l map[string]any) string {
 	return net.JoinHostPort(at["host"].(string), jsonOf(at["port"]))
 }
 
-// TestStore: the programs of two workers share the driver's store. That of the next driver is
-// another, at another port, and the connections of a worker end with it.
+// TestStore: the programs of two workers share the driver's store. The next driver has another
+// store at another port, and a worker's connections end with the worker.
 func TestStore(t *testing.T) {
 	j := newJob(t)
 	a, b := j.speaks("a", 0), j.speaks("b", 1)
