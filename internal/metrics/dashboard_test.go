@@ -84,7 +84,7 @@ type (
 	}
 )
 
-// selector restricts every query to what the dashboard's variables choose.
+// selector restricts every query to the values of the dashboard's variables.
 const selector = `{job=~"$job",instance=~"$instance"}`
 
 // makeDashboard returns the dashboard for Grafana: a row for each section, and a panel for each

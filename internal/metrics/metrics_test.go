@@ -27,7 +27,7 @@ import (
 
 var update = flag.Bool("update", false, "write the dashboard, the rules and the tables anew")
 
-// The files that are made from the list.
+// The files that are generated from the list.
 const (
 	dashboardFile = "../../deploy/grafana/hvdrun.json"
 	rulesFile     = "../../deploy/prometheus/hvdrun.rules.yml"
@@ -35,7 +35,8 @@ const (
 	tableFile     = "../../deploy/prometheus/metrics.txt"
 )
 
-// TestFilesAreFresh: the dashboard, the rules and the tables are those of the lists.
+// TestFilesAreFresh: the dashboard, the rules and the tables equal what is generated from the
+// lists.
 func TestFilesAreFresh(t *testing.T) {
 	board, err := makeDashboard()
 	if err != nil {
