@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestBits: the speed of a link counts only where there is hardware that has one.
+// TestBits: the speed of a link counts only if its hardware has one.
 func TestBits(t *testing.T) {
 	root := t.TempDir()
 	write := func(name, text string) {
