@@ -93,7 +93,7 @@ var built = sync.OnceValues(func() (string, error) {
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m, nil)) }
 
-// lineOf is the line of the victim that has a comment.
+// lineOf returns the line of the victim that has a comment.
 func lineOf(mark string) string {
 	n := 0
 	for line := range strings.Lines(victim) {
@@ -144,8 +144,8 @@ func stop(t *testing.T, pid int) {
 	}
 }
 
-// TestFromMemory: the goroutines of a process that a signal has stopped are read, and so are those
-// of one that runs, but for the one that runs itself.
+// TestFromMemory: the goroutines of a process that a signal has stopped are read; of a running
+// process, all but the goroutine that is running.
 func TestFromMemory(t *testing.T) {
 	if !readable {
 		t.Skip("the layout is not known")

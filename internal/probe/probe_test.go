@@ -25,8 +25,8 @@ func deeper(n int, c chan int) {
 	<-c
 }
 
-// TestOwn: equal stacks are told once, a loop without calls is told, and one that is deeper than a
-// cheap look goes has its outermost frames.
+// TestOwn: equal stacks are reported once, a loop without calls is reported, and a stack that is
+// deeper than a cheap look reads includes its outermost frames.
 func TestOwn(t *testing.T) {
 	c := make(chan int)
 	var ended sync.WaitGroup
@@ -87,7 +87,8 @@ func (s *syncFlag) spin() {
 	}
 }
 
-// TestProbe: a process and those that it has started are told, with the system call and its file.
+// TestProbe: a process and those that it has started are reported, with the system call and its
+// file.
 func TestProbe(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "data")
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
