@@ -15,8 +15,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// An inherited process that ends is reaped; one that this process has started itself is left to be
-// waited for.
+// TestReap: an inherited process that ends is reaped; a child that this process started itself is
+// left for its Wait.
 func TestReap(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -44,8 +44,8 @@ func TestReap(t *testing.T) {
 	<-done
 }
 
-// TestReapAfterFork: an inherited process that has ended during a fork, of which it may be the
-// child, is reaped after the fork, although no signal tells of that.
+// TestReapAfterFork: an inherited process that ended during a fork, and could be the forked child,
+// is reaped after the fork, although no signal announces it.
 func TestReapAfterFork(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -80,7 +80,7 @@ func TestReapAfterFork(t *testing.T) {
 		}
 	}
 	await("does not end", func(state byte, err error) bool { return state == 'Z' || err != nil })
-	<-time.After(20 * time.Millisecond) // Reap has handled the signal of its end, most probably
+	<-time.After(20 * time.Millisecond) // Reap has most probably handled the signal of its end
 	reapNow(nil, time.Time{})
 	if _, _, err := Born(orphan); err != nil {
 		t.Error("it is reaped although it may be a child of this process")

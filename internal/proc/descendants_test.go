@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Without a root there are no descendants: in /proc, 0 stands for parents that cannot be seen, and
-// pid 1 is among their children.
+// TestNoDescendantsWithoutARoot: without a root there are no descendants: in /proc, 0 stands for
+// invisible parents, and pid 1 is among their children.
 func TestNoDescendantsWithoutARoot(t *testing.T) {
 	d := newDescendants("", 0)
 	defer d.release()
@@ -19,7 +19,7 @@ func TestNoDescendantsWithoutARoot(t *testing.T) {
 }
 
 func TestOthersAreSpared(t *testing.T) {
-	defer adopting.Store(adopting.Swap(false)) // all processes are looked at then
+	defer adopting.Store(adopting.Swap(false)) // then all processes are looked at
 	in, ours, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func TestOthersAreSpared(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	// Its environment can be read for sure once it has done something.
+	// Its environment can certainly be read once it has done something.
 	if _, err := ours.WriteString("x"); err != nil {
 		t.Fatal(err)
 	}
@@ -57,8 +57,8 @@ func TestOthersAreSpared(t *testing.T) {
 	}
 }
 
-// A process without any environment is not in the middle of an exec: it need not be looked at
-// again.
+// TestEmptyEnvironmentIsClear: a process with an empty environment is not in the middle of an exec,
+// and need not be looked at again.
 func TestEmptyEnvironmentIsClear(t *testing.T) {
 	cmd := exec.Command("cat")
 	cmd.Env = []string{}
@@ -73,7 +73,7 @@ func TestEmptyEnvironmentIsClear(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.WriteString(in, "x"); err != nil { // the exec is over for sure once cat has answered
+	if _, err := io.WriteString(in, "x"); err != nil { // the exec has certainly completed once cat has answered
 		t.Fatal(err)
 	}
 	if _, err := out.Read(make([]byte, 1)); err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// What the kernel refuses to start is explained by the file's first line.
+// TestExplainStart: if the kernel refuses to start a file, its first line explains the error.
 func TestExplainStart(t *testing.T) {
 	for name, c := range map[string]struct {
 		text string

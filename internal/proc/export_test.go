@@ -2,7 +2,7 @@ package proc
 
 import "path/filepath"
 
-// HasCgroups returns whether each worker has a cgroup of its own here.
+// HasCgroups returns whether each worker has its own cgroup here.
 func HasCgroups() bool { return cgroupPrefix() != "" }
 
 // Cgroups returns the paths of the existing cgroups.

@@ -26,8 +26,8 @@ import (
 const unmarked = `exec 9>"$1"; (env -i /usr/bin/setsid /bin/sh -c 'trap "" TERM HUP; echo ready >&9; while :; do /bin/sleep 1; done' >/dev/null 2>&1 &)
 	exec sleep 1000`
 
-// guarded are workers of all sorts: plain, with a child, and with one that left the session and
-// ignores SIGTERM.
+// guarded are workers of several kinds: a plain one, one with a child, and one whose child has left
+// the session and ignores SIGTERM.
 var guarded = []string{
 	`exec 9>"$1"; echo ready >&9; exec sleep 1000`,
 	`exec 9>"$1"; trap "" TERM; sh -c 'sleep 1000; true' & echo ready >&9; wait`,
@@ -75,7 +75,8 @@ func runWorkers(ctx context.Context, scripts []string, runID, pipe string) {
 	wg.Wait()
 }
 
-// startDriver starts this test binary as a driver and returns it with the id that it prints.
+// startDriver starts this test binary as a driver, and returns it with the process id that it
+// prints.
 func startDriver(t *testing.T, mode, runID, pipe string) (*exec.Cmd, int) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -132,8 +133,8 @@ func guardOfKilled(t *testing.T, mode string) {
 	}
 }
 
-// EXE-04: the parent is SIGKILLed while the child sleeps. Without a guard the kernel kills the
-// worker itself.
+// TestEXE04_WorkerDiesWithDriver: the parent is SIGKILLed while the child sleeps. Without a guard
+// the kernel kills the worker itself.
 func TestEXE04_WorkerDiesWithDriver(t *testing.T) {
 	pipe, await, gone := launchtest.HeldPipe(t)
 	driver, _ := startDriver(t, "plain", "run_"+rand.Text(), pipe)
@@ -166,7 +167,7 @@ func TestGuardCloseSweeps(t *testing.T) {
 	<-ended
 }
 
-// A run's id may be the beginning of another's.
+// TestGuardSparesOthers: the guard spares the workers of a run whose id begins with the id of its run.
 func TestGuardSparesOthers(t *testing.T) {
 	pipe, await, gone := launchtest.HeldPipe(t)
 	runID := "spare_" + rand.Text()
@@ -207,8 +208,8 @@ func TestGuardRefusesBadIDs(t *testing.T) {
 	}
 }
 
-// TestOrphanBesideAnOlderWorker: what a worker leaves behind ends with it, also where nothing
-// tells which worker's it is.
+// TestOrphanBesideAnOlderWorker: processes that a worker leaves behind end with it, even if nothing
+// shows to which worker they belong.
 func TestOrphanBesideAnOlderWorker(t *testing.T) {
 	if !proc.HasCgroups() {
 		t.Skip("cgroups of version 2 cannot be made here")

@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// TestMain plays the driver where a test has started this binary as one.
+// TestMain plays the driver if a test has started this binary as one.
 func TestMain(m *testing.M) {
 	if mode := os.Getenv("PROC_TEST_DRIVER"); mode != "" {
 		playDriver(mode)

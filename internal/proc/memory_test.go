@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestMemoryKills: what the kernel has counted since a worker began is told, with the limit.
+// TestMemoryKills: the kernel's count since a worker began is reported, with the limit.
 func TestMemoryKills(t *testing.T) {
 	dir := t.TempDir()
 	below := filepath.Join(dir, "a", "b")
@@ -29,7 +29,7 @@ func TestMemoryKills(t *testing.T) {
 	events("2")
 	write("memory.max", "314572800\n")
 	write("memory.current", "314000000\n")
-	k := watchMemory(below) // the controller is on above
+	k := watchMemory(below) // the controller is enabled in the parent
 	if why := k.why(); why != "" {
 		t.Errorf("before anything is killed: %q", why)
 	}
@@ -60,7 +60,7 @@ func TestMemoryKills(t *testing.T) {
 	}
 }
 
-// TestPass: a signal reaches the process that handles it, also behind a shell, and ends none.
+// TestPass: a signal reaches the process that handles it, even behind a shell, and ends no process.
 func TestPass(t *testing.T) {
 	for _, c := range []struct {
 		name, script string

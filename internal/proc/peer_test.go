@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestOwnPeer: this process and what it starts are let in; another's connection is not.
+// TestOwnPeer: connections of this process and of its children are accepted; another process's
+// connection is not.
 func TestOwnPeer(t *testing.T) {
 	for _, at := range []string{"127.0.0.1:0", "[::1]:0", "[::]:0"} {
 		t.Run(at, func(t *testing.T) {
@@ -68,7 +69,7 @@ func TestOwnPeer(t *testing.T) {
 	}
 }
 
-// TestFindInode: rows of IPv4, of IPv6, and an IPv4 address in an IPv6 row.
+// TestFindInode tests rows of IPv4, of IPv6, and an IPv4 address in an IPv6 row.
 func TestFindInode(t *testing.T) {
 	const rows = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:1F90 0100007F:A001 01 00000000:00000000 00:00000000 00000000  1000        0 11 1
@@ -113,7 +114,7 @@ func TestFindInode(t *testing.T) {
 	}
 }
 
-// TestListener: the process is found that listens at an address, and the name of its program.
+// TestListener: the process that listens at an address is found, with the name of its program.
 func TestListener(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -6,14 +6,15 @@ import (
 	"testing"
 )
 
-// A process that another has started is known by its birth: a later one with its number is not it.
+// TestRefOfAnothersChild: a process that another has started is identified by its start time: a
+// later process with the same number is a different one.
 func TestRefOfAnothersChild(t *testing.T) {
 	cmd := exec.Command("sh", "-c", "echo; read line", "sh", "1000")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cmd.StdinPipe(); err != nil { // without an end
+	if _, err := cmd.StdinPipe(); err != nil { // stdin stays open
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// FuzzStat: a process that names itself as it likes has the fields that the kernel gives it.
+// FuzzStat: whatever name a process gives itself, its fields are those of the kernel.
 func FuzzStat(f *testing.F) {
 	f.Add("sh")
 	f.Add(") Z 1 1 1 (")
@@ -26,8 +26,8 @@ func FuzzStat(f *testing.F) {
 	})
 }
 
-// FuzzCgroupDir: whatever the names of cgroups and of places are, the folder is below the place
-// where a hierarchy is mounted.
+// FuzzCgroupDir: whatever the names of cgroups and mount points are, the folder is below the mount
+// point of a hierarchy.
 func FuzzCgroupDir(f *testing.F) {
 	f.Add("0::/user.slice/a", "/", "/sys/fs/cgroup")
 	f.Add("0::/../x", "/..", "/sys/fs/cgroup")
@@ -43,7 +43,8 @@ func FuzzCgroupDir(f *testing.F) {
 	})
 }
 
-// A process that is being killed is told from one that lives, that is stopped, and that is gone.
+// TestEndedBy: a process that is being killed is distinguished from one that is alive, one that is
+// stopped, and one that is gone.
 func TestEndedBy(t *testing.T) {
 	cmd := exec.Command("sleep", "600")
 	c, err := Start(cmd)
@@ -63,7 +64,7 @@ func TestEndedBy(t *testing.T) {
 		t.Errorf("of a process that is stopped: %v", by)
 	}
 	c.Signal(syscall.SIGKILL)
-	if by := endedBy(c.PID); by != syscall.SIGKILL { // it is there until it is reaped
+	if by := endedBy(c.PID); by != syscall.SIGKILL { // it exists until it is reaped
 		t.Errorf("of a process that was killed: %v", by)
 	}
 	if _, err := c.Reap(); err != nil {
@@ -74,7 +75,7 @@ func TestEndedBy(t *testing.T) {
 	}
 }
 
-// A look that is demanded tells once of a process that is being killed, and of no other.
+// TestLook: a requested look reports once that a process is being killed, and nothing otherwise.
 func TestLook(t *testing.T) {
 	child, look, told := looksAt(t, nil)
 	look <- struct{}{}
@@ -91,7 +92,8 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// A process that is killed and has closed its descriptors is told of once, although it is there.
+// TestLookOnceClosed: a killed process that has closed its descriptors is reported once, although
+// it still exists.
 func TestLookOnceClosed(t *testing.T) {
 	closed := make(chan struct{})
 	child, look, told := looksAt(t, closed)
@@ -103,8 +105,8 @@ func TestLookOnceClosed(t *testing.T) {
 	look <- struct{}{}
 }
 
-// looksAt has a process looked at that sleeps, and whose end is not known: told gets what is told
-// of it. The test fails if that is more than one thing.
+// looksAt watches a sleeping process whose end has not been noticed: told receives what is reported
+// about it. The test fails if that is more than one report.
 func looksAt(t *testing.T, closed <-chan struct{}) (child *Child, look chan<- struct{}, told <-chan syscall.Signal) {
 	t.Helper()
 	child, err := Start(exec.Command("sleep", "600"))

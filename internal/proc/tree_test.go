@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stuck is a process that does not end, and whose core is being dumped as long as the file says so.
+// stuck returns a process that does not end, and dumps its core as long as its status file says so.
 func stuck(t *testing.T, dumps bool) *Tree {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "status")
@@ -28,7 +28,7 @@ func stuck(t *testing.T, dumps bool) *Tree {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { status.Close() })
-	const nobody = 1 << 30 // no process has such a number
+	const nobody = 1 << 30 // no process has this number
 	c := newChild()
 	c.PID = nobody
 	return &Tree{
@@ -37,7 +37,7 @@ func stuck(t *testing.T, dumps bool) *Tree {
 	}
 }
 
-// A process that SIGKILL does not end is waited for no longer than is said.
+// TestUnkillable: a process that SIGKILL does not end is waited for only for the given time.
 func TestUnkillable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := stuck(t, false)
@@ -57,7 +57,7 @@ func TestUnkillable(t *testing.T) {
 		cancel()
 		begin, more := time.Now(), make(chan struct{})
 		go func() {
-			for range 3 { // the grace begins anew each time
+			for range 3 { // the grace begins again each time
 				<-time.After(50 * time.Second)
 				more <- struct{}{}
 			}
@@ -69,8 +69,8 @@ func TestUnkillable(t *testing.T) {
 	})
 }
 
-// A worker that dumps its core is told of once, at the first look, long before its process ends; a
-// stop leaves it the time to write, but not without a bound.
+// TestDumping: a worker that dumps its core is reported once, at the first look, long before its
+// process ends. A stop leaves it a bounded time to write.
 func TestDumping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := stuck(t, true)
@@ -104,7 +104,7 @@ func TestDumping(t *testing.T) {
 	})
 }
 
-// What the kernel says of a dump is understood, and so is the signal that leads to it.
+// TestDumpWatch: the kernel's information about a dump, and the signal that causes it, are parsed.
 func TestDumpWatch(t *testing.T) {
 	w := watchDump(os.Getpid(), UnlimitedCore)
 	defer w.close()
@@ -114,7 +114,7 @@ func TestDumpWatch(t *testing.T) {
 }
 
 // TestReapByItself: Reap reaps a child that has ended without the thread that waits for it, which
-// may not get a processor for a while.
+// may not run for a while.
 func TestReapByItself(t *testing.T) {
 	pid, err := syscall.ForkExec("/bin/sh", []string{"sh", "-c", "exit 7"}, nil)
 	if err != nil {

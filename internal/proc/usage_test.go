@@ -33,8 +33,8 @@ func TestParseUsage(t *testing.T) {
 	}
 }
 
-// TestGroupMemory: the group with least left counts, also if it is above that of the process, and a
-// cache that the kernel can drop is not used memory.
+// TestGroupMemory: the group with the least memory left counts, even if it is above that of the
+// process, and a cache that the kernel can drop does not count as used.
 func TestGroupMemory(t *testing.T) {
 	for name, c := range map[string]struct {
 		own, kind, options string

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// demanded makes a cgroup below this process's own, or skips the test.
+// demanded creates a cgroup below this process's own, or skips the test.
 func demanded(t *testing.T) string {
 	t.Helper()
 	if cgroupPrefix() == "" {
@@ -29,7 +29,8 @@ func demanded(t *testing.T) string {
 	return path
 }
 
-// A worker begins in a cgroup of its own below the one that is demanded, as the user that is.
+// TestUserAndCgroup: a worker begins in its own cgroup below the requested one, as the requested
+// user.
 func TestUserAndCgroup(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can start processes as another user")
@@ -77,7 +78,7 @@ func TestUserAndCgroup(t *testing.T) {
 	}
 }
 
-// Where the cgroup that is demanded cannot be had, nothing is started.
+// TestCgroupIsDemanded: if the requested cgroup is not available, nothing is started.
 func TestCgroupIsDemanded(t *testing.T) {
 	for path, want := range map[string]string{"/": "not a cgroup of version 2", "/nowhere/at/all": "no such file"} {
 		tree, err := Fork(Command{Path: "/bin/true", Args: []string{"true"}, Cgroup: path})

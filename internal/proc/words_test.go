@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestLastWords: the reason of a failure is the line that says it, in whatever pieces it comes.
+// TestLastWords: the reason of a failure is the line that states it, however the output is divided.
 func TestLastWords(t *testing.T) {
 	stack := "\n\ngoroutine 1 [running]:\nmain.main()\n\t/src/main.go:7 +0x1d\nexit status 2\n"
 	for _, c := range []struct{ said, why string }{
