@@ -13,7 +13,7 @@ import (
 
 const head = ".version 7.0\n.target sm_70\n.address_size 64\n"
 
-// program is a kernel k with some registers and an end.
+// program returns a kernel k with some registers and the given body.
 func program(body string) string {
 	return head + ".visible .entry k(\n\t.param .align 8 .b8 a[16]\n)\n{\n\t.reg .pred %p<2>;\n\t.reg .b16 %h<3>;\n" +
 		"\t.reg .b32 %r<4>;\n\t.reg .b64 %d<4>;\n" + body + "\n\tret;\n}\n"
@@ -103,7 +103,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestRefused: what a compiler would refuse.
+// TestRefused: programs that a compiler would refuse are refused.
 func TestRefused(t *testing.T) {
 	for _, body := range []string{
 		"add.u32 %r0, %r1, %d0;", "add.u32 %r0, %r1;", "add.u32 %r9, %r1, %r2;", "add.u128 %r0, %r1, %r2;", "mov.b16 %h0, 65536;",
@@ -128,7 +128,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestParameters: several, of different sizes, each where a compiler would put it.
+// TestParameters: several parameters of different sizes are where a compiler would put them.
 func TestParameters(t *testing.T) {
 	module, err := Parse(strings.Replace(program(`
 	ld.param.u64 %d0, [at];
@@ -153,7 +153,7 @@ func TestParameters(t *testing.T) {
 	}
 }
 
-// TestApproximations: near what they should be, and not it.
+// TestApproximations: the results are close to the exact ones, but not equal.
 func TestApproximations(t *testing.T) {
 	for _, c := range []struct {
 		op   string
@@ -169,8 +169,8 @@ func TestApproximations(t *testing.T) {
 	}
 }
 
-// TestHalves: conversions of half-precision numbers, which are written anew here, agree with those
-// of internal/kernel.
+// TestHalves: the conversions of half-precision numbers, which this package implements itself,
+// agree with those of internal/kernel.
 func TestHalves(t *testing.T) {
 	for h := range 1 << 16 {
 		want, got := kernel.FromFloat16(uint16(h)), widenHalf(uint16(h))
