@@ -19,7 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// job is a server whose handler and workers are the test.
+// job is a rendezvous server. The test acts as its handler and its workers.
 type job struct {
 	t      testing.TB
 	server *Server
@@ -31,10 +31,10 @@ type job struct {
 	beats []line.Beat
 	noted int
 
-	told map[string][]told // by worker
+	told map[string][]told // lines sent, by worker
 }
 
-// told is a line that a worker was told, and what follows it.
+// told is a line that was sent to a worker, and the tail that follows it.
 type told struct {
 	line.Message
 	tail []byte
@@ -88,13 +88,13 @@ func (j *job) Beaten(_ identity.Subject, b line.Beat)           { j.beats = appe
 func (j *job) Heard(from identity.Subject, h line.Heard)        { j.say(from, "heard %+v", h) }
 func (j *job) Located(from identity.Subject, s line.StacksLine) { j.say(from, "located %d", s.ID) }
 
-// says has a worker, which is admitted, say a line.
+// says admits a worker and makes it send a line.
 func (j *job) says(worker, do string, v any) {
 	j.server.Admit(identity.Subject{Host: "h", Incarnation: worker})
 	j.server.Hear(worker, line.Up(do, v), func() { j.noted++ })
 }
 
-// hears returns what a worker was told since the last call, which must be one line of that kind.
+// hears returns what was sent to a worker since the last call, which must be one line of this kind.
 func (j *job) hears(worker, is string) told {
 	j.t.Helper()
 	all := j.told[worker]
@@ -105,7 +105,7 @@ func (j *job) hears(worker, is string) told {
 	return all[0]
 }
 
-// silent checks that a worker was told nothing.
+// silent checks that nothing was sent to the workers.
 func (j *job) silent(workers ...string) {
 	j.t.Helper()
 	for _, w := range workers {
@@ -131,7 +131,7 @@ func (j *job) publish(generation uint64, root int, seq uint64, workers ...string
 	j.server.Publish(w, members, root, seq)
 }
 
-// place reads the world that a worker was told.
+// place reads the world that was sent to a worker.
 func (j *job) place(m told, after uint64, before *line.Place) line.Place {
 	j.t.Helper()
 	p, err := line.ReadPlace(&m.Message, m.tail, after, before)
@@ -141,8 +141,8 @@ func (j *job) place(m told, after uint64, before *line.Place) line.Place {
 	return p
 }
 
-// TestJoinWaitsForPublish: a join waits for a world with its worker, which all members get by one
-// line; one that comes later is answered at once.
+// TestJoinWaitsForPublish: a join waits for a world with its worker, and one line is sent to all
+// members. A later join is answered at once.
 func TestJoinWaitsForPublish(t *testing.T) {
 	j := newJob(t)
 	lines := 0
@@ -176,8 +176,8 @@ func TestJoinWaitsForPublish(t *testing.T) {
 	}
 }
 
-// TestGenerations: a join is answered by a world that is newer than the one that its worker has
-// left, and no other.
+// TestGenerations: a join is answered only with a world that is newer than the one that its worker
+// has left.
 func TestGenerations(t *testing.T) {
 	j := newJob(t)
 	j.publish(3, 0, 0, "a")
@@ -218,7 +218,7 @@ func TestPublishPanics(t *testing.T) {
 	}
 }
 
-// TestSecondJoinSupersedes: a join that is repeated counts once, and the latest one is answered.
+// TestSecondJoinSupersedes: a repeated join counts once, and the latest one is answered.
 func TestSecondJoinSupersedes(t *testing.T) {
 	j := newJob(t)
 	j.publish(1, 0, 0, "a")
@@ -246,7 +246,7 @@ func TestDismiss(t *testing.T) {
 	}
 }
 
-// TestExpelled: a worker that has ended is not heard, nor one that was never admitted.
+// TestExpelled: lines of a worker that has ended, or was never admitted, are ignored.
 func TestExpelled(t *testing.T) {
 	j := newJob(t)
 	j.says("a", "join", line.Joining{Handle: "h"})
@@ -288,7 +288,8 @@ func TestReportBackend(t *testing.T) {
 	}
 }
 
-// TestReportFailure: what a program says of its error is one line that a log can show, or refused.
+// TestReportFailure: the error that a program reports is either one line that a log can show, or
+// refused.
 func TestReportFailure(t *testing.T) {
 	j := newJob(t)
 	j.says("a", "report", line.ReportLine{What: "failed", Error: line.CleanError("bad\nsample" + strings.Repeat("é", 1000))})
@@ -322,7 +323,7 @@ func TestBounds(t *testing.T) {
 	j.hears("a", "error")
 }
 
-// TestHandles: the members of a world get each other's handles, which are bounded together.
+// TestHandles: the members of a world get each other's handles, whose total size is bounded.
 func TestHandles(t *testing.T) {
 	h := handles{of: make(map[string]int)}
 	for i := range maxHandles / line.MaxHandle {
@@ -339,8 +340,8 @@ func TestHandles(t *testing.T) {
 	}
 }
 
-// TestLookHidesTheKey: who looks gets the newest world and the key of visits, not that of the
-// members; who was dismissed gets nothing.
+// TestLookHidesTheKey: a worker that looks gets the newest world and the key of visits, but not
+// that of the members; a dismissed one gets nothing.
 func TestLookHidesTheKey(t *testing.T) {
 	j := newJob(t)
 	j.says("a", "look", nil)
@@ -361,8 +362,8 @@ func TestLookHidesTheKey(t *testing.T) {
 	}
 }
 
-// TestWorldsDiffer: a worker that has the members of the world before gets the next ones as a
-// difference, one that has others or none gets all, and each has the same members.
+// TestWorldsDiffer: a worker that has the members of the previous world gets the next ones as a
+// difference; one that has others or none gets all. Each ends up with the same members.
 func TestWorldsDiffer(t *testing.T) {
 	j := newJob(t)
 	many := make([]string, 40)
@@ -413,7 +414,7 @@ func TestWorldsDiffer(t *testing.T) {
 	}
 }
 
-// TestBeats: heartbeats within their bounds are heard, and others refused.
+// TestBeats: heartbeats within their bounds are accepted, and others refused.
 func TestBeats(t *testing.T) {
 	j := newJob(t)
 	j.says("a", "pulse", line.Beat{Phase: line.Training, Commits: 3})
@@ -428,8 +429,8 @@ func TestBeats(t *testing.T) {
 	}
 }
 
-// BenchmarkPublish measures what the driver does to publish a world to ten thousand workers that
-// wait, of which one in a hundred has died.
+// BenchmarkPublish measures how the driver publishes a world to ten thousand waiting workers, one
+// in a hundred of which has died.
 func BenchmarkPublish(b *testing.B) {
 	const n = 10_000
 	var answered int

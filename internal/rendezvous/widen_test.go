@@ -7,13 +7,13 @@ import (
 	"github.com/hvdrun/hvdrun/internal/line"
 )
 
-// joins has a worker join with an address, of a data listener that can be opened on others.
+// joinsAt makes a worker join with an address; canWiden says whether it can also listen on others.
 func (j *job) joinsAt(worker, addr string, canWiden bool) {
 	j.says(worker, "join", line.Joining{DataAddrs: []string{addr}, CanWiden: canWiden})
 }
 
-// TestWiden: workers that listen on loopback alone, those that wait included, are asked for other
-// addresses once a worker of another machine takes part; others are not asked.
+// TestWiden: once a worker of another machine takes part, workers that listen only on loopback,
+// including waiting ones, are asked for other addresses; other workers are not.
 func TestWiden(t *testing.T) {
 	j := newJob(t)
 	j.joinsAt("a", "127.0.0.1:1", true)
@@ -41,8 +41,8 @@ func TestWiden(t *testing.T) {
 	}
 }
 
-// TestWorldWaitsForWideMembers: a world of which a member was asked to listen elsewhere is
-// published when that has joined again, with what it says then; a newer world takes its place.
+// TestWorldWaitsForWideMembers: if a member was asked to listen elsewhere, its world is published
+// when it has joined again, with its new addresses. A newer world replaces the one that waits.
 func TestWorldWaitsForWideMembers(t *testing.T) {
 	j := newJob(t)
 	j.server.Widen()
@@ -66,8 +66,8 @@ func TestWorldWaitsForWideMembers(t *testing.T) {
 	}
 }
 
-// TestWideMemberEnds: a worker that has ended is forgotten, but a held world is not published with
-// the loopback address of a member that has ended.
+// TestWideMemberEnds: a worker that has ended is forgotten, but a delayed world is not published
+// with the loopback address of a member that has ended.
 func TestWideMemberEnds(t *testing.T) {
 	j := newJob(t)
 	j.server.Widen()
