@@ -36,7 +36,7 @@ const past = `{"time":"2026-01-02T03:04:00Z","event":"audit","who":{"run":"7cc1d
 {"time":"2026-01-02T03:04:24Z","event":"job_done","status":130,"message":"stopped by signal: interrupt","goodput":{"seconds":24,"parts":[{"part":"training","seconds":20}]},"commits":202}
 `
 
-// TestStatus: the status at moments of a job, whose commits grow evenly while it trains.
+// TestStatus: the status at several moments of a job. Its commits grow evenly while it trains.
 func TestStatus(t *testing.T) {
 	p := read(t, past).NewPlayer()
 	begun := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
@@ -111,8 +111,8 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestPicture: the README's picture is drawn from the events of a real job, and its limits are
-// said.
+// TestPicture: the README's picture is drawn from the events of a real job, and the error for a
+// job that cannot be drawn names the limit.
 func TestPicture(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "faults.jsonl"))
 	if err != nil {
