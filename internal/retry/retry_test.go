@@ -97,7 +97,7 @@ func TestWarn(t *testing.T) {
 	}
 }
 
-// TestGate: of a hundred things that fail each second, one is told of in 5 s.
+// TestGate: of a hundred failures per second, one is reported every 5 s.
 func TestGate(t *testing.T) {
 	var g retry.Gate
 	var told []string
