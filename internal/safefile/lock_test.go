@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What each error of a lock means to those who lock.
+// TestTryLock: the meaning of each error of a lock for the caller.
 func TestTryLock(t *testing.T) {
 	f, err := Create(filepath.Join(t.TempDir(), "f"), Private)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestNamedPipes: a named pipe is an error if no process opens its other end in time, else it is
-// read and written as any pipe.
+// TestNamedPipes: opening a named pipe fails if no process opens its other end in time; otherwise
+// it is read and written like any pipe.
 func TestNamedPipes(t *testing.T) {
 	patience := peerPatience
 	defer func() { peerPatience = patience }()
@@ -55,8 +55,8 @@ func TestNamedPipes(t *testing.T) {
 	}
 }
 
-// TestInheritedNamedPipe: what the writer of an inherited named pipe has left is read also once the
-// writer has gone.
+// TestInheritedNamedPipe: what the writer of an inherited named pipe has left can be read even
+// after the writer has gone.
 func TestInheritedNamedPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pipe")
 	if err := unix.Mkfifo(path, 0o600); err != nil {

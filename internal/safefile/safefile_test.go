@@ -17,7 +17,7 @@ import (
 
 const stranger = 65534
 
-// calls are all functions that open or make one file, by name.
+// calls are all functions that open or create one file, by name.
 var calls = map[string]func(path string) (*os.File, error){
 	"append":       func(p string) (*os.File, error) { return Append(p, os.O_WRONLY, Private) },
 	"append plain": func(p string) (*os.File, error) { return AppendPlain(p, os.O_WRONLY, Private) },
@@ -61,7 +61,8 @@ func give(t *testing.T, path string) {
 	}
 }
 
-// refused checks that a call fails, says all of that, and has not changed the victim.
+// refused checks that a call fails with an error that contains all of says, and has not changed the
+// victim.
 func refused(t *testing.T, name, path, victim string, says ...string) {
 	t.Helper()
 	before, _ := os.ReadFile(victim)
@@ -81,7 +82,7 @@ func refused(t *testing.T, name, path, victim string, says ...string) {
 	}
 }
 
-// TestForeignLink: a link of another user is followed by no call, wherever it leads.
+// TestForeignLink: no call follows a link of another user, wherever it points.
 func TestForeignLink(t *testing.T) {
 	needsRoot(t)
 	dir := t.TempDir()
@@ -108,7 +109,7 @@ func TestForeignLink(t *testing.T) {
 	}
 }
 
-// TestForeignFile: a file of another user is not used, though root could.
+// TestForeignFile: a file of another user is not used, although root could.
 func TestForeignFile(t *testing.T) {
 	needsRoot(t)
 	path := write(t, filepath.Join(t.TempDir(), "file"), "theirs", 0o600)
@@ -134,7 +135,8 @@ func TestForeignFile(t *testing.T) {
 	}
 }
 
-// TestOwnLink: links of this user lead on, one after the other, also to what is not there yet.
+// TestOwnLink: links of this user are followed, one after the other, even to a file that does not
+// exist yet.
 func TestOwnLink(t *testing.T) {
 	dir, disk := t.TempDir(), t.TempDir()
 	for link, target := range map[string]string{
@@ -175,7 +177,7 @@ func TestOwnLink(t *testing.T) {
 	}
 }
 
-// TestKinds: only regular files are opened where nothing else is meant, and nothing blocks.
+// TestKinds: only regular files are opened unless the caller permits others, and nothing blocks.
 func TestKinds(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
@@ -205,7 +207,7 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// TestInherited: /dev/fd/N is what the parent process has opened, of whatever kind and mode.
+// TestInherited: /dev/fd/N is what the parent process has opened, of any kind and mode.
 func TestInherited(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -248,7 +250,7 @@ func TestInherited(t *testing.T) {
 
 func fdPath(fd uintptr) string { return fmt.Sprint("/dev/fd/", fd) }
 
-// TestModes: new files, and old ones of this user, have the mode that is asked for.
+// TestModes: new files, and existing ones of this user, get the requested mode.
 func TestModes(t *testing.T) {
 	dir := t.TempDir()
 	for _, umask := range []int{0, 0o022, 0o077, 0o277} {
@@ -295,7 +297,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestReadersRefuse: what others may write to, or read where it is a secret.
+// TestReadersRefuse: files are refused that others can write to, or, for secrets, read.
 func TestReadersRefuse(t *testing.T) {
 	dir := t.TempDir()
 	path := ""
@@ -306,7 +308,7 @@ func TestReadersRefuse(t *testing.T) {
 		{0o600, "", ""}, {0o400, "", ""}, {0o644, "", "chmod 600"}, {0o602, "chmod go-w", "chmod 600"},
 		{0o666, "chmod go-w", "chmod 600"}, {0o640, "", "chmod 600"},
 	} {
-		path = filepath.Join(dir, strconv.Itoa(i)) // a file of mode 0400 is not written again
+		path = filepath.Join(dir, strconv.Itoa(i)) // a file of mode 0400 cannot be written again
 		write(t, path, "x", c.mode)
 		for name, want := range map[string]string{"own": c.own, "secret": c.secret} {
 			f, err := calls[name](path)
@@ -369,7 +371,7 @@ func TestFolders(t *testing.T) {
 	}
 }
 
-// TestForeignFolders: as root, in folders of another user.
+// TestForeignFolders: folders and links of another user, and folders in them, are refused to root too.
 func TestForeignFolders(t *testing.T) {
 	needsRoot(t)
 	base := t.TempDir()
@@ -407,8 +409,8 @@ func TestForeignFolders(t *testing.T) {
 	}
 }
 
-// TestSquashedOwner: on a server that gives the files of all users to one owner, those are not
-// refused.
+// TestSquashedOwner: on a file server that gives the files of all users to one owner, these files
+// are not refused.
 func TestSquashedOwner(t *testing.T) {
 	needsRoot(t)
 	path := write(t, filepath.Join(t.TempDir(), "file"), "", 0o666)
@@ -439,8 +441,8 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// TestRaces: while a name changes all the time between a file and a link of another user, what is
-// opened is always the file.
+// TestRaces: while a name changes all the time between a file and a link of another user, only the
+// file is ever opened.
 func TestRaces(t *testing.T) {
 	needsRoot(t)
 	dir := t.TempDir()

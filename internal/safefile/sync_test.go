@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What each error of a sync means: a file system that has no such call is told of once, and a disk
-// that fails is an error each time.
+// TestSync: the meaning of each error of a sync: a file system without the call is reported once,
+// and a disk that fails is an error each time.
 func TestSync(t *testing.T) {
 	dir := t.TempDir()
 	f, err := Create(filepath.Join(dir, "f"), Private)
@@ -45,14 +45,14 @@ func TestSync(t *testing.T) {
 	}
 }
 
-// What each error of an exchange of names means.
+// TestExchange: the meaning of each error of an exchange of names.
 func TestExchange(t *testing.T) {
 	defer func() { renameat2 = unix.Renameat2 }()
 	for _, c := range []struct {
 		answer    error
 		exchanged bool
 		is        error
-		a, b      string // what has the names then
+		a, b      string // the contents of the names afterwards
 	}{
 		{nil, true, nil, "2", "1"},
 		{unix.EINVAL, false, nil, "", "1"}, {unix.ENOSYS, false, nil, "", "1"},

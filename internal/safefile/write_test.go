@@ -11,7 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// TestWriteOfSharedFile writes more than a pipe holds to one that somebody has made non-blocking.
+// TestWriteOfSharedFile writes more than a pipe can hold to one that another process has made
+// non-blocking.
 func TestWriteOfSharedFile(t *testing.T) {
 	for _, late := range []bool{false, true} { // made so after the file was opened here, or before
 		r, w := pipe(t, late)
@@ -35,7 +36,7 @@ func TestWriteOfSharedFile(t *testing.T) {
 	}
 }
 
-// TestWriteWithoutReader ends when the reader goes while the pipe is full.
+// TestWriteWithoutReader: a write ends when the reader closes a full pipe.
 func TestWriteWithoutReader(t *testing.T) {
 	r, w := pipe(t, true)
 	done := make(chan error)
