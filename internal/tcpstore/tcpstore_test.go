@@ -16,7 +16,8 @@ import (
 	"time"
 )
 
-// pair returns a client of a store, and what Serve returned once the client is closed.
+// pair returns a client of a store, and a function that closes the client and returns the result of
+// Serve.
 func pair(t *testing.T, store *Store, older bool) (*Client, func() error) {
 	t.Helper()
 	near, far := net.Pipe()
@@ -116,7 +117,7 @@ func same[T comparable](t *testing.T, got, want T, err error) {
 	}
 }
 
-// TestWait: a wait ends when the last of the keys comes, whichever query brings it.
+// TestWait: a wait ends when the last of its keys is set, whichever query sets it.
 func TestWait(t *testing.T) {
 	bring := map[string]func(s *Store) error{
 		"set":         func(s *Store) error { return s.Set("k", nil) },
@@ -157,7 +158,8 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// TestCancelWait: the newer form gives up a wait by a query, the older one by the next query.
+// TestCancelWait: a newer client cancels a wait with a query of its own, an older one with the next
+// query.
 func TestCancelWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := new(Store)
@@ -189,7 +191,7 @@ func TestCancelWait(t *testing.T) {
 	})
 }
 
-// TestClientContext: the end of a context ends the call, and the connection with it.
+// TestClientContext: the end of a context ends the call, and closes the connection.
 func TestClientContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, end := pair(t, new(Store), false)
@@ -205,7 +207,7 @@ func TestClientContext(t *testing.T) {
 	})
 }
 
-// TestBounds: lengths that are too large end the connection, and take no memory.
+// TestBounds: lengths that are too large end the connection before memory is allocated.
 func TestBounds(t *testing.T) {
 	length := func(b []byte, n uint64) []byte { return appendUint64(b, n) }
 	key := appendKey(nil, "k")
@@ -242,7 +244,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestBytesAreCounted: what a store has taken is given back.
+// TestBytesAreCounted: the bytes that a store has counted are released again.
 func TestBytesAreCounted(t *testing.T) {
 	s := new(Store)
 	for range 1000 {
@@ -275,7 +277,7 @@ func TestBytesAreCounted(t *testing.T) {
 	}
 }
 
-// TestManyClients: waits and sums of many connections.
+// TestManyClients tests waits and sums over many connections.
 func TestManyClients(t *testing.T) {
 	store := new(Store)
 	const n = 20
@@ -305,8 +307,8 @@ func TestManyClients(t *testing.T) {
 	}
 }
 
-// FuzzServe: no bytes of a client make the server fail in another way than by an error, or keep
-// more than it may.
+// FuzzServe: whatever bytes a client sends, the server fails only with an error, and stores no more
+// than it may.
 func FuzzServe(f *testing.F) {
 	f.Add(slices.Concat([]byte{0}, binary.NativeEndian.AppendUint32(nil, magic), []byte{byte(set)}, appendKey(nil, "k"), appendKey(nil, "v")))
 	f.Add(slices.Concat([]byte{0}, appendKey(nil, "k"), appendKey(nil, "v")))
@@ -328,8 +330,8 @@ func FuzzServe(f *testing.F) {
 	})
 }
 
-// TestNextWorld: the keys of one world go with it, and others stay; nothing is counted that is not
-// there.
+// TestNextWorld: the keys of one world are removed with it, and others stay; only existing keys are
+// counted.
 func TestNextWorld(t *testing.T) {
 	s := new(Store)
 	passing := []string{"g4/a", "/g12/default_pg/0/b", "reconfigure/7/x", "/default_pg/0//reconfigure/9/y"}
@@ -364,8 +366,8 @@ func TestNextWorld(t *testing.T) {
 	}
 }
 
-// beginSet sends a set of a value of n bytes, without its last byte, and returns its connection and
-// what Serve returns.
+// beginSet sends a set of a value of n bytes, except its last byte, and returns its connection and
+// a channel with the result of Serve.
 func beginSet(t *testing.T, store *Store, n int) (net.Conn, <-chan error) {
 	near, far := net.Pipe()
 	served := make(chan error, 1)
@@ -378,8 +380,9 @@ func beginSet(t *testing.T, store *Store, n int) (net.Conn, <-chan error) {
 	return near, served
 }
 
-// What all connections are reading together is bounded, small values come through meanwhile, and
-// nothing is counted any more once the connections have ended.
+// TestReadingIsBounded: the bytes that all connections together are reading are bounded; small
+// values are still accepted meanwhile; and nothing is counted any more once the connections have
+// ended.
 func TestReadingIsBounded(t *testing.T) {
 	store := new(Store)
 	const size = 60 << 20
@@ -391,7 +394,7 @@ func TestReadingIsBounded(t *testing.T) {
 		conns = append(conns, conn)
 		value := make([]byte, size-1)
 		wg.Go(func() {
-			_, _ = conn.Write(value) // it may be refused
+			_, _ = conn.Write(value) // it can be refused
 		})
 		go func() { failed <- <-served }()
 	}
@@ -420,7 +423,7 @@ func TestReadingIsBounded(t *testing.T) {
 	}
 }
 
-// A query that has begun comes within its time, or its connection ends.
+// TestBegunQueryEnds: a query that has begun completes in time, or its connection is closed.
 func TestBegunQueryEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -431,7 +434,7 @@ func TestBegunQueryEnds(t *testing.T) {
 		conn.Close()
 		store := new(Store)
 		c, end := pair(t, store, false)
-		<-time.After(10 * queryTime) // between two queries there is no bound
+		<-time.After(10 * queryTime) // the time between two queries is not bounded
 		if err := c.Set(t.Context(), "a", nil); err != nil {
 			t.Error(err)
 		}

@@ -52,7 +52,7 @@ func listen(t *testing.T, store *Store) (host, port string) {
 	return host, port
 }
 
-// TestTorchAsClient: every call of PyTorch's TCPStore.
+// TestTorchAsClient tests every call of PyTorch's TCPStore.
 func TestTorchAsClient(t *testing.T) {
 	python := python(t)
 	host, port := listen(t, new(Store))
@@ -62,7 +62,7 @@ func TestTorchAsClient(t *testing.T) {
 	}
 }
 
-// TestTorchGloo: four ranks of gloo find each other.
+// TestTorchGloo: four ranks of gloo connect to each other.
 func TestTorchGloo(t *testing.T) {
 	python := python(t)
 	host, port := listen(t, new(Store))
@@ -81,7 +81,8 @@ func TestTorchGloo(t *testing.T) {
 	wg.Wait()
 }
 
-// TestTorchAsServer: the client's older form is that of PyTorch 1.13.
+// TestTorchAsServer: PyTorch's store serves the client, which speaks the older protocol, that of
+// PyTorch 1.13.
 func TestTorchAsServer(t *testing.T) {
 	cmd := exec.Command(python(t), "testdata/serve.py")
 	stdin, err := cmd.StdinPipe()
