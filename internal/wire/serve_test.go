@@ -16,8 +16,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// TestClocks: where the clocks of two machines of a cluster differ by more than certificates
-// permit, each end says so, whichever certificate is refused.
+// TestClocks: if the clocks of two machines of a cluster differ by more than certificates permit,
+// each end reports it, whichever certificate is refused.
 func TestClocks(t *testing.T) {
 	a, err := identity.NewClusterAuthority(time.Now())
 	if err != nil {
@@ -68,7 +68,7 @@ func TestClocks(t *testing.T) {
 				if (err != nil) == (c.says != "") && strings.Contains(status.Convert(err).Message(), c.says) {
 					break
 				}
-				// A client that writes before it reads the refusal gets an error of that.
+				// A client that writes before it reads the refusal gets a write error instead.
 				if err == nil || !strings.Contains(err.Error(), "broken pipe") && !strings.Contains(err.Error(), "reset by peer") || time.Now().After(limit) {
 					t.Errorf("the client: %v, want %q", err, c.says)
 					break
