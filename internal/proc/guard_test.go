@@ -167,7 +167,8 @@ func TestGuardCloseSweeps(t *testing.T) {
 	<-ended
 }
 
-// TestGuardSparesOthers: the guard spares the workers of a run whose id begins with the id of its run.
+// TestGuardSparesOthers: the guard spares the workers of a run whose id begins with that of its own
+// run.
 func TestGuardSparesOthers(t *testing.T) {
 	pipe, await, gone := launchtest.HeldPipe(t)
 	runID := "spare_" + rand.Text()

@@ -371,7 +371,7 @@ func TestFolders(t *testing.T) {
 	}
 }
 
-// TestForeignFolders: folders and links of another user, and folders in them, are refused to root too.
+// TestForeignFolders: even root is refused folders and links of another user, and folders in them.
 func TestForeignFolders(t *testing.T) {
 	needsRoot(t)
 	base := t.TempDir()
