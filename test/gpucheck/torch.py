@@ -1,5 +1,5 @@
-# Times AllReduces of float32 over NCCL through PyTorch, one process a rank. Prints one line of JSON: what was measured, or
-# why it cannot be.
+# Times AllReduces of float32 over NCCL through PyTorch, with one process per rank. Prints one line of JSON: the measurements,
+# or the reason why there are no measurements.
 import json, os, sys, time
 
 
@@ -34,7 +34,7 @@ def rank_main(rank, size, devices, store, sizes, out):
 
 
 def nccl_version():
-    """Of the library that is loaded, which need not be the one that PyTorch was built with."""
+    """Returns the version of the loaded library, which can differ from the one that PyTorch was built with."""
     import ctypes
     import torch
     number = ctypes.c_int()

@@ -1,4 +1,4 @@
-# As much of PyTorch as torch.py uses, without devices: vectors are lists of one number, and every rank has the same.
+# The part of PyTorch that torch.py uses, without devices: a vector is a list of one number, the same on every rank.
 import importlib
 import os
 
