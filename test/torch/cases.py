@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""Runs PyTorch's cases for process groups that are reconfigured, its file test_c10d_fault_tolerance.py as it is: cases.py FILE
+"""Runs PyTorch's own cases for reconfigured process groups, its unchanged file test_c10d_fault_tolerance.py: cases.py FILE
 
-They run by gloo with torch's store, by gloo with the store of hvdrun, of which this is a worker, and by the backend hvdrun.
+They run with gloo and torch's store, with gloo and the store of hvdrun, of which this is a worker, and with the backend hvdrun.
 """
 import importlib
 import os
@@ -24,7 +24,7 @@ def of_hvdrun(self):
     return dist.PrefixStore(self.file_name, _transport.open_store(where, timedelta(minutes=10)))
 
 
-# The processes of a case find its class in the module of the file, by its name.
+# The processes of a case look up its class by name in the file's module.
 theirs.HvdrunFaultToleranceTest = theirs._make_fault_tolerance_test_class("hvdrun", "cpu")
 theirs.StoreFaultToleranceTest = type("StoreFaultToleranceTest", (theirs.GlooFaultToleranceTest,),
                                       {"_create_store": of_hvdrun, "__module__": theirs.__name__})

@@ -1,7 +1,7 @@
 """Measures state.save beside torch.save, and state.restore beside torch.load, in turns: python3 checkpoints.py MEGABYTES ROUNDS FOLDER.
 
-The state is a model and the momentum of its optimizer. A line has the median of each, and of their ratios in a round, by the clock and
-by the time of processors. torch.save leaves the file in the page cache, and state.save waits for the disk: "synced" is torch.save with
+The state is a model and the momentum of its optimizer. A line has the median of each, and of their ratios in a round, in wall-clock
+time and in processor time. torch.save leaves the file in the page cache, and state.save waits for the disk: "synced" is torch.save with
 an fsync. Files are in the page cache when they are read.
 """
 import os

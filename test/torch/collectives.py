@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Measures all_reduce of torch.distributed with the backends gloo and hvdrun, in turns: collectives.py [RANKS [ROUNDS]]
 
-Prints the medians in µs, and how many times longer gloo takes: the median of the ratios of the rounds, and the least and the most. It needs
+Prints the medians in µs, and how many times longer gloo takes: the median, minimum and maximum of the ratios of the rounds. It needs
 hvdrun's module on PYTHONPATH, and HVD_LIBRARY.
 """
 import multiprocessing
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from hvdrun import _backend
 
-# Bytes, and calls of each backend in a round.
+# Sizes in bytes, each with the number of calls of each backend in a round.
 SIZES = ((4, 100, 500), (64 << 10, 50, 300), (1 << 20, 20, 100), (4 << 20, 8, 40), (64 << 20, 2, 6))
 
 

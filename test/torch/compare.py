@@ -4,14 +4,14 @@
 compare.py [-n RUNS] [-limit SECONDS] HVDRUN [SCENARIO...]
 
   launch2, launch4  from the start of a job with 2 or 4 workers to its first step
-  kill              4 workers, of which one sends itself SIGKILL: to the first step of the next life
-  join              another node of 2 workers comes to one that trains: to the first step of all four
-  leave             two nodes of 2 workers, of which one gets SIGTERM: to the first step of the other alone
+  kill              one of 4 workers sends itself SIGKILL: to the first step after the restart
+  join              a node of 2 workers joins one that trains: to the first step of all four
+  leave             one of two nodes of 2 workers gets SIGTERM: to the first step of the other alone
   lost              the same with SIGKILL, for the agent and its workers
-  host              the same for the node at the endpoint, which has the store
+  host              the same for the node at the endpoint, which runs the store
 
-torchrun runs with --monitor_interval 0.1, at which newer versions look for ends; both have a last call of 2 s.
-It prints a line for each run, then the median, least and most of each. Both use Debian's python3-torch.
+torchrun runs with --monitor_interval 0.1, the interval at which newer versions check for exits; both have a last call of 2 s.
+It prints a line for each run, then the median, minimum and maximum of each. Both use Debian's python3-torch.
 """
 import os
 import random
@@ -55,7 +55,7 @@ class Job:
         return at
 
     def await_endpoint(self):
-        """Blocks until the first agent listens, so that it has the store, and not another one."""
+        """Blocks until the first agent listens, so that this agent and no other runs the store."""
         host, port = self.endpoint.split(":")
         while True:
             try:
@@ -72,7 +72,7 @@ class Job:
         return [(float(r[0]), r[1], int(r[2]), int(r[4]), int(r[5]), int(r[6])) for r in rows if len(r) == 7]
 
     def await_event(self, limit, test):
-        """The time of the first event that passes the test."""
+        """Returns the time of the first event that passes the test."""
         end = time.time() + limit
         while time.time() < end:
             for e in self.events():

@@ -1,14 +1,14 @@
 #!/usr/bin/python3
-"""Trains nothing of use under hvdrun, and checks each step: elastic.py LEDGER STEPS [WAY...]
+"""Runs a meaningless training under hvdrun and checks each step: elastic.py LEDGER STEPS [WAY...]
 
-Appends to LEDGER what ledger.py says. The gradient of a step is the mean of 1 + index over the samples of the step, which
+Appends lines to LEDGER as ledger.py describes. The gradient of a step is the mean of 1 + index over the samples of the step, which
 cannot vanish, and each rank compares it. WAY are any of:
 
   plain       no DistributedDataParallel: one flat buffer
-  buffers     a BatchNorm, whose count of batches must be that of the steps
+  buffers     a BatchNorm, whose number of batches must equal that of the steps
   static      static_graph
   unused      find_unused_parameters, with a layer that is not used in odd steps
-  accumulate  two passes a step, the first within no_sync
+  accumulate  two passes per step, the first within no_sync
   amp         bfloat16 where autocast says so, and a GradScaler
   compile     a model that torch.compile has compiled, by the inductor
   adam        Adam and a scheduler in place of SGD
@@ -17,13 +17,13 @@ cannot vanish, and each rank compares it. WAY are any of:
   paced       50 ms for each step
   groups      another process group in each world
   sendrecv    each rank sends a number to the next in each step
-  large       256 MB of state besides; the rank that sends them dies in the middle where there is a file LEDGER.dies
+  large       256 MB of additional state; the rank that sends them dies in the middle if there is a file LEDGER.dies
   hvdrun      the backend hvdrun in place of gloo
   nccl        NCCL in place of gloo, and tensors on the GPU
   gpu         tensors on the GPU
 
-It ends after STEPS, or sooner when a file LEDGER.stop is there. The process whose number a file LEDGER.hang has stands still, and
-that of LEDGER.within kills itself between the two passes.
+It ends after STEPS, or earlier if there is a file LEDGER.stop. The process whose PID is in a file LEDGER.hang hangs, and that in
+LEDGER.within kills itself between the two passes.
 """
 import contextlib
 import os
@@ -86,7 +86,7 @@ class Large:
 
 
 def die_while_sending(after):
-    """Kills the process when it has written so many bytes more."""
+    """Kills this process when it has written after more bytes."""
     def written():
         with open("/proc/self/io") as f:
             return int(f.read().split("wchar:")[1].split()[0])
@@ -98,7 +98,7 @@ def die_while_sending(after):
 
 
 def meant(suffix):
-    """Whether a file beside the ledger has the number of this process."""
+    """Returns whether a file beside the ledger contains this process's PID."""
     try:
         with open(sys.argv[1] + suffix) as f:
             return f.read() == str(os.getpid())
@@ -107,13 +107,13 @@ def meant(suffix):
 
 
 def stand_still():
-    """Before the step, as a program that hangs."""
+    """Hangs before the step."""
     while meant(".hang"):
         time.sleep(3600)
 
 
 def pause(state, step, begun):
-    """The rest of a step that began then; one that has failed comes again at once."""
+    """Sleeps for the rest of a step that began at begun, unless the step failed: that is repeated at once."""
     if state.step == step.number:
         return
     if "slow" in WAYS:
@@ -123,7 +123,7 @@ def pause(state, step, begun):
 
 
 def pass_on():
-    """Each rank sends its number to the next."""
+    """Sends this rank's number to the next rank, and checks the one from the previous rank."""
     if job.size == 1 or "sendrecv" not in WAYS:
         return
     got = torch.empty(1)
@@ -177,7 +177,7 @@ def wrapped():
         parts["scaler"] = scaler
     if "compile" in WAYS:
         net.compile()
-    # Dynamo takes no bucket that is smaller than the first.
+    # Dynamo does not accept a bucket that is smaller than the first.
     ddp = {"bucket_cap_mb": 25 if "compile" in WAYS else 0.3, "static_graph": "static" in WAYS, "find_unused_parameters": "unused" in WAYS}
     state = job.state(model=net, optimizer=opt, step=0, ddp=ddp, **parts)
     data, loader = Numbers(), None

@@ -3,8 +3,8 @@
 
 WAY is
 
-  wrapped    rank 1 is killed, once, and the program wraps what the other gets
-  own        the worker of slot 1 raises an error of its own, always, whose words are those of a connection
+  wrapped    rank 1 is killed, once, and the program wraps the error of the other
+  own        the worker of slot 1 always raises its own error, whose text is like that of a connection
   after      the worker of slot 1 calls a collective wrongly after each commit, from step 5 on
   differs    the worker of slot 1 has another seed
   parts      each rank adds up its own gradients over two steps, which no rank averages before a commit
@@ -30,7 +30,7 @@ class TrainingError(Exception):
 
 
 def add_up(step):
-    """Two steps add up the gradients of the rank's samples."""
+    """Adds up the gradients of the rank's samples over two steps."""
     with state.model.no_sync() if WAY == "no_sync" else contextlib.nullcontext():
         step.mean(state.model(torch.tensor(step.indices, dtype=torch.float32)[:, None].expand(-1, 4)).square().mean()).backward()
     if step.number % 2 == 0:

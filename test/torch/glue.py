@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""Text classification in the way of transformers' run_glue.py, with texts that it makes: glue.py FOLDER
+"""Text classification like transformers' run_glue.py, with generated texts: glue.py FOLDER
 
-Arguments of the command line, a configuration of a small BERT, files of CSV, compute_metrics, a callback of the program's own,
-EarlyStoppingCallback, load_best_model_at_end, evaluate, predict, save_model and save_state. Rank 1 kills itself unless there is a file
-FOLDER/died, which it makes. The first rank writes what the training has come to into FOLDER/result, as one line of JSON.
+It uses command-line arguments, the configuration of a small BERT, CSV files, compute_metrics, a callback of its own,
+EarlyStoppingCallback, load_best_model_at_end, evaluate, predict, save_model and save_state. Rank 1 creates a file FOLDER/died
+and kills itself, unless the file exists. The first rank writes the result of the training to FOLDER/result, as one line of JSON.
 """
 import csv
 import json
@@ -32,7 +32,7 @@ class DataTrainingArguments:
 
 
 def make(name, n, seed):
-    """A text is of the first kind if more of its words are of the first half."""
+    """A text belongs to the first class if more of its words are in the first half of the vocabulary."""
     rng = np.random.default_rng(seed)
     path = os.path.join(FOLDER, f"{name}-{os.getpid()}.csv")
     with open(path, "w", newline="") as f:
@@ -45,7 +45,7 @@ def make(name, n, seed):
 
 
 class Sentences(torch.utils.data.Dataset):
-    """What load_dataset("csv").map(preprocess_function) makes."""
+    """Like the result of load_dataset("csv").map(preprocess_function)."""
 
     def __init__(self, path, length):
         with open(path, newline="") as f:

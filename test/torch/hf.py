@@ -1,25 +1,25 @@
 #!/usr/bin/python3
-"""Trains a tiny GPT-2 by hvdrun.transformers.Trainer: hf.py LEDGER STEPS [WAY...]
+"""Trains a tiny GPT-2 with hvdrun.transformers.Trainer: hf.py LEDGER STEPS [WAY...]
 
-Appends to LEDGER what ledger.py says: start, part (the samples of a rank in a step), commit, loss, evaluate,
+Appends lines to LEDGER as ledger.py describes: start, part (the samples of a rank in a step), commit, loss, evaluate,
 save, trained, after and end. WAY
 are any of:
 
   die:PLACE:RANK:STEP   the rank kills itself there, once: in backward, update, log, evaluate, save, epoch or after (the training)
-  gate:STEP             before the step ranks wait for a file LEDGER.STEP
+  gate:STEP             before the step, ranks wait for a file LEDGER.STEP
   stop:STEP             the training stops there
   first                 an evaluation at the start
   after                 an evaluation after the training
-  accumulate            two backward passes a step
-  workers               the samples come by worker processes of a DataLoader
+  accumulate            two backward passes per step
+  workers               the samples come from worker processes of a DataLoader
   stream                an IterableDataset
   mean                  BERT, whose loss is a plain mean
-  odd                   a number of samples that fills no step
+  odd                   a number of samples that is not a multiple of the batch
   plateau               a scheduler that follows the evaluations
   best                  load_best_model_at_end
-  resume                goes on from the newest checkpoint
+  resume                continues from the newest checkpoint
   plain                 transformers' own Trainer
-  paced                 a step takes 50 ms at least, and there are few logs, no evaluations and no checkpoints
+  paced                 a step takes at least 50 ms, and there are few logs, no evaluations and no checkpoints
 """
 import multiprocessing
 import os

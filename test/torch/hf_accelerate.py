@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Trains with the parts of hvdrun.accelerate over job.steps: hf_accelerate.py LEDGER STEPS [die:PLACE:RANK:STEP...]
 
-Appends to LEDGER what hf.py says, whose model and samples it takes. A rank dies in backward or in evaluate.
+Appends the same lines to LEDGER as hf.py, and uses its model and samples. A rank dies in backward or in evaluate.
 """
 import sys
 
@@ -30,7 +30,7 @@ def collate(indices):
 
 
 def evaluate(number):
-    """The mean over the samples of all ranks, before a step is applied."""
+    """Returns the mean over the samples of all ranks, before a step is applied."""
     net.eval()
     losses = []
     with torch.no_grad():

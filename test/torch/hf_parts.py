@@ -1,4 +1,4 @@
-"""What the programs of transformers and accelerate have in common: a tiny model, samples, deaths, and a ledger, the file sys.argv[1]."""
+"""The common parts of the programs of transformers and accelerate: a tiny model, samples, deaths, and a ledger, the file sys.argv[1]."""
 import json
 import os
 import signal
@@ -38,7 +38,7 @@ def dies(place, step):
 
 
 def sample(i):
-    """Words that can be learnt; the first two are the number of the sample."""
+    """Samples of words that can be learnt; the first two are the number of the sample."""
     words = [i // WORDS, i % WORDS, i * 7 % 5]
     while len(words) < LENGTH:
         words.append((words[-1] * 3 + i % 4 + 1) % WORDS)

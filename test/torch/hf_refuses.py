@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Checks that hvdrun's Trainer and Accelerator refuse by name what they do not carry: hf_refuses.py, run alone, without hvdrun."""
+"""Checks that hvdrun's Trainer and Accelerator refuse by name what they do not support: hf_refuses.py, run alone, without hvdrun."""
 import os
 import sys
 import tempfile

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""Trains nothing of use under hvdrun, with a model that FSDP2 shards over the ranks of a host and replicates on each: hsdp.py LEDGER STEPS [hvdrun]
+"""Runs a meaningless training under hvdrun, with a model that FSDP2 shards over the ranks of a host and replicates on each: hsdp.py LEDGER STEPS [hvdrun]
 
-The ranks of a host are lost together: hvdrun's --failure-policy host. Shards and what the optimizer keeps for them stay in their
-processes, and newcomers get them from a rank with the same local rank; the sharded model is made anew in each world. It appends to
-LEDGER what ledger.py says.
+The ranks of a host are lost together: hvdrun's --failure-policy host. Shards and their optimizer state stay in their
+processes, and new workers get them from a rank with the same local rank; the sharded model is created again in each world. It
+appends lines to LEDGER as ledger.py describes.
 """
 import sys
 import time

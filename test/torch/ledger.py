@@ -1,4 +1,4 @@
-"""What programs of PyTorch tell the tests of their steps: a line of JSON for each event, in the file sys.argv[1]."""
+"""Records the steps of PyTorch programs for the tests: a line of JSON for each event, in the file sys.argv[1]."""
 import json
 import os
 import sys
@@ -15,7 +15,7 @@ def tell(event, **more):
 
 
 class Steps:
-    """The steps of a job, whose mean gradient is the mean of 1 + index over the samples."""
+    """The steps of a job. The mean gradient of a step is the mean of 1 + index over its samples."""
 
     def __init__(self, job):
         self._job = job
@@ -28,13 +28,13 @@ class Steps:
         return self._job.steps(state, total=total, batch=BATCH, samples=SAMPLES, seed=SEED)
 
     def part(self, step):
-        """Before the commit. The step is the last one where there is a file LEDGER.stop."""
+        """Must be called before the commit. The step is the last one if there is a file LEDGER.stop."""
         if os.path.exists(sys.argv[1] + ".stop"):
             step.stop()
         self._tell("part", step=step.number, indices=step.indices)
 
     def made(self, step, *means):
-        """After the commit: the means of the gradients are right. In a step that fails NCCL may leave anything there."""
+        """Checks after the commit that the means of the gradients are right. In a failed step, NCCL can leave any values there."""
         want = 1 + sum(sum(self._plan.part(step.number, rank, self._job.size)) for rank in range(self._job.size)) / step.batch
         for got in means:
             if abs(got / want - 1) > 1e-5:

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Mistakes of programs, alone, and what is said of them: a line of JSON for each, its name and the error."""
+"""Makes mistakes of programs, without other ranks, and prints a line of JSON for each: its name and the error."""
 import json
 import os
 import sys
@@ -73,7 +73,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 
 def loads(**options):
-    """A loop whose samples come by a DataLoader."""
+    """A loop whose samples come from a DataLoader."""
     return lambda: loop(commit, data=torch.utils.data.DataLoader(options.pop("of", list(range(8))), **options))
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""Programs of other libraries as they are, without hvdrun's package: others.py FOLDER NAME
+"""Unchanged programs of other libraries, without hvdrun's package: others.py FOLDER NAME
 
-They run by the variables of torchrun. A rank that has what is right ends with the line "all right"; what is wrong is an AssertionError.
+They use the variables of torchrun. A rank with the right result prints the line "all right" at the end; a wrong result is an
+AssertionError.
 """
 import json
 import os
@@ -49,7 +50,7 @@ def process_group():
 
 
 def accelerate():
-    """Accumulation, a scheduler and a gathering of metrics: the weight is minus the sum of rate times mean."""
+    """Accumulates gradients, uses a scheduler and gathers metrics: the weight is minus the sum of rate times mean."""
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 
@@ -100,7 +101,7 @@ def ignite():
 
 
 def xgboost():
-    """Rank 0 has the tracker, whose address goes by a file."""
+    """Rank 0 runs the tracker and writes its address to a file for the others."""
     import numpy
     import xgboost
     from xgboost import collective
@@ -129,7 +130,7 @@ def xgboost():
 
 
 def trainer(before=lambda: None):
-    """A Trainer of transformers, of which rank 1 is killed in the first life."""
+    """A Trainer of transformers whose rank 1 is killed before the first restart."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
     class Words(torch.utils.data.Dataset):
@@ -154,7 +155,7 @@ def trainer(before=lambda: None):
 
 
 def naive_trainer():
-    """What a user tries first: hvd.init, and a Trainer as it is."""
+    """What a user tries first: hvd.init and an unchanged Trainer."""
     def before():
         import hvdrun.torch as hvd
         hvd.init("gloo")

@@ -1,4 +1,4 @@
-"""Measures a training loop of hvdrun.torch beside the same loop by DistributedDataParallel under torchrun, in turns.
+"""Measures a training loop of hvdrun.torch beside the same loop with DistributedDataParallel under torchrun, in turns.
 
 	python3 paces.py [-n ROUNDS] HVDRUN [SCENARIO...]
 
@@ -7,8 +7,8 @@
 	large2, large4    a model of 25 million parameters with 2 or 4 workers, one thread each
 
 A scenario prints the median step (of all steps from the 20th on), the time from the command to the end of the first step on rank 0, and
-the ratios of both, each as the median of the rounds with the least and the most. Both loops do the same work: batches of 64 samples in
-all, a forward and a backward pass, an all-reduce of the gradients by gloo and a step of SGD with momentum.
+the ratios of both, each as the median of the rounds with the minimum and the maximum. Both loops do the same work: batches of 64
+samples in all, a forward and a backward pass, an all-reduce of the gradients by gloo and a step of SGD with momentum.
 """
 import argparse
 import os
@@ -19,7 +19,7 @@ import time
 
 from compare import free_port
 
-# TORCHRUN runs PyTorch's torchrun where torch is built without libuv, as Debian's is, and where it is not.
+# TORCHRUN runs PyTorch's torchrun whether or not torch is built with libuv; Debian's is not.
 TORCHRUN = """
 import functools
 import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend as c10d

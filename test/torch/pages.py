@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 """Runs a program of a page of the documentation: pages.py PAGE NUMBER FOLDER
 
-NUMBER is that of the block of Python in the page, from 0. What the page leaves out is put before it, and in the place of "...". Rank 1
-kills itself once, before a commit, and makes a file in FOLDER for that, which is the current one. Whoever has made all steps prints
-"all steps are made".
+NUMBER is the number of the Python block on the page, from 0. What the page omits is inserted before it, and in place of "...". Rank 1
+kills itself once, before a commit, and creates a file in FOLDER to remember that; FOLDER becomes the current folder. A process that
+has made all steps prints "all steps are made".
 """
 import os
 import re
@@ -30,7 +30,7 @@ def dying(self, *args):
 
 hvd.State._commit = dying
 
-# The names that programs of a page have of a user.
+# Names that the programs of a page take from the user's program.
 NAMES = """
 class Net(torch.nn.Sequential):
     def __init__(self):
@@ -50,7 +50,7 @@ JOB = 'job = hvd.init("gloo")\n'
 STATE = "state = job.state(model=net, optimizer=opt)\n"
 STEPS = "for step in job.steps(state, total=300, batch=256, samples=len(x)):\n"
 LOSS = "loss = step.mean(lossf(state.model(x[step.indices]), y[step.indices]))\nopt.zero_grad()\nloss.backward()\n"
-# What some need besides, by a word that they have.
+# Further code that some programs need, by a word in them.
 ALSO = {
     "F.nll_loss": """
 import torch.nn.functional as F
@@ -124,7 +124,7 @@ def blocks(page):
 
 
 def whole(block):
-    """A block with what it leaves out."""
+    """Returns a block with what it omits."""
     head = [NAMES]
     head += [text for word, text in ALSO.items() if word in block or word == "transformers" and "Accelerator" in block]
     if "hvd.init(" not in block and "Trainer(" not in block:

@@ -1,7 +1,7 @@
-"""Programs that lose a rank or whose ranks differ, each with the value that is right: programs.py FOLDER NAME
+"""Programs that lose a rank or whose ranks differ, each with the right value: programs.py FOLDER NAME
 
-A rank that has to die sends itself SIGKILL once, and makes a file in FOLDER for that. A rank that has what is right ends with the line
-"all right"; what is wrong is an AssertionError.
+A rank that has to die sends itself SIGKILL once, and creates a file in FOLDER to remember that. A rank with the right result prints
+the line "all right" at the end; a wrong result is an AssertionError.
 """
 import itertools
 import os
@@ -28,7 +28,7 @@ def once(name):
 
 
 def die(rank=1, name="dead"):
-    """The rank dies here, once for each name; the last one of a world does not."""
+    """Kills the rank, once for each name, unless it is alone in its world."""
     if job.rank == rank and job.size > 1 and once(name):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -52,7 +52,7 @@ def backward(state, step, opt):
 
 
 def train(state, opt, total=20, at=10, fault=die, update=None, **more):
-    """Each rank makes the steps, and rank 1 dies within one, or has another fault."""
+    """Makes the steps on each rank; rank 1 dies within one, or has another fault."""
     for step in job.steps(state, total=total, batch=8, **more):
         with step:
             backward(state, step, opt)
@@ -62,7 +62,7 @@ def train(state, opt, total=20, at=10, fault=die, update=None, **more):
 
 
 def trains(**more):
-    """train with a net whose weight is the number of steps in the end."""
+    """Calls train with a net whose weight is the number of steps at the end."""
     net = line()
     opt = sgd(net)
     train(job.state(model=net, optimizer=opt), opt, **more)
@@ -70,7 +70,7 @@ def trains(**more):
 
 
 def second():
-    """Whether this process is the worker of the second slot: a replacement is too."""
+    """Returns whether this process is the worker in the second slot, which a replacement is too."""
     return os.environ["HVD_SLOT"] == "1"
 
 
@@ -186,7 +186,7 @@ def loader(context):
 
 
 def own_loop():
-    """A loop that is not ours, by hvdrun.torch.run."""
+    """A loop of the program's own, with hvdrun.torch.run."""
     net = line()
     opt = sgd(net)
     state = job.state(model=net, optimizer=opt, seen=[])
@@ -215,7 +215,7 @@ def too_early():
 
 
 def naive_evaluation():
-    """A collective between steps, where nothing takes the error."""
+    """A collective between steps, where nothing handles its error."""
     net = line()
     opt = sgd(net)
     state = job.state(model=net, optimizer=opt)
@@ -236,7 +236,7 @@ def naive_end():
 
 
 def bare(update=None):
-    """The module is called, and not its attribute of the state, so that nothing averages the gradients."""
+    """The program calls the module instead of the attribute of the state, so nothing averages the gradients."""
     net = line()
     opt = sgd(net, 0.1)
     state = job.state(model=net, optimizer=opt)
@@ -262,7 +262,7 @@ def never_synchronized():
 
 
 def own_rate():
-    """Each rank applies the gradients with a rate of its own."""
+    """Each rank applies the gradients with a different rate."""
     net = line()
     state = job.state(model=net)
     for step in job.steps(state, total=200, batch=8):
@@ -273,7 +273,7 @@ def own_rate():
 
 
 def torn_update():
-    """A rank dies in a collective of the update, so that no rank has the whole step."""
+    """A rank dies in a collective of the update, so no rank has the complete step."""
     net = line()
     opt = sgd(net)
     state = job.state(model=net, optimizer=opt)
@@ -302,13 +302,13 @@ def of_its_own():
 
 
 def parts_differ():
-    """One rank has made a part otherwise."""
+    """One rank has created a part differently."""
     net = nn.Linear(2 if second() else 1, 1, bias=False)
     opt = sgd(net)
     train(job.state(model=net, optimizer=opt), opt)
 
 
-# Faults of one rank, once or in each life.
+# Faults of one rank, once or in each of its processes.
 
 def leaves(how, once_only=True):
     def fault():
@@ -333,7 +333,7 @@ def breaks():
 
 
 def by_islice():
-    """A loop over epochs around one over steps: a step that comes again counts there."""
+    """A loop over epochs around one over steps: a step that is repeated counts there."""
     net = line()
     opt = sgd(net)
     state = job.state(model=net, optimizer=opt)
@@ -348,7 +348,7 @@ def by_islice():
 
 
 def skips_bad():
-    """One rank leaves a bad batch out by `continue`."""
+    """One rank skips a bad batch with `continue`."""
     net = line()
     opt = sgd(net)
     state = job.state(model=net, optimizer=opt)
@@ -361,7 +361,7 @@ def skips_bad():
 
 
 def skips_together():
-    """All ranks leave a step out, as one has seen a bad batch."""
+    """All ranks skip a step because one has a bad batch."""
     net = line()
     opt = sgd(net)
     state = job.state(model=net, optimizer=opt)
@@ -377,7 +377,7 @@ def skips_together():
 
 
 def prints():
-    """The last lines of a rank that is killed are seen, though nobody flushes."""
+    """The last lines of a killed rank are printed although the program does not flush them."""
     net = line()
     opt = sgd(net)
     state = job.state(model=net, optimizer=opt)
@@ -391,12 +391,12 @@ def prints():
 
 
 def progress(those):
-    """A bar of a library."""
+    """A progress bar of a library."""
     yield from those
 
 
 def enumerated():
-    """A loop whose code after the context is not under step.done, in other wrappings."""
+    """A loop whose code after the context is not under step.done, wrapped in other iterators."""
     net = line()
     opt = sgd(net)
     state = job.state(model=net, optimizer=opt)
@@ -437,7 +437,7 @@ def loads(kind):
 
 
 def by_sampler():
-    """DistributedSampler and a loop over epochs of the program's own, which begins its epoch again in each world."""
+    """DistributedSampler and a loop over epochs of the program's own, which starts its epoch again in each world."""
     net = line()
     opt = sgd(net, 1e-4)
     state = job.state(model=net, optimizer=opt, epoch=0, seen=[])

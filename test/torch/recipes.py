@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""Trainings as people write them, whose result does not depend on deaths: recipes.py FOLDER NAME...
+"""Typical training programs, whose result does not depend on deaths: recipes.py FOLDER NAME...
 
-Alone it makes the trainings of these names, one after the other. Under hvdrun it makes one, in which rank 1 kills itself once, before
-the commit of step 6 or in an evaluation; at step 9 the others wait for the newcomer. Each process appends a line of JSON to FOLDER/NAME:
-what the training has come to. "all" alone stands for all names, and "list" prints them.
+Alone it runs the trainings with these names, one after the other. Under hvdrun it runs one, in which rank 1 kills itself once, before
+the commit of step 6 or in an evaluation; at step 9 the others wait for the new worker. Each process appends the result of the training
+to FOLDER/NAME as a line of JSON. "all" means all names when it runs alone, and "list" prints them.
 """
 import itertools
 import json
@@ -38,7 +38,7 @@ def mark(name):
 
 
 def die(rank=1):
-    """The rank dies here, once in a training."""
+    """Kills the rank, once in a training."""
     if job.rank == rank and job.size > 1:
         try:
             os.close(os.open(mark("died"), os.O_CREAT | os.O_EXCL))
@@ -48,7 +48,7 @@ def die(rank=1):
 
 
 def newcomer(at, number):
-    """At a step, waits for the one that replaces the dead."""
+    """Waits at a step for the worker that replaces the dead one."""
     while number == at and job.size == 1 and job._worker is not None and os.path.exists(mark("died")) and not job._worker.changed():
         time.sleep(0.01)
 
@@ -59,12 +59,12 @@ def net(*more, seed=1):
 
 
 def each(out, y):
-    """The loss of each sample."""
+    """Returns the loss of each sample."""
     return ((out - y) ** 2).mean(1)
 
 
 def train(state, body, update=None, at=6, **more):
-    """The loop of most recipes: body makes the gradients, and update what commit takes."""
+    """The loop of most recipes: body computes the gradients, and update returns what is passed to commit."""
     given = dict(total=TOTAL, batch=BATCH, samples=SAMPLES, seed=1)
     given.update(more)
     for step in job.steps(state, **given):
@@ -88,7 +88,7 @@ def plain(state, *optimizers, before=lambda step: None):
 
 
 def numbers(*those):
-    """What is compared."""
+    """Returns the result that is compared."""
     found = []
     for one in those:
         if isinstance(one, nn.Module):
@@ -106,7 +106,7 @@ def rates(*optimizers):
 
 @recipe
 def schedulers():
-    """Of every kind, by the step and by the epoch."""
+    """Schedulers of every kind, stepped per step and per epoch."""
     nets = [net(seed=i) for i in range(7)]
     opts = [torch.optim.SGD(n.parameters(), lr=0.1, momentum=0.5) for n in nets]
     opts[0] = torch.optim.Adam(nets[0].parameters(), lr=0.01)
@@ -155,7 +155,7 @@ def plateau():
 
 @recipe
 def swa():
-    """An average of the weights from step 5 on, with a schedule of its own."""
+    """An average of the weights from step 5 on, with its own schedule."""
     model = net()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     average, slow, fast = AveragedModel(model), SWALR(opt, swa_lr=0.05, anneal_epochs=3), lr_scheduler.ExponentialLR(opt, 0.95)
@@ -214,7 +214,7 @@ def clipped():
 
 @recipe
 def sparse():
-    """Sparse gradients of an embedding, with an optimizer of their own."""
+    """Sparse gradients of an embedding, with their own optimizer."""
     torch.manual_seed(1)
     words = nn.Embedding(SAMPLES, 4, sparse=True)
     head = nn.Linear(4, 1)
@@ -232,7 +232,7 @@ def sparse():
 
 @recipe
 def two_models():
-    """An encoder and a decoder with an optimizer each, and a teacher that does not train."""
+    """An encoder and a decoder, each with its own optimizer, and a teacher that is not trained."""
     torch.manual_seed(2)
     encoder, decoder, teacher = nn.Linear(4, 3), nn.Linear(3, 4), net()
     teacher.requires_grad_(False)
@@ -289,7 +289,7 @@ def norms():
 
 @recipe
 def weighted():
-    """What WeightedRandomSampler does: samples are drawn by weights, anew in each epoch."""
+    """Like WeightedRandomSampler: samples are drawn by weight, again in each epoch."""
     model = net()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     state = job.state(model=model, optimizer=opt)
@@ -335,7 +335,7 @@ def wrapped_loop():
 
 @recipe
 def stops_early():
-    """Patience: the evaluation says so, and the next step is the last one."""
+    """Early stopping: after an evaluation without improvement, the next step is the last one."""
     model = net()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     state = job.state(model=model, optimizer=opt, best=1e9, bad=0)
@@ -358,7 +358,7 @@ def stops_early():
 
 @recipe
 def scaled():
-    """A GradScaler: the gradient of step 3 is not finite, so that its update is left out, and the scale halves."""
+    """A GradScaler: the gradient of step 3 is not finite, so its update is skipped and the scale is halved."""
     model = net()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
@@ -377,7 +377,7 @@ def scaled():
 
 @recipe
 def accumulated():
-    """Passes of a step, options of DistributedDataParallel, and gradients that are dropped at the end of a step."""
+    """Several passes per step, options of DistributedDataParallel, and gradients that are dropped at the end of a step."""
     model = net()
     opt = torch.optim.NAdam(model.parameters(), lr=0.02)
     state = job.state(ddp=dict(gradient_as_bucket_view=True, bucket_cap_mb=1), model=model, optimizer=opt)
@@ -395,7 +395,7 @@ def accumulated():
 
 @recipe
 def accumulated_over_steps():
-    """Four steps add up their gradients, and the fourth applies them; another optimizer is stepped in each step, with no part in that."""
+    """Four steps add up their gradients, and the fourth applies them; an independent optimizer is stepped in each step."""
     model, other = net(), net(seed=2)
     opt, each_step = torch.optim.Adam(model.parameters(), lr=0.02), torch.optim.SGD(other.parameters(), lr=0.1)
     state = job.state(model=model, other=other, optimizer=opt, each_step=each_step)
@@ -437,7 +437,7 @@ def accumulated_by_hand():
 
 @recipe
 def never_stepped():
-    """A layer without an optimizer, whose gradient nobody clears, and which counts where gradients are clipped."""
+    """A layer without an optimizer, whose gradient is never cleared, and which counts when gradients are clipped."""
     model = net()
     opt = torch.optim.SGD(model[2].parameters(), lr=0.1)
     state = job.state(model=model, optimizer=opt, norms=[])
@@ -451,7 +451,7 @@ def never_stepped():
 
 @recipe
 def hooked():
-    """A communication hook, which each world's wrapper gets."""
+    """A communication hook, which the wrapper of each world gets."""
     model = net()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     state = job.state(model=model, optimizer=opt)
@@ -488,7 +488,7 @@ def rates_by_hand():
 
 @recipe
 def values():
-    """What people keep beside the model."""
+    """Values that people keep beside the model."""
     import collections
     model = net()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)

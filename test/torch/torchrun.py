@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""PyTorch's own launcher on Debian 12, whose Python 3.11 iterates over flags of enum in another way.
+"""PyTorch's own launcher on Debian 12, whose Python 3.11 iterates over flags of enum differently.
 
-There torch 1.13 fails to read the value 0 of --redirects and --tee; this reads them by number.
+There torch 1.13 fails to parse the value 0 of --redirects and --tee; this launcher parses them by number.
 """
 from torch.distributed.elastic.multiprocessing import api
 

@@ -1,4 +1,4 @@
-"""A user's program for a type checker: mypy --strict finds nothing in it but what the lines with E: have."""
+"""A user's program for a type checker: mypy --strict reports only the errors that the lines with E: name."""
 import datetime
 
 import torch

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""A training with all that a step can change, under deaths: whole.py RESULTS MARKS [DEATH…]
+"""A training with deaths, whose steps change all kinds of state: whole.py RESULTS MARKS [DEATH…]
 
-DEATH is backward, commit or evaluation: a rank kills itself there once, at a step of its own. Each rank that comes to the end appends
-a line of JSON to RESULTS: what the training has come to, which does not depend on the deaths.
+DEATH is backward, commit or evaluation: a rank kills itself there once, each at another step. Each rank that reaches the end
+appends the result of the training, which does not depend on the deaths, to RESULTS as a line of JSON.
 """
 import json
 import os
@@ -29,7 +29,7 @@ def die(where, step):
 
 
 class Net(torch.nn.Module):
-    """Its buffers count the passes that were applied, each by another idiom. Its gradient is the mean of the samples."""
+    """Its buffers count the applied passes, each with another idiom. Its gradient is the mean of the samples."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ def on_reset():
 
 
 def update(step):
-    """An average of the weights is a part of the update. What the scheduler does then is too."""
+    """The average of the weights is a part of the update, and so is the scheduler's step."""
     def call():
         opt.step()
         if step.ends_epoch:

@@ -1,10 +1,10 @@
 #!/usr/bin/python3
-"""Trains nothing: an all-reduce of 1 MiB and a pause of 10 ms a step, by gloo.
+"""Trains nothing: each step is an all-reduce of 1 MiB with gloo and a pause of 10 ms.
 
 worker.py LOG STEPS [RANK STEP]
 
-Appends a line for each event to LOG: time, event, pid, rank, world, restart, step, with tabs between.
-In the first life the RANK sends itself SIGKILL after its STEP.
+Appends a line for each event to LOG: time, event, pid, rank, world, restart, step, separated by tabs.
+Before the first restart, RANK sends itself SIGKILL after its STEP.
 """
 import os
 import signal

@@ -1,5 +1,5 @@
-"""Debian builds torch without libuv. From torch 2.4 on, its client asks for libuv all the same where an agent has the store,
-whatever USE_LIBUV says: Debian's own torchrun fails by that too.
+"""Debian builds torch without libuv. From torch 2.4 on, its client requests libuv nevertheless if an agent runs the store,
+whatever USE_LIBUV says: Debian's own torchrun fails because of that too.
 """
 import functools
 import importlib
