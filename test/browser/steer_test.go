@@ -15,7 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// real is a real job with a page of its own, and a browser that shows it.
+// real is a real job with its own page, and a browser that shows it.
 type real struct {
 	t *testing.T
 	*follow.Running

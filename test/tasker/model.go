@@ -43,7 +43,7 @@ type node struct {
 	lasts     time.Duration
 	fails     bool
 	of        []int  // the expected result, if it succeeds
-	value     []byte // what must come of it, if anything does
+	value     []byte // the expected result, if it succeeds
 	future    *tasks.Future[[]byte]
 	cancelled bool // Cancel was called
 	end       end

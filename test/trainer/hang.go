@@ -27,7 +27,7 @@ func lockTwice() error {
 	return nil
 }
 
-// ready is what spin waits for; nobody sets it.
+// ready is what spin waits for; it is never set.
 var ready atomic.Bool
 
 func spin() error { // spin

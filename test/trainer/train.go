@@ -299,7 +299,7 @@ func (t *training) finish() error {
 	return l.Append(t.log)
 }
 
-// compute uses a processor for that long, which takes longer where others use it too.
+// compute uses a processor for the time d. This takes longer if others use the processor too.
 func compute(d time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

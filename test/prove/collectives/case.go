@@ -361,7 +361,7 @@ func (p *program) tidy() *program {
 			if size == 1 || i < len(p.Steps)-1 {
 				s.Wrong = nil
 			} else if i > 0 {
-				p.Steps[i-1].Beside = false // no other operation may run when the group ends
+				p.Steps[i-1].Beside = false // no other operation can run when the group ends
 			}
 		}
 		if s.Wrong != nil {

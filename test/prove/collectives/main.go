@@ -177,7 +177,7 @@ func (g *trials) do(ctx context.Context, p *program) error {
 	return nil
 }
 
-// write writes the program of a failure and what is known of its ranks into a folder of its own.
+// write writes the program of a failure, and what is known of its ranks, into a new folder.
 func (g *trials) write(p *program, o outcome) (folder string, err error) {
 	text, err := json.Marshal(p)
 	if err != nil {

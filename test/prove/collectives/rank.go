@@ -149,7 +149,7 @@ func asRank() error {
 		return err
 	}
 	group, err := endpoint.Connect(context.Background(), a.peers(key, addrs))
-	if err != nil { // another rank may have ended the groups already, as the program wants it
+	if err != nil { // the program can make another rank end the groups before this
 		a.verdict = verdict{-1, classOf(err), err.Error()}
 	} else {
 		a.groups = []*collective.Group{group}

@@ -164,7 +164,7 @@ func (b *bench) killSome(ctx context.Context, n int, tasks bool) error {
 	if err != nil {
 		return err
 	}
-	if b.Spares > 0 { // on a host of their own
+	if b.Spares > 0 { // on a separate host
 		members := b.setup
 		members.Spares = 0
 		j.source("-H", fmt.Sprintf("%s,127.0.1.1:%d", members.hostList(), b.Spares))
