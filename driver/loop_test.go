@@ -298,7 +298,7 @@ func TestHostThatNeverAnswers(t *testing.T) {
 // TestStopComesFirst: a worker that ends because the job is stopped has not failed, even if the
 // loop receives both events at once.
 func TestStopComesFirst(t *testing.T) {
-	for range 30 { // which of two is heard first was by chance
+	for range 30 { // which of the two is received first was random
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(context.Background())
 			j := newJob(t, ctx, Config{Source: discovery.Fixed{{Name: "a", Slots: 1}}, Size: job.Size{NP: 1}})

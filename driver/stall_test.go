@@ -340,7 +340,7 @@ func TestNamesOfRanks(t *testing.T) {
 	}
 }
 
-// BenchmarkStalls measures one look at 1,000 workers, of which all but one wait.
+// BenchmarkStalls measures one look at 1,000 workers, all but one of which wait.
 func BenchmarkStalls(b *testing.B) {
 	j := newJobOfBeats(1000)
 	for r := range 1000 {

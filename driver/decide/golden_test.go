@@ -19,44 +19,44 @@ import (
 var update = flag.Bool("update", false, "rewrite the scenarios in testdata with the machine's current output")
 
 // TestStories runs every scenario of testdata: its commands (unindented lines) are input to a
-// machine, whose actions must be the indented lines after each command. The scenarios are
-// best read from top to bottom:
+// machine, whose actions must be the indented lines after each command. The scenarios are best read
+// from top to bottom:
 //
 //	config np=2 min=1 max=4 limit=1 policy=host cooldown=1s,60s static tasks stateless start=30s …
-//	hosts a:2 b:2!             what discovery lists; one with ! is draining
-//	join a:0 b:1 commits=3     these workers ask for a newer world (their state is the job's once they had a commit);
-//	                           with "late", for one newer than that before their last,
-//	                           with "ahead" than one that is to come; with "trained" or
-//	                           "untrained", they say whether training has ended; program=NAME:
-//	                           they speak by their sockets
+//	hosts a:2 b:2!             the list of discovery; a host with ! is draining
+//	join a:0 b:1 commits=3     these workers ask for a newer world (they hold the job's state if they have commits);
+//	                           with "late", for one newer than the world before their last;
+//	                           with "ahead", for one newer than a world that does not exist yet;
+//	                           with "trained" or "untrained", they report whether training has ended;
+//	                           with program=NAME, they use the worker protocol over their sockets
 //	trains                     rank 0 of the world has synchronised and trains
-//	trains a:0                 its heartbeats say that it trains, after another has reported done
+//	trains a:0                 its heartbeats report that it trains, after another has reported done
 //	exit a:0 code=1|signal=9|ok|evicted|refused|taken=RUN|unstartable|unkillable
 //	                           with "ran=f,g", while it ran tasks of these functions
 //	report a:0 done|leaving|draining|committed|writing|written|unwritten commits=3
-//	report a:0 over ipc        and so on: the backend of its GPUs; "before" at the end: in the world before this
-//	wait 5s                    time passes; deadlines in between come due
+//	report a:0 over ipc        and so on: the backend of its GPUs; with "before" at the end, in the previous world
+//	wait 5s                    time passes; deadlines in between expire
 //	writes a:0                 more of its last checkpoint is on the disk
-//	stalled a:0 WORDS          the others wait for it, for what the words say; alone: for nobody
-//	stuck                      and have for too long
+//	stalled a:0 WORDS          the others wait for it, for the reason in the words; with "alone", no worker waits
+//	stuck                      and they have waited for too long
 //	stirred a:0 · hung a:0 WORDS
-//	dying a:0 WORDS            its process is as good as dead; signal=9: a signal is ending it
-//	moved a:0 1s               so long ago it was on its way to the next world
-//	failing a:0 WORDS          its program says which error ends it
+//	dying a:0 WORDS            its process is dying; with signal=9, a signal is ending it
+//	moved a:0 1s               this time ago it made progress towards the next world
+//	failing a:0 WORDS          its program reports the error that ends it
 //	task-stuck a:0             it runs a task that does not end
 //	discovery-failed first|later
 //	interrupt
-//	drain a:0                  a person asks for it, of a slot or a whole host, as are
+//	drain a:0                  an operator's command, for a slot or a whole host, like the following three
 //	exclude a 10s              (without a time: until it is readmitted)
 //	readmit a
 //	scale min=1 max=4          (max=0: no bound)
-//	goodput                    and asks what the time was spent on,
-//	status                     and asks how it is going
-//	resume 20s                 the driver dies, and so much later another goes on
-//	together                   the inputs up to "now" are of one step
+//	goodput                    an operator asks how the time was spent
+//	status                     an operator asks for the status
+//	resume 20s                 the driver dies, and another one continues after this time
+//	together                   the inputs up to "now" belong to one step
 //
-// A worker is called by its slot; the second in the same slot is a:0#2 in the output, and plain a:0
-// in a command, which means the one that lives.
+// A worker is named by its slot. The second worker in the same slot is a:0#2 in the output; a:0 in
+// a command means the one that is alive.
 func TestStories(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -119,7 +119,7 @@ type story struct {
 	out    *strings.Builder
 	starts map[plan.SlotID]int
 	latest uint64  // generation
-	slow   bool    // processes are said to be forked
+	slow   bool    // processes are reported as forked
 	held   []Input // of the step that "now" ends
 	holds  bool
 }
@@ -567,7 +567,7 @@ func (s *story) describe(a Action) string {
 		case a.Again:
 			return "start again, or take over " + a.ID
 		}
-		// Processes start at once in scenarios, unless they are said to be forked.
+		// Processes start at once in scenarios, unless the scenario reports them as forked.
 		if !s.slow {
 			s.m.find(a.ID).pid = 100
 		}

@@ -81,7 +81,7 @@ type sim struct {
 	// together: inputs of workers are held until the next step, which handles several at once.
 	together bool
 	held     []Input
-	lost     []Input // of the last step of the driver that died; nobody has been told that they were noted
+	lost     []Input // of the dead driver's last step; nobody was told that they were recorded
 }
 
 type simProc struct {
@@ -489,7 +489,7 @@ func (s *sim) behave(p *simProc) {
 		}
 		s.step(WorkerReported{p.id, ReportCommitted, p.generation, p.commits})
 	default:
-		s.join(p) // a failed operation, or an update it was told of
+		s.join(p) // a failed operation, or an update of the hosts
 	}
 }
 
@@ -518,7 +518,7 @@ func (s *sim) pass(d time.Duration) {
 		}
 		s.step(DeadlinePassed{})
 	}
-	if end.After(s.now) { // a driver that takes over comes later
+	if end.After(s.now) { // a driver that takes over starts later
 		s.now = end
 	}
 }

@@ -17,7 +17,7 @@ func TestStateAndBack(t *testing.T) {
 		of     any
 		fields []string
 	}{
-		{Table{}, []string{"cfg", "listed", "slots", "hosts", "holds", "changes", "next"}}, // the last two are made anew
+		{Table{}, []string{"cfg", "listed", "slots", "hosts", "holds", "changes", "next"}}, // the last two are created again
 		{penalty{}, []string{"out", "until", "doublings", "enders"}},
 		{enders{}, []string{"names", "apart", "at"}},
 		{Hold{}, []string{"Host", "Slot", "Until", "WhileListed"}},
