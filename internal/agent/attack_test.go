@@ -36,7 +36,7 @@ import (
 // tries to run a command on host b.
 type robber struct {
 	t      *testing.T
-	victim string // where the agent of b takes drivers
+	victim string // the address at which the agent of b accepts drivers
 	label  string
 	// loot is the contents of the files of the host's agent, worker the credentials of one of its
 	// workers.
@@ -64,7 +64,7 @@ func steal(t *testing.T, dir string) map[string][]byte {
 
 // enter tries to begin a session with the agent of b, in which commands could be started there.
 func (r robber) enter(conf *tls.Config) error {
-	conf.InsecureSkipVerify, conf.VerifyConnection = true, nil // a thief does not mind who is robbed
+	conf.InsecureSkipVerify, conf.VerifyConnection = true, nil // an attacker does not verify its victim
 	conn, err := wire.NewClient(r.victim, conf, time.Second)
 	if err != nil {
 		return err

@@ -29,7 +29,7 @@ type speaker struct {
 	hold  chan struct{}
 
 	mu    sync.Mutex
-	noted []func() // of lines, where hold is not nil
+	noted []func() // of lines, if hold is not nil
 }
 
 // newSpeaker returns a speaker whose descriptor 3 is its line. authority can be nil.

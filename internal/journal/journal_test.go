@@ -61,7 +61,8 @@ func elsewhere(t testing.TB) {
 	t.Cleanup(func() { machine = before })
 }
 
-// endsOf returns where the records of a file of written end; the first is the end of its head.
+// endsOf returns the offsets at which the records of a file of written end; the first is the end of
+// its head.
 func endsOf(records []string) []int64 {
 	ends := []int64{headLen}
 	for _, r := range records {

@@ -93,7 +93,7 @@ func TestKeeperWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k, said := keeping(t, Rules{Least: 1 << 20, Keep: 10})
 		path := k.Path
-		k.Path = filepath.Join(path, "none") // there is no such folder
+		k.Path = filepath.Join(path, "none") // this folder does not exist
 		for i := range 10 {
 			if err := k.Append(time.Now(), fmt.Append(nil, i)); err == nil {
 				t.Fatal("a record is written into nothing")

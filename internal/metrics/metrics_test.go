@@ -57,7 +57,7 @@ func TestFilesAreFresh(t *testing.T) {
 	}
 }
 
-// measures are numbers of a job of so many ranks.
+// measures returns the measures of a job with this number of ranks.
 func measures(ranks int) job.Measures {
 	now := time.Unix(1_800_000_000, 0).UTC()
 	m := job.Measures{
@@ -95,7 +95,7 @@ func measures(ranks int) job.Measures {
 	return m
 }
 
-// registry has the collectors of a driver and of an agent.
+// registry returns a registry with the collectors of a driver and of an agent.
 func registry(t testing.TB, ranks int) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	m := measures(ranks)
@@ -120,8 +120,8 @@ func registry(t testing.TB, ranks int) *prometheus.Registry {
 	return r
 }
 
-// TestNames: the names keep Prometheus's rules, and each metric of the list is there with its kind,
-// its labels and its help.
+// TestNames: the names follow Prometheus's rules, and each metric of the list exists with its kind,
+// labels and help.
 func TestNames(t *testing.T) {
 	r := registry(t, 16)
 	problems, err := testutil.GatherAndLint(r)
@@ -168,7 +168,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestValues: what the job's numbers come to.
+// TestValues: the values that result from the job's measures.
 func TestValues(t *testing.T) {
 	want := `
 # HELP hvdrun_resets_total Resets after which a world was published, of the whole job, by cause
@@ -206,7 +206,7 @@ hvdrun_agent_slots{state="taken"} 3
 }
 
 // TestCardinality: the number of series is bounded, whatever the size of the world and whatever
-// workers say.
+// workers report.
 func TestCardinality(t *testing.T) {
 	count := func(m job.Measures) (n int) {
 		ch := make(chan prometheus.Metric)
@@ -239,8 +239,8 @@ func TestCardinality(t *testing.T) {
 	}
 }
 
-// TestDashboard: it is JSON with a panel for each metric, whose ids differ and whose places do not
-// overlap.
+// TestDashboard: the dashboard is JSON with a panel for each metric; the panels' ids differ, and
+// the panels do not overlap.
 func TestDashboard(t *testing.T) {
 	text, err := makeDashboard()
 	if err != nil {
@@ -274,7 +274,7 @@ func inner(rows []panel) (all []panel) {
 	return all
 }
 
-// TestAlertsUseKnownMetrics: alarms are about metrics of the list.
+// TestAlertsUseKnownMetrics: alarms use only metrics of the list.
 func TestAlertsUseKnownMetrics(t *testing.T) {
 	for _, a := range alerts() {
 		for _, word := range strings.FieldsFunc(a.Expr, func(r rune) bool { return r != '_' && (r < 'a' || r > 'z') }) {
@@ -286,7 +286,7 @@ func TestAlertsUseKnownMetrics(t *testing.T) {
 	}
 }
 
-// TestEachAlertTellsWhatToDo: in a sentence or more.
+// TestEachAlertTellsWhatToDo: each alarm has a remedy of at least a sentence.
 func TestEachAlertTellsWhatToDo(t *testing.T) {
 	for _, a := range alerts() {
 		if len(strings.Fields(a.Do)) < 20 || strings.Contains(a.Do, "{{") || strings.Contains(a.Do, "|") {
@@ -306,14 +306,14 @@ func promtool(t *testing.T, args ...string) {
 	}
 }
 
-// TestRules: Prometheus takes the rules, and they go off when they must.
+// TestRules: Prometheus accepts the rules, and the alarms fire when they must.
 func TestRules(t *testing.T) {
 	promtool(t, "check", "rules", rulesFile)
 	promtool(t, "test", "rules", rulesTests)
 	promtool(t, "check", "config", filepath.Join(filepath.Dir(rulesFile), "prometheus.yml"))
 }
 
-// TestEachAlertIsTested: each alarm goes off in a test of the rules, and is silent in another.
+// TestEachAlertIsTested: each alarm fires in one test of the rules, and not in another.
 func TestEachAlertIsTested(t *testing.T) {
 	text, err := os.ReadFile(rulesTests)
 	if err != nil {
@@ -326,7 +326,7 @@ func TestEachAlertIsTested(t *testing.T) {
 	}
 }
 
-// get asks a server.
+// get sends a request to a server, and returns the status and the body.
 func get(t *testing.T, s *Server, header string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL(), nil)
@@ -348,7 +348,7 @@ func get(t *testing.T, s *Server, header string) (int, string) {
 	return res.StatusCode, string(text)
 }
 
-// TestServer: metrics are served, with a token to its holders alone, and while no job runs.
+// TestServer: metrics are served, even while no job runs; with a token, only to its holders.
 func TestServer(t *testing.T) {
 	for _, token := range []string{"", "s3cret"} {
 		d := NewDriver(func(context.Context) (job.Measures, error) { return job.Measures{}, errors.New("no job runs") }, "")
@@ -375,7 +375,7 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// panicking is a collector with a fault.
+// panicking is a collector that panics.
 type panicking struct{}
 
 func (panicking) Describe(to chan<- *prometheus.Desc) {
@@ -384,8 +384,8 @@ func (panicking) Describe(to chan<- *prometheus.Desc) {
 
 func (panicking) Collect(chan<- prometheus.Metric) { panic("where secrets are") }
 
-// TestPanic: a collector that panics ends neither hvdrun nor the server, and clients are not sent
-// its words, nor its stack.
+// TestPanic: a collector that panics ends neither hvdrun nor the server, and clients get neither
+// the panic's text nor its stack.
 func TestPanic(t *testing.T) {
 	log, hook := logtest.NewNullLogger()
 	s, err := Listen(Config{Listen: "127.0.0.1:0", Log: log}, panicking{})
@@ -410,7 +410,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// TestParseListen: a port alone is this machine's.
+// TestParseListen: a port without an address means this machine.
 func TestParseListen(t *testing.T) {
 	for text, want := range map[string]string{
 		"9464": "127.0.0.1:9464", ":9464": "127.0.0.1:9464", "0": "127.0.0.1:0", "0.0.0.0:9464": "0.0.0.0:9464", "[::1]:1": "[::1]:1",
@@ -423,7 +423,7 @@ func TestParseListen(t *testing.T) {
 	}
 }
 
-// TestReadToken: a file that others may read is refused, as is what is no token.
+// TestReadToken: a file that others can read is refused, and so is an invalid token.
 func TestReadToken(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
 	for _, c := range []struct {
@@ -448,7 +448,7 @@ func TestReadToken(t *testing.T) {
 	}
 }
 
-// TestSizeOfAScrape: a job of 300 ranks with all kinds of operations there can be.
+// TestSizeOfAScrape measures a scrape of a job of 300 ranks with all possible kinds of operations.
 func TestSizeOfAScrape(t *testing.T) {
 	d := NewDriver(func(context.Context) (job.Measures, error) { return measures(300), nil }, "")
 	s, err := Listen(Config{Listen: "127.0.0.1:0"}, d)
@@ -465,7 +465,7 @@ func TestSizeOfAScrape(t *testing.T) {
 	<-served
 }
 
-// TestListsAgree: the collectors know all fields of what they are given.
+// TestListsAgree: the collectors use all fields of the measures.
 func TestListsAgree(t *testing.T) {
 	if n := reflect.TypeFor[job.Measures]().NumField(); n != 5 {
 		t.Errorf("job.Measures has %d fields: is each of them told?", n)

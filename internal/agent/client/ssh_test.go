@@ -285,7 +285,7 @@ func remote(t *testing.T, text string) *SSH {
 	return &SSH{Command: []string{path}}
 }
 
-// TestHostsThatAreNone: names of hosts come from others: none must be taken for an option of ssh.
+// TestHostsThatAreNone: names of hosts come from others: no name may be taken for an option of ssh.
 func TestHostsThatAreNone(t *testing.T) {
 	s := remote(t, "echo started >&2; exit 1")
 	for _, host := range []string{"", "-oProxyCommand=x", "a b", "a\nb", "a'b"} {

@@ -472,7 +472,7 @@ func TestReplacedTwice(t *testing.T) {
 }
 
 func TestOpenFails(t *testing.T) {
-	cfg, err := ParseURL("etcd://127.0.0.1:1") // nobody listens there
+	cfg, err := ParseURL("etcd://127.0.0.1:1") // nothing listens there
 	if err != nil {
 		t.Fatal(err)
 	}
