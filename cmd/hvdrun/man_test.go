@@ -67,8 +67,8 @@ func TestManPages(t *testing.T) {
 	}
 }
 
-// showMetavars has the generator write what --help has for a flag's value, N or FILE, where it
-// writes the default; that goes behind the text of the flag, as in --help. It notes the flags of
+// showMetavars makes the generator print the name of a flag's value from --help, such as N or FILE,
+// in place of the default, which follows the flag's text, as in --help. It records the flags of
 // each command.
 func showMetavars(c *cobra.Command, flags map[*cobra.Command][]string) {
 	c.InitDefaultHelpFlag()

@@ -59,7 +59,7 @@ func TestGateway(t *testing.T) {
 			t.Fatal(err)
 		}
 		path := filepath.Join(t.TempDir(), "invitation")
-		gone := "127.0.0.1:1" // the first address is one at which nobody listens
+		gone := "127.0.0.1:1" // nothing listens at the first address
 		if err := identity.WriteInvitation(path, identity.Invitation{Addresses: []string{gone, addr}, Credentials: creds.Encode()}); err != nil {
 			t.Fatal(err)
 		}
