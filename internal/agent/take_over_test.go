@@ -215,8 +215,8 @@ func TestEndRunAfterTakeOver(t *testing.T) {
 	}
 }
 
-// TestOutputWithoutDriver: without a driver, a worker prints more than is in flight and is not
-// blocked; the next driver gets all of it.
+// TestOutputWithoutDriver: without a driver, a worker that prints more than can be in flight is not
+// blocked; the next driver gets all of its output.
 func TestOutputWithoutDriver(t *testing.T) {
 	h := newHost(t, 1)
 	driver, die, heir := mortal(t, h, "silent")

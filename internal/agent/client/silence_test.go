@@ -49,8 +49,7 @@ func TestSilenceIsCountedInLooks(t *testing.T) {
 }
 
 // TestBlackHole: a path that drops large packets still carries the first messages of each stream,
-// so these do not show that the agent is alive. An event, or any message after the second
-// heartbeat, does.
+// so these do not show that the agent is alive. A second heartbeat or an event does.
 func TestBlackHole(t *testing.T) {
 	s := newSession(New(Config{Lease: 10 * time.Second, Log: logrus.New()}), place{host: "a", there: func() error { return nil }})
 	s.heardFrom(&agentpb.Attached{})
