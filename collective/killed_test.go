@@ -31,16 +31,16 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// plight is what the processes of a world do until one of them is killed.
+// plight describes what the processes of a world do until one of them is killed.
 type plight struct {
 	Ranks    int
-	Hosts    string // a letter for the host of each; empty: they share no memory
+	Hosts    string // a letter per rank for its host; empty: the ranks share no memory
 	Floats   int    // in each operation
-	Messages bool   // they send to the next one each, rather than to reduce
-	Resident int    // bytes of memory that the one has besides
+	Messages bool   // each rank sends to the next one instead of reducing
+	Resident int    // additional bytes of memory of the killed process
 }
 
-// order is what one of them is told.
+// order is the message to one of the processes.
 type order struct {
 	plight
 	Rank        int
@@ -48,14 +48,14 @@ type order struct {
 	Key         []byte
 }
 
-// ending is what one of them says when its operation has failed.
+// ending is what a process prints when its operation has failed.
 type ending struct {
 	Dead []int
-	At   int64 // when, in nanoseconds of Unix time
+	At   int64 // time of the failure, in nanoseconds of Unix time
 }
 
-// worker is such a process. It prints its address, reads those of all, works until an operation
-// fails, and prints the ending.
+// worker is the main function of a process. It prints its address, reads the addresses of all,
+// works until an operation fails, and prints its ending.
 func worker(text string) error {
 	var o order
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
@@ -99,11 +99,11 @@ func worker(text string) error {
 	}
 	ballast[0] = 0
 	err = json.NewEncoder(os.Stdout).Encode(ending{a.Dead, at})
-	io.Copy(io.Discard, os.Stdin) // a survivor that ends at once may be named by those that learn of it first
+	io.Copy(io.Discard, os.Stdin) // if a survivor ended at once, ranks that notice the kill later could report it as dead instead
 	return err
 }
 
-// work does one operation of all ranks.
+// work runs one operation of all ranks.
 func (p *plight) work(g *collective.Group, data []float32) error {
 	ctx := context.Background()
 	if !p.Messages {
@@ -115,7 +115,7 @@ func (p *plight) work(g *collective.Group, data []float32) error {
 }
 
 // suffer starts the processes, kills one after a while, and returns how long each of the others
-// took to know of it.
+// took to notice.
 func suffer(tb testing.TB, p plight, victim int, after time.Duration) (took []time.Duration) {
 	tb.Helper()
 	cmds, outs, ins := make([]*exec.Cmd, p.Ranks), make([]*bufio.Scanner, p.Ranks), make([]io.Writer, p.Ranks)
@@ -176,8 +176,8 @@ func suffer(tb testing.TB, p plight, victim int, after time.Duration) (took []ti
 	return took
 }
 
-// TestKilledProcess: of four processes one is killed by SIGKILL in the middle of its work; the
-// others name it.
+// TestKilledProcess: one of four processes is killed by SIGKILL during its work, and the others
+// report it as dead.
 func TestKilledProcess(t *testing.T) {
 	for _, p := range []plight{
 		{Ranks: 4, Floats: 100_000},
@@ -194,8 +194,8 @@ func TestKilledProcess(t *testing.T) {
 	}
 }
 
-// BenchmarkKilled is the time from SIGKILL of a process to the error of the operation in each of
-// the others.
+// BenchmarkKilled measures the time from SIGKILL of a process to the error of the operation in each
+// of the others.
 func BenchmarkKilled(b *testing.B) {
 	for _, p := range []plight{
 		{Ranks: 3, Floats: 1, Hosts: "aaa"},

@@ -21,7 +21,7 @@ func TestTCP(t *testing.T) {
 	collectivetest.Run(t, newWorkers(t, collective.Config{}, 8).connect)
 }
 
-// TestStrands has several connections share all frames that they can.
+// TestStrands makes several connections share all frames that can be divided.
 func TestStrands(t *testing.T) {
 	collectivetest.RunOps(t, shared(newWorkers(t, collective.Config{Connections: 3}, 8)))
 	t.Run("encrypted", func(t *testing.T) {
@@ -29,8 +29,8 @@ func TestStrands(t *testing.T) {
 	})
 }
 
-// TestAlgorithms runs what they can fail of the kit for every algorithm, over both transports, with
-// segments of some sizes.
+// TestAlgorithms runs the reductions of the kit with every algorithm, over both transports, with
+// segments of several sizes.
 func TestAlgorithms(t *testing.T) {
 	for a := collective.Auto; a.String() != fmt.Sprintf("algorithm(%d)", a); a++ {
 		t.Run(a.String(), func(t *testing.T) {
@@ -45,8 +45,8 @@ func TestAlgorithms(t *testing.T) {
 	}
 }
 
-// TestSameBits: segments and transports do not change the bits of any algorithm that is forced, and
-// what is strict gives those of the order of the ranks.
+// TestSameBits: with any forced algorithm, neither segments nor transports change the bits. The
+// strict algorithm gives the bits of the order of the ranks.
 func TestSameBits(t *testing.T) {
 	for a := collective.Strict; a.String() != fmt.Sprintf("algorithm(%d)", a); a++ {
 		t.Run(a.String(), func(t *testing.T) {
@@ -60,7 +60,7 @@ func TestSameBits(t *testing.T) {
 	}
 }
 
-// forced gives ways to make groups that run one algorithm, for segments of a size.
+// forced returns functions that connect groups with one algorithm, for a given size of segments.
 func forced(t *testing.T, a collective.Algorithm) (local, tcp func(segment int) collectivetest.NewGroups) {
 	w := newWorkers(t, collective.Config{}, 8)
 	local = func(segment int) collectivetest.NewGroups {
@@ -89,7 +89,7 @@ func TestShared(t *testing.T) {
 	collectivetest.Run(t, w.connect)
 }
 
-// TestHosts has ranks of several hosts.
+// TestHosts runs the kit with ranks on several hosts.
 func TestHosts(t *testing.T) {
 	for name, c := range map[string]struct {
 		hosts  string
@@ -113,16 +113,16 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// workers are endpoints that meet in one generation after the other.
+// workers are endpoints that connect in successive generations.
 type workers struct {
 	endpoints  []*collective.Endpoint
 	addrs      [][]string
 	hosts      string // a letter for the host of each rank; empty: each has its own
-	shares     []int  // of waves, where all the hosts are there; nil: by speed
+	shares     []int  // of waves, if all the hosts are present; nil: by speed
 	generation atomic.Uint64
 }
 
-// dataKey is that of all generations of these tests.
+// dataKey is the key of all generations of these tests.
 var dataKey = identity.NewDataKey()
 
 var authority = sync.OnceValues(func() (*identity.Authority, error) { return identity.NewAuthority("test") })
@@ -190,7 +190,8 @@ func (w *workers) meet(t testing.TB, n int) []*collective.Group {
 	return groups
 }
 
-// TestFusedBits: what is reduced together has the bits of what is reduced alone.
+// TestFusedBits: tensors that are reduced together have the same bits as when each is reduced
+// alone.
 func TestFusedBits(t *testing.T) {
 	ways := []collectivetest.Way{{NewGroups: func(_ *testing.T, n int) []*collective.Group { return collective.Local(n) }}}
 	for _, hosts := range []string{"", "aaaaaaaa", "aabbccdd", "abababab", "aaabcccc"} {
@@ -204,8 +205,8 @@ func TestFusedBits(t *testing.T) {
 	collectivetest.CheckFusedBits(t, ways...)
 }
 
-// TestSharesAreAgreedOn: hosts tell each other the speeds of their links, between operations that
-// go on with the same shares.
+// TestSharesAreAgreedOn: hosts exchange the speeds of their links between operations. Operations
+// with the previous shares continue meanwhile.
 func TestSharesAreAgreedOn(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 6)
 	w.hosts = "aabbcc"
@@ -236,7 +237,7 @@ func TestSharesAreAgreedOn(t *testing.T) {
 	}
 }
 
-// TestAdasumBits: neither hosts nor transports change a bit.
+// TestAdasumBits: neither the hosts of the ranks nor the transports change a bit.
 func TestAdasumBits(t *testing.T) {
 	local := func(_ *testing.T, n int) []*collective.Group { return collective.Local(n) }
 	ways := []collectivetest.Way{{NewGroups: local}}

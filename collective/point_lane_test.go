@@ -7,8 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 )
 
-// TestAheadOfOneReceived: a message that the receiver has taken, before the sender knows it, does
-// not count against the bound of messages that are sent ahead.
+// TestAheadOfOneReceived: a message that the receiver has taken does not count towards the limit of
+// messages sent ahead, even before the sender knows that.
 func TestAheadOfOneReceived(t *testing.T) {
 	p := &point{busy: true}
 	if !p.sendAhead(message{do: operation.Send, data: make([]byte, 1)}) {
@@ -28,8 +28,8 @@ func TestAheadOfOneReceived(t *testing.T) {
 	}
 }
 
-// TestAheadIsFullMeanwhile: a message that began on an idle lane, for whose copy others have left
-// no room since, waits for the receiver.
+// TestAheadIsFullMeanwhile: a message begins on an idle lane, but others have meanwhile used all
+// memory for copies. It waits for the receiver.
 func TestAheadIsFullMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		groups := Local(2)

@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// ways are how the ranks of the tests below are connected.
+// progressWays returns functions that connect the ranks of the tests below.
 func progressWays(t *testing.T) map[string]func(n int) []*collective.Group {
 	shared := newWorkers(t, collective.Config{}, 4)
 	shared.hosts = "aaaa"
@@ -29,7 +29,7 @@ func TestProgress(t *testing.T) {
 	for name, connect := range progressWays(t) {
 		t.Run(name, func(t *testing.T) {
 			groups := connect(3)
-			before := groups[0].Progress()[0].Operation // to connect may be one
+			before := groups[0].Progress()[0].Operation // connecting may count as one
 			each(t, groups, func(g *collective.Group) error { return collective.Barrier(context.Background(), g) })
 			for r, g := range groups {
 				if p := g.Progress(); len(p) != 1 || p[0] != (collective.Progress{Operation: before + 1, What: "Barrier"}) {
@@ -72,7 +72,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// TestProgressOfSubsets: only like is compared with like.
+// TestProgressOfSubsets: the progress of a subset is comparable among its members only.
 func TestProgressOfSubsets(t *testing.T) {
 	for name, connect := range progressWays(t) {
 		t.Run(name, func(t *testing.T) {
@@ -98,7 +98,8 @@ func TestProgressOfSubsets(t *testing.T) {
 	}
 }
 
-// TestProgressOfTensors: what is submitted counts, and waits for whom has not submitted it.
+// TestProgressOfTensors: submitted tensors count as operations, which wait for the ranks that have
+// not submitted them.
 func TestProgressOfTensors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		groups := collective.Local(2)
@@ -137,7 +138,7 @@ func TestProgressOfTensors(t *testing.T) {
 		if p := tensors(0); p.Operation != 3 || p.Waiting {
 			t.Errorf("the early rank at the end: %+v", p)
 		}
-		// A rank that joins has submitted fewer, but is not behind.
+		// A rank that joins has submitted fewer tensors, but is not behind.
 		more := submit(0, 2)
 		each(t, groups, func(g *collective.Group) error {
 			_, err := collective.Join(context.Background(), g)
@@ -165,7 +166,7 @@ func TestProgressOfNothing(t *testing.T) {
 	}
 }
 
-// each does the same on every rank at the same time.
+// each calls do for all groups concurrently.
 func each(t *testing.T, groups []*collective.Group, do func(*collective.Group) error) {
 	t.Helper()
 	var all sync.WaitGroup

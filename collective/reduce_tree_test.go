@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
 )
 
-// TestCover: a cover has just the leaves that it should, in as few nodes as there can be.
+// TestCover: a cover has exactly the requested leaves, in as few nodes as possible.
 func TestCover(t *testing.T) {
 	for leaves := 1; leaves <= 20; leaves++ {
 		for first := range leaves + 1 {
@@ -48,7 +48,7 @@ var values = func() (v [1021]float32) {
 	return v
 }()
 
-// leaf is the value of a leaf.
+// leaf returns the value of a leaf.
 func leaf(number, count int) []float32 {
 	v := make([]float32, 0, count+len(values))
 	for v = append(v, values[7*number:]...); len(v) < count; {
@@ -57,7 +57,7 @@ func leaf(number, count int) []float32 {
 	return v[:count]
 }
 
-// nodeValue is the value of a node, computed as the tree says.
+// nodeValue returns the value of a node, computed in the order of the tree.
 func nodeValue(n collective.Node, leaves, count int) []float32 {
 	if n.Level == 0 {
 		return leaf(n.Index, count)
@@ -70,7 +70,7 @@ func nodeValue(n collective.Node, leaves, count int) []float32 {
 	return v
 }
 
-// scattered gives runs of leaves to random ranks.
+// scattered assigns runs of leaves to random ranks.
 func scattered(r *rand.Rand, leaves, ranks int) [][]collective.Node {
 	held := make([][]collective.Node, ranks)
 	for first := 0; first < leaves; {
@@ -85,8 +85,8 @@ func scattered(r *rand.Rand, leaves, ranks int) [][]collective.Node {
 	return held
 }
 
-// TestReduceTree: the result has the bits of the tree, whichever rank has which leaves, wherever
-// the ranks and the data are.
+// TestReduceTree: the result has the bits of the tree, whichever rank has which leaves, and
+// wherever the ranks and the data are.
 func TestReduceTree(t *testing.T) {
 	for _, world := range []struct {
 		hosts     string
@@ -125,8 +125,8 @@ func TestReduceTree(t *testing.T) {
 	}
 }
 
-// TestReduceTreeOfManyNodes: a rank may have more nodes than there is room for in memory that the
-// ranks of a host share.
+// TestReduceTreeOfManyNodes: a rank can have more nodes than fit into the memory that the ranks of
+// a host share.
 func TestReduceTreeOfManyNodes(t *testing.T) {
 	const leaves, count = 5000, 70
 	held := make([][]collective.Node, 2)
@@ -225,7 +225,7 @@ func reduceLeaves(ctx context.Context, g *collective.Group, p *collective.Partia
 	return nil
 }
 
-// TestNewPartialsRefuses what does not make a tree.
+// TestNewPartialsRefuses nodes that do not form a tree.
 func TestNewPartialsRefuses(t *testing.T) {
 	node := func(level, index int) collective.Node { return collective.Node{Level: level, Index: index} }
 	for name, c := range map[string]struct {
@@ -247,8 +247,8 @@ func TestNewPartialsRefuses(t *testing.T) {
 	}
 }
 
-// TestReduceTreeRefuses: arguments that do not fit the partials are refused, and if they are on all
-// ranks the group can be used again.
+// TestReduceTreeRefuses: arguments that do not match the partials are errors. If they are wrong on
+// all ranks, the group remains usable.
 func TestReduceTreeRefuses(t *testing.T) {
 	p, err := collective.NewPartials(2, [][]collective.Node{{{}}, {{Index: 1}}})
 	if err != nil {
@@ -286,7 +286,7 @@ func TestReduceTreeRefuses(t *testing.T) {
 	}
 }
 
-// TestReduceTreeMismatch: other partials, or lengths, on one rank are an error on all.
+// TestReduceTreeMismatch: if one rank has different partials or lengths, all ranks return an error.
 func TestReduceTreeMismatch(t *testing.T) {
 	for _, hosts := range []string{"aa", "ab"} {
 		for _, wrong := range []string{"nodes", "length"} {

@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
 )
 
-// TestThousandResets: of a thousand worlds, or fewer with -short, through sockets and through
-// shared memory, nothing stays in a worker: no memory, no open file, no goroutine.
+// TestThousandResets: a thousand worlds, or fewer with -short, over sockets and over shared memory,
+// leave nothing behind in a worker: no memory, open files or goroutines.
 func TestThousandResets(t *testing.T) {
 	for name, hosts := range map[string]string{"sockets": "", "shared": "aa"} {
 		t.Run(name, func(t *testing.T) {
@@ -22,7 +22,7 @@ func TestThousandResets(t *testing.T) {
 					w.oneWorld(t)
 				}
 			}
-			pass(50) // what is kept for later worlds is there now
+			pass(50) // memory that is kept for later worlds exists after these
 			before := held(t)
 			pass(collectivetest.Rounds(1000))
 			after := held(t)
@@ -34,7 +34,7 @@ func TestThousandResets(t *testing.T) {
 	}
 }
 
-// oneWorld connects all, reduces, and leaves.
+// oneWorld connects all ranks, reduces, and closes the groups.
 func (w *workers) oneWorld(t *testing.T) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -57,7 +57,7 @@ func held(t *testing.T) holdings {
 	t.Helper()
 	var m runtime.MemStats
 	runtime.GC()
-	runtime.GC() // what finalizers let go of
+	runtime.GC() // frees what finalizers have released
 	runtime.ReadMemStats(&m)
 	files, err := os.ReadDir("/proc/self/fd")
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// spans collects them.
+// spans collects spans.
 type spans struct {
 	mu  sync.Mutex
 	all []collective.Span
@@ -22,7 +22,8 @@ func (s *spans) Span(one collective.Span) {
 	s.all = append(s.all, one)
 }
 
-// The timeline is told of every operation of a group and its subsets, whether it succeeds or not.
+// The timeline gets a span for every operation of a group and its subsets, whether it succeeds or
+// not.
 func TestTimeline(t *testing.T) {
 	var told spans
 	groups := newWorkers(t, collective.Config{Timeline: &told}, 2).connect(t, 2)
@@ -74,8 +75,8 @@ func TestTimeline(t *testing.T) {
 	}
 }
 
-// The timeline is told of each phase of an asynchronous operation, under its tensor's name, one
-// after the other.
+// The timeline gets a span for each phase of an asynchronous operation, one after the other, under
+// the name of its tensor.
 func TestTimelineOfTensors(t *testing.T) {
 	var told spans
 	groups := newWorkers(t, collective.Config{Timeline: &told}, 2).connect(t, 2)
@@ -115,7 +116,7 @@ func TestTimelineOfTensors(t *testing.T) {
 	}
 }
 
-// Where ranks share memory, the phases of an operation lie within it, one behind the other.
+// If ranks share memory, the phases of an operation are within its span, one after the other.
 func TestTimelineOfPhases(t *testing.T) {
 	var told spans
 	w := newWorkers(t, collective.Config{Timeline: &told}, 2)
@@ -161,7 +162,7 @@ func TestTimelineOfPhases(t *testing.T) {
 	}
 }
 
-// TestAlgorithmIsNamed: the timeline and the tally have the algorithm that ran.
+// TestAlgorithmIsNamed: the timeline and the tally contain the algorithm that was used.
 func TestAlgorithmIsNamed(t *testing.T) {
 	var told spans
 	w := newWorkers(t, collective.Config{Timeline: &told}, 4)
@@ -201,7 +202,7 @@ func TestAlgorithmIsNamed(t *testing.T) {
 	}
 }
 
-// TestSmallOperations: all small AllReduces in memory are counted, though few are timed.
+// TestSmallOperations: all small AllReduces in shared memory are counted, although few are timed.
 func TestSmallOperations(t *testing.T) {
 	const count = 50
 	w := newWorkers(t, collective.Config{}, 2)
@@ -228,8 +229,8 @@ func TestSmallOperations(t *testing.T) {
 	}
 }
 
-// TestOperationsInBackground: operations in the background are counted once, and what the ranks say
-// to agree on them is not.
+// TestOperationsInBackground: operations in the background are counted once. The messages by which
+// the ranks agree on them are not counted.
 func TestOperationsInBackground(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 2)
 	groups := w.connect(t, 2)

@@ -6,7 +6,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 )
 
-// TestSizeClass: a class begins where the one before ends.
+// TestSizeClass: a class begins where the previous one ends.
 func TestSizeClass(t *testing.T) {
 	for _, c := range []struct{ bytes, want int }{
 		{-1, 0}, {0, 0}, {8, 0}, {1<<10 - 1, 0}, {1 << 10, 1}, {4<<10 - 1, 1}, {4 << 10, 2}, {1 << 20, 6},
@@ -38,8 +38,8 @@ func TestTally(t *testing.T) {
 	}
 }
 
-// BenchmarkTally: what counting adds to an operation, without and with its time being kept for the
-// other ranks to compare.
+// BenchmarkTally measures what counting adds to an operation, with and without keeping its time for
+// comparison with the other ranks.
 func BenchmarkTally(b *testing.B) {
 	t := newTally()
 	b.Run("counted", func(b *testing.B) {

@@ -10,14 +10,15 @@ import (
 	"github.com/hvdrun/hvdrun/collective/collectivetest"
 )
 
-// sparse are workers that are connected to the next ranks alone before an operation needs others.
+// sparse returns workers that are at first connected only to the next ranks, and to others when an
+// operation needs them.
 func sparse(t testing.TB, cfg collective.Config, n int) *workers {
 	w := newWorkers(t, cfg, n)
 	collective.Sparse(w.endpoints)
 	return w
 }
 
-// TestSparse runs the kit where pairs of ranks are connected as operations need them.
+// TestSparse runs the kit with pairs of ranks that are connected when operations need them.
 func TestSparse(t *testing.T) {
 	t.Run("sockets", func(t *testing.T) { collectivetest.RunBrief(t, sparse(t, collective.Config{}, 8).connect) })
 	if testing.Short() { // make test does the others
@@ -38,7 +39,7 @@ func TestSparse(t *testing.T) {
 	}
 }
 
-// shared has the connections of data channels share all frames that can be cut.
+// shared makes the connections of data channels share all frames that can be divided.
 func shared(w *workers) func(*testing.T, int) []*collective.Group {
 	return func(t *testing.T, n int) []*collective.Group {
 		groups := w.connect(t, n)
@@ -49,8 +50,8 @@ func shared(w *workers) func(*testing.T, int) []*collective.Group {
 	}
 }
 
-// TestRails: where there are several routes of equal speed, each has a connection, also to ranks
-// that are connected later, and where connections are encrypted.
+// TestRails: if there are several routes of equal speed, each has a connection, with encryption and
+// to ranks that are connected later too.
 func TestRails(t *testing.T) {
 	for _, encrypt := range []bool{false, true} {
 		for _, cfg := range []collective.Config{{Encrypt: encrypt}, {Encrypt: encrypt, Connections: 2}} {
@@ -79,7 +80,7 @@ func TestRails(t *testing.T) {
 	}
 }
 
-// allToAll checks an AllToAll of so many elements a part.
+// allToAll checks an AllToAll with count elements per part.
 func allToAll(t *testing.T, g *collective.Group, count int) error {
 	parts := make([][]int32, g.Size())
 	for i := range parts {
@@ -105,8 +106,8 @@ func allToAll(t *testing.T, g *collective.Group, count int) error {
 	return nil
 }
 
-// TestSparseSevered: a rank whose connections end without a word, at random moments, is named by
-// all the others, also by those that are not connected to it.
+// TestSparseSevered: the connections of a rank end at a random moment without a message. All others
+// report it as dead, even those that are not connected to it.
 func TestSparseSevered(t *testing.T) {
 	collectivetest.CheckDeath(t, collectivetest.Rounds(30), sparse(t, collective.Config{}, 7).connect, collective.Sever)
 	collectivetest.CheckDeath(t, collectivetest.Rounds(10), sparse(t, collective.Config{Encrypt: true}, 7).connect, collective.Sever)
@@ -116,7 +117,7 @@ func TestSparseSevered(t *testing.T) {
 	collectivetest.CheckSubsetDeath(t, collectivetest.Rounds(10), sparse(t, collective.Config{}, 7).connect, collective.Sever)
 }
 
-// TestManyRanks: of many ranks few pairs are connected, until an operation needs all of them.
+// TestManyRanks: few pairs of many ranks are connected, until an operation needs all pairs.
 func TestManyRanks(t *testing.T) {
 	const n = 40
 	w := newWorkers(t, collective.Config{}, n)
@@ -124,7 +125,7 @@ func TestManyRanks(t *testing.T) {
 		t.Run("hosts="+hosts, func(t *testing.T) {
 			w.hosts = hosts
 			groups := w.connect(t, n)
-			few := 10 // distances 1, 2, 4, 8, 16, 32 and the same back, of which 8 and 32 are the same
+			few := 10 // distances 1, 2, 4, 8, 16 and 32 in both directions, of which 8 and 32 coincide
 			for _, g := range groups {
 				if c := collective.Connected(g); c != few {
 					t.Fatalf("rank %d is connected to %d ranks, not %d", g.Rank(), c, few)

@@ -21,13 +21,13 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// TestSevered: a rank whose connections end without a word, at random moments, is named by all the
-// others.
+// TestSevered: the connections of a rank end at a random moment without a message, and all others
+// report it as dead.
 func TestSevered(t *testing.T) {
 	collectivetest.CheckDeath(t, collectivetest.Rounds(60), newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
 }
 
-// TestSubsetSevered: the same with groups of a generation that work at the same time.
+// TestSubsetSevered does the same with groups of a generation that work at the same time.
 func TestSubsetSevered(t *testing.T) {
 	collectivetest.CheckSubsetDeath(t, collectivetest.Rounds(30), newWorkers(t, collective.Config{}, 5).connect, collective.Sever)
 }
@@ -36,8 +36,8 @@ func TestStrandsSevered(t *testing.T) {
 	collectivetest.CheckDeath(t, collectivetest.Rounds(20), newWorkers(t, collective.Config{Connections: 4}, 5).connect, collective.Sever)
 }
 
-// TestStrandSevered: a rank to which one of several connections is lost is named, in an operation
-// that needs it.
+// TestStrandSevered: one of several connections between two ranks is lost. Each reports the other
+// or itself as dead in an operation that needs that connection.
 func TestStrandSevered(t *testing.T) {
 	groups := newWorkers(t, collective.Config{Connections: 3}, 2).connect(t, 2)
 	collective.SeverConn(groups[0], 1, 1)
@@ -54,8 +54,8 @@ func TestStrandSevered(t *testing.T) {
 	wg.Wait()
 }
 
-// TestBetweenTwoThatLive: a connection that is closed by neither rank ends the group because one
-// says so to the other, not because of a time.
+// TestBetweenTwoThatLive: something other than the two ranks closes a connection between them. The
+// group ends because one rank tells the other, without waiting for a timeout.
 func TestBetweenTwoThatLive(t *testing.T) {
 	for _, cfg := range []collective.Config{{}, {Connections: 3}, {Encrypt: true}} {
 		groups := newWorkers(t, cfg, 2).connect(t, 2)
@@ -72,7 +72,8 @@ func TestBetweenTwoThatLive(t *testing.T) {
 	}
 }
 
-// TestConnectionsUnequal: ranks that disagree on how many connections there are find out.
+// TestConnectionsUnequal: ranks that are configured with different numbers of connections detect
+// that.
 func TestConnectionsUnequal(t *testing.T) {
 	w := newWorkers(t, collective.Config{Connections: 2}, 2)
 	few := newWorkers(t, collective.Config{}, 2)
@@ -88,8 +89,8 @@ func TestSeveredEncrypted(t *testing.T) {
 	collectivetest.CheckDeath(t, collectivetest.Rounds(10), newWorkers(t, collective.Config{Encrypt: true}, 5).connect, collective.Sever)
 }
 
-// TestConnectDead: where nothing listens at a peer's address, every rank is told at once, without
-// waiting for any bound.
+// TestConnectDead: if nothing listens at a peer's address, every rank gets the error at once,
+// without waiting for a timeout.
 func TestConnectDead(t *testing.T) {
 	for dead := range 3 {
 		w := newWorkers(t, collective.Config{}, 3)
@@ -101,14 +102,14 @@ func TestConnectDead(t *testing.T) {
 				t.Errorf("rank %d: %v", rank, err)
 			}
 		}
-		if took := time.Since(begun); took > 25*time.Second { // of 30
+		if took := time.Since(begun); took > 25*time.Second { // the limit is 30 s
 			t.Errorf("it took %v", took)
 		}
 	}
 }
 
-// TestConnectAbsent: a rank that is alive but does not come is named when the context ends, and its
-// connections of that generation are refused later.
+// TestConnectAbsent: if a rank is alive but does not come, an error names it when the context ends.
+// Its connections of that generation are refused later.
 func TestConnectAbsent(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 3)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -134,7 +135,7 @@ func TestConnectAbsent(t *testing.T) {
 	}
 }
 
-// try connects the ranks that are named, at the same time, and closes what comes of it.
+// try connects the given ranks concurrently, and closes the resulting groups.
 func (w *workers) try(generation uint64, ranks ...int) []error {
 	errs := make([]error, len(w.endpoints))
 	groups := make([]*collective.Group, len(w.endpoints))
@@ -153,7 +154,7 @@ func (w *workers) try(generation uint64, ranks ...int) []error {
 	return errs
 }
 
-// TestOneIsLate: connections of a newer generation wait for the rank that is not there yet.
+// TestOneIsLate: connections of a newer generation wait for the rank that has not entered it yet.
 func TestOneIsLate(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 3)
 	for generation := uint64(1); generation < 20; generation++ {
@@ -182,7 +183,7 @@ func TestOneIsLate(t *testing.T) {
 	}
 }
 
-// waiting returns when a connection waits at e for a newer generation.
+// waiting blocks until a connection to e waits for a newer generation.
 func waiting(t *testing.T, e *collective.Endpoint) {
 	t.Helper()
 	deadline := sandbox.Limit()
@@ -194,8 +195,8 @@ func waiting(t *testing.T, e *collective.Endpoint) {
 	}
 }
 
-// TestOlderGeneration: what is left of an older generation is refused, and Connect itself goes only
-// forward.
+// TestOlderGeneration: connections of an older generation are refused, and Connect accepts only
+// newer generations.
 func TestOlderGeneration(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 2)
 	for _, generation := range []uint64{6, 7} {
@@ -229,8 +230,8 @@ func TestOlderGeneration(t *testing.T) {
 	}
 }
 
-// TestStrangers: connections that prove nothing, are of another job, or claim what is not due
-// disturb no group; there may be any number of them.
+// TestStrangers: connections that prove nothing, belong to another job, or claim a place that is
+// not theirs do not disturb a group, however many they are.
 func TestStrangers(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 2)
 	foreign, err := identity.NewAuthority("test")
@@ -242,7 +243,7 @@ func TestStrangers(t *testing.T) {
 		t.Fatal(err)
 	}
 	var conns []net.Conn
-	for range 200 { // they say nothing
+	for range 200 { // they send nothing
 		c, err := net.Dial("tcp", w.addrs[0][0])
 		if err != nil {
 			t.Fatal(err)
@@ -251,7 +252,7 @@ func TestStrangers(t *testing.T) {
 		conns = append(conns, c)
 	}
 	if _, err := conns[0].Write(make([]byte, 1000)); err != nil {
-		t.Log(err) // it has given way already
+		t.Log(err) // it has been replaced already
 	}
 	groups := w.meet(t, 2)
 	for i, h := range []identity.Hello{
@@ -282,7 +283,8 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestNarrowDoor: a connection that has to give way to newer ones is dialled again, and accepted.
+// TestNarrowDoor: a connection that is dropped in favour of newer ones is dialled again, and
+// accepted.
 func TestNarrowDoor(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 12)
 	for _, e := range w.endpoints {
@@ -293,7 +295,7 @@ func TestNarrowDoor(t *testing.T) {
 	}
 }
 
-// TestPlaceTaken: a rank in whose place another connection stands comes again until the place is
+// TestPlaceTaken: a rank whose place another connection has taken tries again until the place is
 // free.
 func TestPlaceTaken(t *testing.T) {
 	refused := make(chan struct{}, 100)
@@ -335,8 +337,8 @@ func (h hook) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// TestCandidates: of many addresses, those that work, those that do not answer and those of other
-// workers, one connection per channel comes out.
+// TestCandidates: a peer has many addresses, of which some work, some do not answer, and some
+// belong to other workers. The result is one connection per channel.
 func TestCandidates(t *testing.T) {
 	w := newWorkers(t, collective.Config{}, 4)
 	gone := newWorkers(t, collective.Config{}, 1)
@@ -388,8 +390,8 @@ func TestListen(t *testing.T) {
 	}
 }
 
-// TestDeathWhileConnecting: a rank that dies at a random moment while the ranks connect is named by
-// every other one, by Connect or by the first operation.
+// TestDeathWhileConnecting: if a rank dies at a random moment while the ranks connect, Connect or
+// the first operation of every other rank reports it as dead.
 func TestDeathWhileConnecting(t *testing.T) {
 	for seed := range 60 {
 		r := rand.New(rand.NewPCG(uint64(seed), 3))

@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// TestWaits: the ranks keep the times of the same operations, and one that comes late to an
-// operation was in it for the shortest time.
+// TestWaits: the ranks keep the durations of the same operations, and a rank that comes late to an
+// operation has the shortest.
 func TestWaits(t *testing.T) {
 	for _, async := range []bool{false, true} {
 		t.Run(fmt.Sprint("async=", async), func(t *testing.T) {
@@ -33,7 +33,7 @@ func TestWaits(t *testing.T) {
 						return err
 					}
 				}
-				if async { // the last ranks may still be at the end of the operation that ended here
+				if async { // the last ranks may still be ending the operation that has ended here
 					return collective.Barrier(t.Context(), g)
 				}
 				return nil
@@ -74,7 +74,7 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// await passes time in which a rank does not come. It is what is measured.
+// await blocks for d, the time by which a rank is late. The test measures that time.
 func await(d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
@@ -96,8 +96,8 @@ func collectiveEach(groups []*collective.Group, do func(*collective.Group) error
 	return nil
 }
 
-// TestWaitsAreBounded: between two calls so few are kept as there is room for, and where there were
-// many, fewer are kept from then on, the same ones on all ranks.
+// TestWaitsAreBounded: between two calls of Waits a limited number of durations is kept. If there
+// were too many, fewer are kept from then on, of the same operations on all ranks.
 func TestWaitsAreBounded(t *testing.T) {
 	groups := collective.Local(2)
 	round := func(n int) {

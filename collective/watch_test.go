@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
-// TestWatches: the end of a context ends the group if an operation of it is under way, and not
-// otherwise, whatever other contexts there are.
+// TestWatches: the end of a context ends the group if, and only if, an operation with that context
+// is in progress, whatever other contexts are used.
 func TestWatches(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -85,7 +85,7 @@ func TestWatches(t *testing.T) {
 	}
 }
 
-// failed blocks until the group has failed; the lock is held before and after.
+// failed blocks until the group has failed. It releases the lock meanwhile.
 func failed(w *watches, mu *sync.Mutex) {
 	mu.Unlock()
 	defer mu.Lock()

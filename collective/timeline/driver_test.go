@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestDriver: the driver's events and the parts of resets are in the merged trace, as a process of
-// their own, also when another driver of the run goes on with the file.
+// TestDriver: the merged trace has the driver's events and the parts of resets as a process, even
+// if another driver of the run continues the file.
 func TestDriver(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "trace")
 	begun := time.Now()
@@ -57,8 +57,8 @@ func TestDriver(t *testing.T) {
 }
 
 // checkTrace checks a merged trace as strictly as Perfetto's importer of the JSON format and
-// chrome://tracing read it: the fields of each kind of event and their types, names of processes
-// and rows told once, and the slices of a row nested or one after another.
+// chrome://tracing: the fields of each kind of event and their types; each name of a process or row
+// is set once; and the slices of a row are nested or follow one another.
 func checkTrace(text []byte) error {
 	var events []map[string]any
 	if err := json.Unmarshal(text, &events); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective/timeline"
 )
 
-// The files of all ranks make one that Perfetto opens, as hvdrun timeline does.
+// The files of all ranks are merged into one trace for Perfetto, as hvdrun timeline does.
 func ExampleMerge() {
 	dir, err := os.MkdirTemp("", "timeline-")
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// FuzzMerge: whatever the file of a rank holds, the trace is one list in JSON, with as many events
-// as are said.
+// FuzzMerge: whatever the file of a rank contains, the trace is one JSON array with as many events
+// as Merge reports.
 func FuzzMerge(f *testing.F) {
 	f.Add([]byte("[\n{\"ph\":\"X\",\"ts\":1700000000000000.125,\"dur\":3.5,\"name\":\"all-reduce\",\"pid\":0,\"tid\":1},\n{\"ph\":\"M\",\"na"))
 	f.Add([]byte("{\"ph\":1,\"ts\":-4503599627370496.999}\n{\"ph\":1,\"ts\":4503599627370495.999}\n]\n"))

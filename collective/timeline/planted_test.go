@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// In a folder where others may make files, such as /tmp, a link in place of a rank's file leads
-// nowhere: what it names is neither emptied nor appended to.
+// In a folder where others can create files, such as /tmp, a link in place of a rank's file is not
+// followed: its target is neither truncated nor appended to.
 func TestPlantedFile(t *testing.T) {
 	dir, victim := t.TempDir(), filepath.Join(t.TempDir(), "victim")
 	cfg := Config{Filename: filepath.Join(dir, "trace"), RunID: "r", MaxBytes: 1 << 20}
@@ -25,7 +25,7 @@ func TestPlantedFile(t *testing.T) {
 	}
 }
 
-// A file of another run is emptied, and has the mode that is asked for.
+// A file of another run is truncated, and gets the requested mode.
 func TestModeOfOldFile(t *testing.T) {
 	for shared, want := range map[bool]os.FileMode{false: 0o600, true: 0o644} {
 		cfg := Config{Filename: filepath.Join(t.TempDir(), "trace"), RunID: "r", MaxBytes: 1 << 20, Shared: shared}

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// together runs body for every rank of a group of n.
+// together runs body for every rank of a group of n concurrently.
 func together(t *testing.T, n int, body func(g *collective.Group)) {
 	t.Helper()
 	groups := collective.Local(n)
@@ -33,7 +33,7 @@ func together(t *testing.T, n int, body func(g *collective.Group)) {
 	}
 }
 
-// read returns the events of a file, having closed the array that it leaves open.
+// read returns the events of a file. It completes the JSON array, which the file leaves open.
 func read(t *testing.T, path string) (events []map[string]any) {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -63,7 +63,7 @@ func span(name string, at time.Time) collective.Span {
 	return collective.Span{Name: name, Start: at, Duration: 1500 * time.Nanosecond, Generation: 1, Bytes: 4}
 }
 
-// record returns what one rank does.
+// record returns a function that records the spans of one rank.
 func record(t *testing.T, name string, begun time.Time) func(g *collective.Group) {
 	return func(g *collective.Group) {
 		r := New(Config{Filename: name, RunID: "run"})
@@ -82,7 +82,7 @@ func record(t *testing.T, name string, begun time.Time) func(g *collective.Group
 	}
 }
 
-// What three ranks do comes together in one trace that begins at 0.
+// The operations of three ranks are merged into one trace that begins at 0.
 func TestRecordAndMerge(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "trace.json")
 	begun := time.Now()
@@ -132,7 +132,7 @@ func must(b []byte, err error) []byte {
 	return b
 }
 
-// Clocks that differ are put right, and those that do not are left alone.
+// Differences between clocks are corrected. If clocks agree, nothing is corrected.
 func TestClockOffset(t *testing.T) {
 	together(t, 3, func(g *collective.Group) {
 		ahead := []time.Duration{time.Hour, 0, time.Hour}[g.Rank()]
@@ -153,7 +153,7 @@ func TestClockOffsetOfDead(t *testing.T) {
 	groups[0].Close()
 }
 
-// The files of a rank stay below the bound, and what is in them is whole.
+// The files of a rank stay below the bound, and contain whole events.
 func TestBound(t *testing.T) {
 	const bound = 400 << 10
 	name := filepath.Join(t.TempDir(), "trace")
@@ -187,7 +187,7 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// The next worker with a rank in a run goes on with its file; another run begins anew.
+// A later worker of the same rank and run continues the file. Another run truncates it.
 func TestRuns(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "trace")
 	path, old := Path(name, 0)
@@ -217,7 +217,7 @@ func TestRuns(t *testing.T) {
 	}
 }
 
-// TestUnwritable: a disk that fails is told once in a world, and training goes on.
+// TestUnwritable: if the disk fails, that is logged once in a world, and training continues.
 func TestUnwritable(t *testing.T) {
 	var said bytes.Buffer
 	log := logrus.New()
@@ -227,7 +227,7 @@ func TestUnwritable(t *testing.T) {
 		together(t, 1, func(g *collective.Group) {
 			r := New(Config{Filename: name, Log: log})
 			if name == "/dev/full" {
-				// Path makes another name of it.
+				// Path would change the name.
 				r.file = &rankFile{file: must2(os.OpenFile(name, os.O_WRONLY, 0)), rows: map[string]int{}, limit: 1 << 20}
 				r.Span(span("Barrier", time.Now()))
 				r.flush()
@@ -244,7 +244,7 @@ func TestUnwritable(t *testing.T) {
 	}
 }
 
-// TestWritableAgain: what could not be written in one world is written in the next.
+// TestWritableAgain: after a failure in one world, spans are written again in the next.
 func TestWritableAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "late")
 	r := New(Config{Filename: filepath.Join(dir, "t.json")})
@@ -274,7 +274,7 @@ func must2(f *os.File, err error) *os.File {
 	return f
 }
 
-// Spans that come too fast are counted.
+// Spans that arrive faster than they can be written are counted.
 func TestLost(t *testing.T) {
 	const each, by = 25_000, 4
 	name := filepath.Join(t.TempDir(), "trace")

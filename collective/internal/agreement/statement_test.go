@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// FuzzStatements: what a rank says of its tensors is refused, or says the same when it is said
-// again, and none is larger than memory can be.
+// FuzzStatements: statements about a rank's tensors are refused, or encode to the same bytes again.
+// No accepted tensor is larger than memory can be.
 func FuzzStatements(f *testing.F) {
 	r := Request{Type: kernel.Float32, Op: operation.Sum, Count: 7, Prescale: 1, Postscale: 0.5}
 	one := r.state(nil, "grad")

@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// world is the tables of some ranks, which do cycles together.
+// world is the tables of several ranks that run cycles together.
 type world []*Table[string]
 
 func newWorld(ranks int) world {
@@ -22,7 +22,7 @@ func newWorld(ranks int) world {
 	return w
 }
 
-// submit has some ranks submit a tensor of float32s under a name.
+// submit submits a tensor of float32s under a name on the given ranks.
 func (w world) submit(name string, count uint64, ranks ...int) {
 	for _, rank := range ranks {
 		w[rank].Submit(name, &Request{Type: kernel.Float32, Op: operation.Sum, Count: count, Prescale: 1, Postscale: 1},
@@ -30,8 +30,8 @@ func (w world) submit(name string, count uint64, ranks ...int) {
 	}
 }
 
-// cycle has all ranks vote, with what each has to announce, and returns their buckets, which are
-// the same on all ranks. The ranks of joining join. It fails the test where a rank finds a fault.
+// cycle makes all ranks exchange their announcements and vote, and returns their buckets, which
+// must be equal on all ranks. The ranks in joining join. The test fails if a rank finds a fault.
 func (w world) cycle(t *testing.T, joining ...int) []Bucket {
 	t.Helper()
 	for news := true; news; joining = nil {
@@ -77,8 +77,8 @@ func (w world) cycle(t *testing.T, joining ...int) []Bucket {
 	return all
 }
 
-// TestElect: what all ranks have submitted, in whatever order, is in the same buckets everywhere;
-// what a rank lacks is awaited.
+// TestElect: tensors that all ranks have submitted, in any order, are in the same buckets on all
+// ranks. A tensor that a rank has not submitted is awaited.
 func TestElect(t *testing.T) {
 	w := newWorld(3)
 	w.submit("a", 100, 0, 1)
@@ -102,7 +102,7 @@ func TestElect(t *testing.T) {
 	}
 }
 
-// TestAlone: a tensor from so many bytes on has a bucket of its own, and smaller ones share one, in
+// TestAlone: a tensor of at least Alone bytes has its own bucket. Smaller ones share a bucket, in
 // their order.
 func TestAlone(t *testing.T) {
 	w := newWorld(2)
@@ -134,8 +134,8 @@ func TestDiffering(t *testing.T) {
 	}
 }
 
-// TestJoined: a rank that has joined has a vote for all that the others have submitted, until all
-// have joined.
+// TestJoined: until all ranks have joined, a rank that has joined votes for all tensors of the
+// others.
 func TestJoined(t *testing.T) {
 	w := newWorld(2)
 	w.submit("a", 1, 0)
@@ -150,8 +150,8 @@ func TestJoined(t *testing.T) {
 	}
 }
 
-// TestExpected: after two cycles with one bucket the next one is expected, also by a rank that has
-// not submitted it; a wrong guess ends that.
+// TestExpected: after two cycles with the same single bucket the next one is expected, even by a
+// rank that has not submitted it. A wrong guess ends that.
 func TestExpected(t *testing.T) {
 	w := newWorld(2)
 	for cycle := range Surely {
@@ -173,7 +173,8 @@ func TestExpected(t *testing.T) {
 	}
 }
 
-// TestForgotten: names that are forgotten are announced again by who has submitted them.
+// TestForgotten: the ranks that have submitted a tensor announce its name again after it is
+// forgotten.
 func TestForgotten(t *testing.T) {
 	w := newWorld(2)
 	w.submit("a", 1, 0)
@@ -187,7 +188,8 @@ func TestForgotten(t *testing.T) {
 	}
 }
 
-// TestStalled: who has waited for too long, and for whom, is found on any rank.
+// TestStalled: any rank can find the tensors that have waited for too long, and the ranks that they
+// wait for.
 func TestStalled(t *testing.T) {
 	w := newWorld(3)
 	w.submit("a", 1, 0, 2)

@@ -2,8 +2,8 @@ package fold
 
 import "testing"
 
-// TestRoom: what is taken between two resets does not overlap, and from the second time on it is
-// the same memory.
+// TestRoom: memory taken between two resets does not overlap. After a reset the same memory is used
+// again.
 func TestRoom(t *testing.T) {
 	var r Room
 	lengths := []int{0, 1, 100, 64, 1 << 16, 3}

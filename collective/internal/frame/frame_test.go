@@ -63,7 +63,7 @@ func TestNotices(t *testing.T) {
 	}
 }
 
-// group notes what an inbox says.
+// group records the notices of an inbox.
 type group struct{ failed []Notice }
 
 func (g *group) Fail(n Notice)   { g.failed = append(g.failed, n) }
@@ -71,7 +71,7 @@ func (g *group) Poke()           {}
 func (g *group) Departed()       {}
 func (g *group) Knows(Call) bool { return true }
 
-// TestKeepsLittle: an inbox keeps no more of what nobody requests than its bound.
+// TestKeepsLittle: an inbox keeps unrequested frames only up to its bound.
 func TestKeepsLittle(t *testing.T) {
 	g, over := &group{}, make(chan struct{})
 	close(over)
@@ -90,7 +90,7 @@ func TestKeepsLittle(t *testing.T) {
 	}
 }
 
-// TestUnknownCall: a call that no rank can make is not reported as one that differs.
+// TestUnknownCall: an invalid call is not reported as a call that differs from this rank's.
 func TestUnknownCall(t *testing.T) {
 	for knows, dead := range map[bool]int{true: 0, false: 1} {
 		g := &choosy{knows: knows}

@@ -6,8 +6,9 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 )
 
-// TestWaves: data is cut into 16 waves where each has 64 KiB for each rank, of at most 2 MiB; into
-// fewer and larger ones where ranks share cores.
+// TestWaves: data is cut into up to 16 waves of 64 KiB per rank. Larger data is cut into 16 larger
+// waves of up to 2 MiB, and beyond that into waves of 2 MiB. If ranks share cores, waves are fewer
+// and larger.
 func TestWaves(t *testing.T) {
 	const kib, mib = 1 << 10, 1 << 20
 	for _, c := range []struct {

@@ -5,13 +5,13 @@ import (
 	"testing"
 )
 
-// speedsOf returns what hosts with links of these speeds measure while all of them send: each
-// connection has its part of the slower link, and what slow hosts leave of a fast link is for the
-// others.
+// speedsOf returns the speeds that hosts with links of the given speeds measure while all of them
+// send. Each connection has its part of the slower link, and the others share what slow hosts leave
+// of a fast link.
 func speedsOf(links ...uint32) []uint32 {
 	n := len(links)
 	speeds := make([]uint32, n*n)
-	left, open := slices.Clone(links), make([]uint32, n) // of a link, and its connections that have no speed yet
+	left, open := slices.Clone(links), make([]uint32, n) // the rest of each link, and its connections without a speed so far
 	for i := range open {
 		open[i] = uint32(n - 1)
 	}
@@ -38,8 +38,8 @@ func speedsOf(links ...uint32) []uint32 {
 	return speeds
 }
 
-// TestDivide: a host with a slow link combines less, as much that all are done at the same time;
-// shares do not change where that gains little, or a speed is not known.
+// TestDivide: a host with a slow link combines less, so that all hosts end at the same time. The
+// shares remain equal if the gain is small or a speed is unknown.
 func TestDivide(t *testing.T) {
 	unknown := speedsOf(9000, 9000, 4500)
 	unknown[5] = 0

@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/netif"
 )
 
-// way is a route to 10.0.0.n by interface n of both hosts.
+// way returns a route to 10.0.0.n by interface n of both hosts.
 func way(n int, rate float64, trip time.Duration) Route {
 	name := fmt.Sprintf("eth%d", n)
 	return Route{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}), Near: netif.Card{Name: name}, Far: netif.Card{Name: name}, Rate: rate, Trip: trip}
@@ -100,8 +100,8 @@ func TestBeside(t *testing.T) {
 	}
 }
 
-// TestMemory: what is measured stays, what broke is avoided for a time that grows, and addresses
-// that are new have to be measured.
+// TestMemory: measurements are kept, broken routes are avoided for a growing time, and new
+// addresses have to be measured.
 func TestMemory(t *testing.T) {
 	var m Memory
 	now := time.Unix(1000, 0)

@@ -7,7 +7,8 @@ import (
 	"unsafe"
 )
 
-// TestArena gives out and takes back memory at random and compares with what was written there.
+// TestArena allocates and frees memory at random, and checks that what was written to an allocation
+// stays there.
 func TestArena(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	type block struct {
@@ -81,11 +82,11 @@ func TestArenaRefuses(t *testing.T) {
 	Free(b)
 }
 
-// TestRefusedRegion has a member whose arena the others cannot map: all use slots instead.
+// TestRefusedRegion: if the others cannot map a member's arena, all members use slots instead.
 func TestRefusedRegion(t *testing.T) {
 	members := gathering(t, 3, small(3))
 	defer leave(t, members)
-	members[1].regions.announced = true // nothing is
+	members[1].regions.announced = true // although nothing was announced
 	r := reductions(3)[0]
 	inputs := [][]byte{random(rand.New(rand.NewPCG(1, 1)), r.t, 5000), random(rand.New(rand.NewPCG(1, 2)), r.t, 5000),
 		random(rand.New(rand.NewPCG(1, 3)), r.t, 5000)}
@@ -109,7 +110,7 @@ func TestRefusedRegion(t *testing.T) {
 	}
 }
 
-// TestTensorBeyondRegion lets a member announce data outside of its region.
+// TestTensorBeyondRegion: a member announces data outside of its region.
 func TestTensorBeyondRegion(t *testing.T) {
 	members := gathering(t, 2, small(2))
 	defer leave(t, members)
@@ -118,7 +119,7 @@ func TestTensorBeyondRegion(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer Free(b)
-	eachMust(t, members, func(m *Member) error { // both use the same memory, which only serves the introduction
+	eachMust(t, members, func(m *Member) error { // both use the same memory, which is only needed for the introduction
 		return m.AllReduce(background, Desc{}, b[4000*m.index:][:4000], &sumOfFloats)
 	})
 	errs := each(members, func(m *Member) error {
@@ -143,9 +144,8 @@ func TestTensorBeyondRegion(t *testing.T) {
 	}
 }
 
-// TestDirectAfterAbort: a member that is aborted returns, and its caller changes its data, while
-// another one reads that for the last time. The other one does not take what it has read for a
-// result.
+// TestDirectAfterAbort: an aborted member returns and its caller changes its data while another
+// member still reads them. The other member does not return what it has read as a result.
 func TestDirectAfterAbort(t *testing.T) {
 	const n = 8 << 20
 	for name, operate := range map[string]func(m *Member, data []byte, combine func(dst, a, b []byte)) error{

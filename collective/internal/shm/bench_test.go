@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// BenchmarkAllReduce runs members as processes of their own, which sum float32 in place, back to
-// back. A sample is one operation, its time the largest over the members of end − start.
+// BenchmarkAllReduce runs members in their own processes, which sum float32s in place without
+// pauses. A sample is one operation. Its time is the largest of the members' times.
 func BenchmarkAllReduce(b *testing.B) {
 	for _, n := range []int{2, 4} {
 		for _, size := range []int{4, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 64 << 20} {
@@ -106,7 +106,7 @@ func warmUp(m *Member, data []byte) error {
 	return nil
 }
 
-// agree tells all how many operations follow; only member 0 knows.
+// agree tells all members how many operations follow, which only member 0 knows.
 func agree(m *Member, count int) (int, error) {
 	n := int64(count)
 	b := unsafe.Slice((*byte)(unsafe.Pointer(&n)), 8)

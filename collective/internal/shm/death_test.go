@@ -17,15 +17,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// now is a time that processes of a host have in common.
+// now returns the time of a clock that all processes of a host share.
 func now() time.Duration {
 	var ts unix.Timespec
 	unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
 	return time.Duration(ts.Nano())
 }
 
-// loopUntilAborted calls operations that move data of this size, of all kinds or AllReduce alone,
-// calls then in round some of them, and returns when they were aborted.
+// loopUntilAborted calls operations on data of this size, of all kinds or only AllReduce. In round
+// some it also calls then. It returns the time when the operations were aborted.
 func loopUntilAborted(m *Member, data []byte, all bool, some int, then func()) (time.Duration, error) {
 	result, parts := aligned(len(data)), make([][]byte, m.members)
 	for i := range parts {
@@ -67,7 +67,7 @@ func (m *Member) allKinds(data, result, tensor []byte, parts [][]byte) error {
 		m.reduceTensor(tensor))
 }
 
-// reduceTensor checks the result, and overwrites the tensor at once after an abort, when others may
+// reduceTensor checks the result. After an abort it overwrites the tensor at once, while others may
 // still read it.
 func (m *Member) reduceTensor(tensor []byte) error {
 	floats := unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(tensor))), len(tensor)/4)
@@ -87,8 +87,8 @@ func (m *Member) reduceTensor(tensor []byte) error {
 	return nil
 }
 
-// mortalRole takes part until it is killed or another member is. Then it says when it has learned
-// that, and which member was lost.
+// mortalRole calls operations until it or another member is killed. In the latter case it prints
+// when it learned of that, and which member was lost.
 func mortalRole(m *Member) error {
 	resident, err := unix.Mmap(-1, 0, max(number("SHM_TEST_RESIDENT")<<20, page), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_POPULATE)
@@ -104,12 +104,12 @@ func mortalRole(m *Member) error {
 	return nil
 }
 
-// lostMembers is what the tripwire of this process's member, in a role, has told.
+// lostMembers receives the members that the tripwire of this process's member has reported as lost.
 var lostMembers = make(chan int, maxMembers)
 
-// kill runs members that move bytes at a time, kills the one with the highest index, which has
-// resident MiB of its own, in the midst of operations, and returns how long each of the others took
-// to notice.
+// kill runs members that call operations on bytesMoved bytes. During an operation it kills the
+// member with the highest index, which has resident MiB of additional memory, and returns how long
+// each of the others took to notice.
 func kill(tb testing.TB, n, bytesMoved, all, resident, roundsBefore int) []time.Duration {
 	tb.Helper()
 	lost := make(chan int, n)
@@ -179,8 +179,8 @@ func TestDeath(t *testing.T) {
 	}
 }
 
-// TestDeathUnwatched: members that do not watch the one that dies notice it all the same, and those
-// too that wait for nothing.
+// TestDeathUnwatched: members that do not watch the dying member also notice its death, even if
+// they are in no operation.
 func TestDeathUnwatched(t *testing.T) {
 	defer func(was int) { fewWatched = was }(fewWatched)
 	fewWatched = 0
@@ -206,8 +206,8 @@ func TestDeathUnwatched(t *testing.T) {
 	}
 }
 
-// TestFirstDeath: every member that lives names the one that has died first, also after more have,
-// and is told of that one first.
+// TestFirstDeath: every living member reports the member that died first as such, even after others
+// have died, and gets that death reported first.
 func TestFirstDeath(t *testing.T) {
 	for range 3 {
 		lost := make(chan int, 3)
@@ -253,7 +253,8 @@ func TestDeathOfAll(t *testing.T) {
 	}
 }
 
-// TestLeaving: to leave is not to die, neither for those that stay nor for threads that end.
+// TestLeaving: members that leave do not count as dead, and the end of a thread does not count as a
+// death.
 func TestLeaving(t *testing.T) {
 	for range 50 {
 		members := gathering(t, 3, nil) // lost fails the test
@@ -267,7 +268,7 @@ func TestLeaving(t *testing.T) {
 	}
 }
 
-// BenchmarkDeath measures from SIGKILL to ErrAborted in the surviving members.
+// BenchmarkDeath measures the time from SIGKILL to ErrAborted in the surviving members.
 func BenchmarkDeath(b *testing.B) {
 	for _, resident := range []int{8, 1 << 10, 4 << 10} {
 		for _, size := range []int{4, 16 << 20} {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestFold folds any numbers of parts at every threshold, in an order that matters, with other
-// operations in the same slots between.
+// TestFold folds various numbers of parts, at every threshold, with a function for which the order
+// matters. Other operations use the same slots in between.
 func TestFold(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestFold(t *testing.T) {
 	}
 }
 
-// mix makes a value of operands in which their order counts.
+// mix computes a value that depends on the order of the operands.
 func mix(target []byte, operands [][]byte) {
 	clear(target)
 	for i := range target {

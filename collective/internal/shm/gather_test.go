@@ -81,7 +81,7 @@ func TestAllGather(t *testing.T) {
 	}
 }
 
-// lengthsFor are sometimes all small, sometimes not.
+// lengthsFor returns lengths that are sometimes all small.
 func lengthsFor(random *rand.Rand, n int) []int {
 	most := []int{1, 33, 129, 2000}[random.IntN(4)]
 	list := make([]int, n)
@@ -131,7 +131,8 @@ func allToAll(m *Member, lengths [][]int, turn int) error {
 	return err
 }
 
-// TestPlaceFails returns its error, and the others are released by the abort.
+// TestPlaceFails: the error of a member's place function is returned to it, and the abort releases
+// the others.
 func TestPlaceFails(t *testing.T) {
 	full := errors.New("no memory")
 	for _, length := range []int{10, 4000} {
@@ -162,8 +163,8 @@ func TestPlaceFails(t *testing.T) {
 	}
 }
 
-// TestManyMembers: more than can watch each other, with the usual layout, in all that is small and
-// once through the slots.
+// TestManyMembers: more members than can watch each other, with the usual layout, with all small
+// sizes and one that uses the slots.
 func TestManyMembers(t *testing.T) {
 	const n = 130
 	members := gathering(t, n, nil)

@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// gathering makes members of one process. The layout is the usual one if it is nil.
+// gathering returns n members in one process. If the layout is nil it is the usual one.
 func gathering(tb testing.TB, n int, l *layout) []*Member {
 	tb.Helper()
 	if l == nil {
@@ -51,7 +51,7 @@ func leave(tb testing.TB, members []*Member) {
 	}
 }
 
-// each runs f for all members at once.
+// each runs f for all members concurrently.
 func each(members []*Member, f func(m *Member) error) []error {
 	errs := make([]error, len(members))
 	var wait sync.WaitGroup
@@ -71,12 +71,12 @@ func eachMust(tb testing.TB, members []*Member, f func(m *Member) error) {
 	}
 }
 
-// small is a layout with which a few thousand bytes take all paths.
+// small returns a layout with which a few thousand bytes are enough to use all paths.
 func small(members int) *layout {
 	return &layout{members: members, bank: 128, out: 192, in: 192 * members}
 }
 
-// sizes lie around the thresholds of the small layout for this many members.
+// sizes returns sizes around the thresholds of the small layout for this number of members.
 func sizes(members int) []int {
 	list := []int{0, 1, 2, 3, 39, 40, 41, 64, 127, 128, 129, 191, 192, 193}
 	for _, rounds := range []int{1, 2, 3, 9} {
@@ -86,7 +86,7 @@ func sizes(members int) []int {
 	return list
 }
 
-// random fills elements of a type so that no value is a NaN.
+// random returns random elements of a type, without NaNs.
 func random(r *rand.Rand, t kernel.Type, count int) []byte {
 	b := aligned(count * t.Size())
 	switch t {
@@ -138,7 +138,7 @@ func reductions(members int) []reduction {
 	return list
 }
 
-// expected is the reduction in the order of the members.
+// expected returns the result of a reduction in the order of the members.
 func expected(inputs [][]byte, r *Reduction) []byte {
 	sum := clone(inputs[0])
 	if r.Mean != nil {
@@ -154,7 +154,7 @@ func expected(inputs [][]byte, r *Reduction) []byte {
 	return sum
 }
 
-// dawdle lets others overtake at random.
+// dawdle yields a random number of times, so that other members can overtake.
 func dawdle(r *rand.Rand) {
 	for range r.IntN(3) * r.IntN(20) {
 		runtime.Gosched()
@@ -170,8 +170,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// within ends the whole test program with all stacks if f has not returned near the limit of the
-// run, since a member that hangs cannot be stopped.
+// within calls f. If f has not returned shortly before the time limit of the run, it ends the whole
+// test program with all stacks, because a member that hangs cannot be stopped.
 func within(tb testing.TB, f func()) {
 	tb.Helper()
 	timer := time.AfterFunc(time.Until(sandbox.Limit()), func() { panic(tb.Name() + " hangs") })

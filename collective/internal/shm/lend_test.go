@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestSlicesGivenBack: the threads that have had short time slices get back what they had, those
-// that they have started too, but for one that has got something else meanwhile.
+// TestSlicesGivenBack: threads that were given short time slices get their previous slices back, as
+// do the threads that they have started. A thread whose slice has changed meanwhile keeps it.
 func TestSlicesGivenBack(t *testing.T) {
 	usual, err := unix.SchedGetAttr(0, 0)
 	if err != nil || usual.Policy != unix.SCHED_NORMAL {
@@ -69,8 +69,7 @@ func TestSlicesGivenBack(t *testing.T) {
 	}
 }
 
-// TestAffinityOfOthers: cores that are given to a thread while it is moved are its own from then
-// on.
+// TestAffinityOfOthers: cores that others assign to a thread while it is moved remain its cores.
 func TestAffinityOfOthers(t *testing.T) {
 	var before, to, others unix.CPUSet
 	before.Set(0)
@@ -79,7 +78,7 @@ func TestAffinityOfOthers(t *testing.T) {
 	others.Set(0)
 	for _, test := range []struct {
 		name  string
-		after int // so many calls the others set theirs
+		after int // the number of calls after which others set theirs
 		want  unix.CPUSet
 		moved bool
 	}{

@@ -24,7 +24,7 @@ func setOf(cores ...int) (s unix.CPUSet) {
 	return s
 }
 
-// TestNodes: the cores near a core are those of its node, on systems that tell of several.
+// TestNodes: on systems with several nodes, the cores near a core are those of its node.
 func TestNodes(t *testing.T) {
 	list := func(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text + "\n")} }
 	for _, c := range []struct {
@@ -50,8 +50,8 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestMoveTo: a thread moves within its node where that has another core, unless it is to move far;
-// a crowded core is left for another node only where its own node has no room.
+// TestMoveTo: a thread moves within its node if that has another core, unless it has to move far.
+// It leaves a crowded core for another node only if its own node has no room.
 func TestMoveTo(t *testing.T) {
 	two := nodes{setOf(0, 1, 2, 3), setOf(4, 5, 6, 7)}
 	all := setOf(0, 1, 2, 3, 4, 5, 6, 7)

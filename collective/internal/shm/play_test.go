@@ -11,15 +11,15 @@ import (
 	"testing"
 )
 
-// Tests and benchmarks with real processes run this test program again, with a role in its
+// Tests and benchmarks with several processes run this test program again, with a role in its
 // environment.
 
-// cast is the processes that play with this one.
+// cast is the other processes of a segment.
 type cast struct {
 	tb        testing.TB
-	member    *Member // this process's, with index 0
+	member    *Member // member of this process, with index 0
 	processes []*exec.Cmd
-	outputs   []io.Reader // of what they say
+	outputs   []io.Reader // their standard outputs
 }
 
 // perform starts a process for each other member of a new segment and joins as member 0.
@@ -51,7 +51,7 @@ func perform(tb testing.TB, role string, n int, lost func(int), extra ...string)
 	return c
 }
 
-// finish waits for processes that end well by themselves.
+// finish waits for processes that end without being stopped.
 func (c *cast) finish() {
 	c.tb.Helper()
 	for _, cmd := range c.processes {
@@ -64,7 +64,7 @@ func (c *cast) finish() {
 	}
 }
 
-// stop ends processes that may have ended already.
+// stop ends processes, some of which may have ended already.
 func (c *cast) stop() {
 	c.tb.Helper()
 	for _, cmd := range c.processes {
@@ -78,7 +78,7 @@ func (c *cast) stop() {
 
 var roles = map[string]func(m *Member) error{"bench": benchRole, "mortal": mortalRole}
 
-// play is the main function of such a process.
+// play is the main function of a process with a role.
 func play(role string) int {
 	m, err := enter()
 	if err == nil {

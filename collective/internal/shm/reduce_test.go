@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// TestReductions runs every reduction at every threshold, several operations without a pause
-// between them.
+// TestReductions runs every reduction at every threshold, with several operations in immediate
+// succession.
 func TestReductions(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4, 8} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -122,7 +122,7 @@ func (m *Member) checkHalves(d Desc, data, want []byte, r *Reduction, owners int
 	return nil
 }
 
-// TestUsualLayout goes through the real thresholds.
+// TestUsualLayout tests sizes around the thresholds of the usual layout.
 func TestUsualLayout(t *testing.T) {
 	r := reductions(3)[0]
 	for _, n := range []int{2, 3} {
@@ -167,8 +167,8 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
-// TestGone: what a member that left has called before is finished, what it has not called fails for
-// those that were told.
+// TestGone: operations that a member called before it left are completed. Operations that it has
+// not called fail on members that were told.
 func TestGone(t *testing.T) {
 	r := reductions(3)[0]
 	members := gathering(t, 3, small(3))
@@ -183,7 +183,7 @@ func TestGone(t *testing.T) {
 		if err := m.AllReduce(background, Desc{1}, make([]byte, 4000), &r.Reduction); err != nil {
 			return err
 		}
-		if m.index == 0 { // told beforehand; the other one waits when it is told
+		if m.index == 0 { // told before it calls Barrier; the other member is told while it waits
 			<-left
 			m.Gone(2)
 			defer members[1].Gone(2)
@@ -202,7 +202,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestAbort aborts while the others wait in each phase.
+// TestAbort aborts while the others wait in each of the phases.
 func TestAbort(t *testing.T) {
 	r := reductions(3)[0]
 	for _, size := range []int{0, 4, 100, 4000} {
@@ -234,7 +234,7 @@ func TestAbort(t *testing.T) {
 	}
 }
 
-// TestContext ends a wait by its context.
+// TestContext: the end of the context ends a wait.
 func TestContext(t *testing.T) {
 	members := gathering(t, 2, nil)
 	defer leave(t, members)
@@ -246,8 +246,8 @@ func TestContext(t *testing.T) {
 	wantErr(t, members[1].Barrier(ctx, Desc{}), context.Canceled)
 }
 
-// TestSaying: a reduction in which members say yes or no tells all whether all have said yes, and
-// leaves their data as it is; an AllReduce does so where one says no.
+// TestSaying: in a reduction in which members say yes or no, all learn whether all have said yes,
+// and their data does not change. An AllReduce does the same if a member says no.
 func TestSaying(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 5} {
 		members := gathering(t, n, small(n))

@@ -61,7 +61,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// TestHeader changes what another process could write into the header.
+// TestHeader changes the parts of the header that another process could overwrite.
 func TestHeader(t *testing.T) {
 	for name, spoil := range map[string]func(h *header){
 		"magic":   func(h *header) { h.magic++ },
@@ -128,7 +128,7 @@ func TestJoinRefuses(t *testing.T) {
 	}
 }
 
-// TestLeaks makes and leaves a thousand segments.
+// TestLeaks: a thousand segments are made and left, and nothing remains.
 func TestLeaks(t *testing.T) {
 	rounds := 1000
 	if testing.Short() {
@@ -168,8 +168,8 @@ func resources(tb testing.TB) map[string]int {
 		"segments": bytes.Count(maps, []byte("memfd:hvdrun ")), "goroutines": runtime.NumGoroutine()}
 }
 
-// FuzzInvitation: what is read as an invitation is written as the same, and names a process and a
-// descriptor that there can be.
+// FuzzInvitation: an accepted invitation encodes to the same text, and names a valid process and
+// descriptor.
 func FuzzInvitation(f *testing.F) {
 	v := invitation{pid: 7, fd: 3, device: 1, inode: 2, size: page, nonce: [16]byte{1}}
 	f.Add(v.encode())

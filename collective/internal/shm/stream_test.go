@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestStream: a copy past the caches copies just what copy does, wherever the slices begin.
+// TestStream: a copy that bypasses the caches copies exactly what copy does, at any alignment of
+// the slices.
 func TestStream(t *testing.T) {
 	for _, n := range []int{0, 1, 15, 63, 64, 65, 127, 128, 129, 1000, 100_001} {
 		for _, from := range []int{0, 1, 8, 63} {
@@ -28,7 +29,7 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// TestLargeCopies: broadcasts and gathers of more than caches hold, in the members' own memory and
+// TestLargeCopies broadcasts and gathers more than the caches hold, in the members' own memory and
 // in memory that all can read.
 func TestLargeCopies(t *testing.T) {
 	for _, n := range []int{2, 3} {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestLead: the pause before the first look grows with looks that were too early, within a bound,
-// and shrinks with others. Members that share cores have none.
+// TestLead: the pause before the first look grows up to a bound with looks that were too early, and
+// shrinks with others. Members that share cores do not pause.
 func TestLead(t *testing.T) {
 	m := &Member{}
 	m.looked(true)
@@ -35,8 +35,8 @@ func TestLead(t *testing.T) {
 	}
 }
 
-// TestSpinsForCore: a member that shares its core with others keeps it only for one of another
-// core, and if none that shares it has to be waited for.
+// TestSpinsForCore: a member that shares its core with others spins only while it waits for a
+// member on another core, and if all members on its own core have come.
 func TestSpinsForCore(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -67,7 +67,7 @@ func TestSpinsForCore(t *testing.T) {
 	}
 }
 
-// TestWaited: a wait that becomes a sleep is timed.
+// TestWaited: the time of a wait that becomes a sleep is measured.
 func TestWaited(t *testing.T) {
 	members := gathering(t, 2, nil)
 	defer leave(t, members)

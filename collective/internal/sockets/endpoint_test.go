@@ -13,8 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// TestPastIsReleased: of generations that are over an endpoint keeps the keys alone, so that their
-// groups can be collected.
+// TestPastIsReleased: an endpoint keeps only the keys of past generations, so their groups can be
+// garbage collected.
 func TestPastIsReleased(t *testing.T) {
 	e := &Endpoint{listener: identity.Data.Listener(), closed: make(chan struct{}), generations: generations{turned: make(chan struct{})}}
 	defer e.listener.Close()
@@ -50,7 +50,8 @@ func admitAlone(t *testing.T, e *Endpoint, number uint64, key identity.DataKey) 
 	return weak.Make(p.gen)
 }
 
-// deaf is a listener that fails so many times, and then says so and waits for its end.
+// deaf is a listener whose Accept fails the given number of times. Then it closes done and waits
+// until the listener is closed.
 type deaf struct {
 	left         int
 	done, closed chan struct{}
@@ -68,10 +69,11 @@ func (d *deaf) Accept() (net.Conn, error) {
 func (d *deaf) Close() error   { close(d.closed); return nil }
 func (d *deaf) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
 
-// TestNoDescriptors: an endpoint that cannot take connections says so now and then, not each time.
+// TestNoDescriptors: an endpoint that cannot accept connections logs that from time to time, not at
+// each attempt.
 func TestNoDescriptors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &deaf{left: 500, done: make(chan struct{}), closed: make(chan struct{})} // 5 s
+		d := &deaf{left: 500, done: make(chan struct{}), closed: make(chan struct{})} // 5 seconds of attempts
 		log, said := test.NewNullLogger()
 		e, err := Listen(Config{ListenAddr: "127.0.0.1:1", Connections: 1, Log: log,
 			Network: identity.Network{Listen: func(string) (net.Listener, error) { return d, nil }}})

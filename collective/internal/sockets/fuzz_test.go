@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
-// FuzzFrames: whatever a peer sends ends the group at worst. It neither panics nor takes memory for
-// what has not arrived.
+// FuzzFrames: whatever a peer sends at most ends the group. The reader neither panics nor allocates
+// memory for data that has not arrived.
 func FuzzFrames(f *testing.F) {
 	h := frame.Header{Kind: frame.Data, Length: 5, Generation: 1, Seq: 1, Call: frame.Call{What: 6}}
 	n := frame.Gone(io.EOF, 1)
@@ -24,7 +24,7 @@ func FuzzFrames(f *testing.F) {
 	f.Add(h.Append(nil))
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		p := alone(0)
-		p.stopOnce.Do(func() { close(p.stop) }) // no frame is requested: those that would wait are skipped
+		p.stopOnce.Do(func() { close(p.stop) }) // no frame is requested: frames that would wait are skipped
 		l := p.links[1]
 		for _, oneByte := range []bool{false, true} {
 			var r io.Reader = bytes.NewReader(stream)
@@ -43,7 +43,7 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// FuzzDriven: the same for a data channel that operations drive.
+// FuzzDriven does the same for a data channel that operations drive.
 func FuzzDriven(f *testing.F) {
 	h := frame.Header{Kind: frame.Data, Length: 5, Generation: 1, Seq: 1, Call: frame.Call{What: 6}}
 	n := frame.Gone(io.EOF, 1)
@@ -73,7 +73,7 @@ func FuzzDriven(f *testing.F) {
 	})
 }
 
-// group is one of which nothing is asked.
+// group records failures and expects no frames.
 type group struct {
 	fails  []frame.Notice
 	failed chan struct{}
@@ -94,7 +94,7 @@ func (g *group) Closing() bool                 { return false }
 func (g *group) Left(int)                      {}
 func (g *group) Nudged(uint64)                 {}
 
-// alone is the path of a rank of two, to which nothing is connected.
+// alone returns the path of a rank in a world of two that has no connections.
 func alone(rank int) *Path {
 	g := &group{failed: make(chan struct{}), wake: wake.New()}
 	gen := &Generation{Peers: Peers{Number: 1, Size: 2}, conns: 1}

@@ -10,11 +10,11 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
 
-// TestJudge: before the first operation, the end of a control channel is not decided on where a
-// lower rank may have broken off its dial, and ends the group where its host does not answer.
+// TestJudge: before the first operation, the end of a control channel proves nothing if a lower
+// rank can have broken off its dial. It ends the group if the peer's host does not answer.
 func TestJudge(t *testing.T) {
 	for _, test := range []struct {
-		rank int // of this side
+		rank int // rank of this side
 		err  error
 		lost bool
 	}{
@@ -37,7 +37,7 @@ func TestJudge(t *testing.T) {
 			if test.lost && (len(fails[0].Dead) != 1 || fails[0].Dead[0] != peer) {
 				t.Errorf("%v is named", fails[0].Dead)
 			}
-			p.Release() // and the timer
+			p.Release() // also stops the timer
 			if got := p.links[peer].silent; !test.lost && !errors.Is(got, test.err) {
 				t.Errorf("%v is kept for the verdict", got)
 			}

@@ -8,13 +8,13 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// TestSlowDial: a dial that times out goes on while the peer is of this host or other connections
-// come, and ends where none do.
+// TestSlowDial: a dial that times out is continued while the peer is on this host or other
+// connections arrive, and ends otherwise.
 func TestSlowDial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, test := range []struct {
 			name  string
-			comes int // connections that come while dials time out
+			comes int // connections that arrive while dials time out
 			want  int
 		}{
 			{"nothing comes", 0, 1},
