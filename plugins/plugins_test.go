@@ -50,7 +50,7 @@ func start(t *testing.T, path string, settings map[string]string) *plugin.Plugin
 func refuses(t *testing.T, path, known string) {
 	t.Helper()
 	_, err := start(t, path, map[string]string{"colour": "red"}).Discover(t.Context())
-	for _, want := range []string{`setting "colour" is not known`, known} {
+	for _, want := range []string{`unknown setting "colour"`, known} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %s", err, want)
 		}

@@ -183,7 +183,7 @@ func testMovesJoined(t *testing.T, newGroups NewGroups) {
 		return collective.BroadcastAsync(ctx, g, "weights", make([]float32, 3), 0).Wait()
 	})
 	for rank, err := range errs {
-		if !errors.Is(err, collective.ErrAborted) || !strings.Contains(err.Error(), "has joined") {
+		if !errors.Is(err, collective.ErrAborted) || !strings.Contains(err.Error(), "has called Join") {
 			t.Fatalf("rank %d: %v", rank, err)
 		}
 	}

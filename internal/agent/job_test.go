@@ -222,7 +222,7 @@ func TestJobAgentWithoutDriver(t *testing.T) {
 	if _, err := in.Start(t.Context(), "a", hello); err != nil {
 		t.Fatal(err)
 	}
-	if err := in.over(); err == nil || !strings.Contains(err.Error(), "no driver came within 50ms") {
+	if err := in.over(); err == nil || !strings.Contains(err.Error(), "no driver connected within 50ms") {
 		t.Errorf("it ended with %v", err)
 	}
 	hello.Host = "b"
@@ -241,7 +241,7 @@ func TestJobAgentForgotten(t *testing.T) {
 	if failed := l.Prepare(t.Context(), []string{"a"}); failed["a"] == nil {
 		t.Fatal("the agent is known")
 	}
-	if err := in.over(); err == nil || !strings.Contains(err.Error(), "no driver came within 60ms") {
+	if err := in.over(); err == nil || !strings.Contains(err.Error(), "no driver connected within 60ms") {
 		t.Errorf("it ended with %v", err)
 	}
 }
@@ -252,7 +252,7 @@ func TestJobAgentOfTheDead(t *testing.T) {
 	for _, c := range []struct {
 		starter int
 		want    string
-	}{{os.Getppid(), "no driver came within 100ms"}, {1 << 30, "the driver that started it ended"}} {
+	}{{os.Getppid(), "no driver connected within 100ms"}, {1 << 30, "the driver that started it ended"}} {
 		_, in := jobAgents(t, nil)
 		authority, err := identity.NewAuthority("r")
 		if err != nil {

@@ -43,7 +43,7 @@ func TestSilenceIsCountedInLooks(t *testing.T) {
 	if err := look(missedBeats*looksPerBeat - patient - 1); err != nil {
 		t.Errorf("an agent that may be there: %v", err)
 	}
-	if err := look(1); err == nil || !strings.Contains(err.Error(), "nothing was heard") {
+	if err := look(1); err == nil || !strings.Contains(err.Error(), "the agent was silent for") {
 		t.Errorf("one look more: %v", err)
 	}
 }
