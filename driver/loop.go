@@ -92,9 +92,10 @@ type services struct {
 	meet        meeting
 	push        pusher
 	say         func(workers []string, ranks []uint32, text, tail []byte)
-	lines       *server.Server // of workers that the launcher starts in this process; nil if the launcher is a launch.Teller
-	door        string         // its address
-	store       tcpstore.Store // for programs that speak by their workers' sockets
+	stream      func(incarnation, protocol string, conn net.Conn) // see line/server.Config.Stream
+	lines       *server.Server                                    // of workers that the launcher starts in this process; nil if the launcher is a launch.Teller
+	door        string                                            // its address
+	store       tcpstore.Store                                    // for programs that speak by their workers' sockets
 }
 
 // inboxRoom is how many events can be queued. A worker posts few at a time, and neither it nor the
@@ -272,16 +273,23 @@ func (l *loop) serve(ctx context.Context) error {
 	return l.run(ctx)
 }
 
+// openStreams sets who serves workers' connections of other protocols. They last until ctx ends: a
+// worker's process may have ended before everything that it has sent is read.
+func (l *loop) openStreams(ctx context.Context) {
+	l.stream = func(incarnation, protocol string, conn net.Conn) { l.meet.Stream(ctx, incarnation, protocol, conn) }
+}
+
 // openLines sets how lines are sent to workers: by the launcher if it is a launch.Teller, otherwise
 // from this process.
 func (l *loop) openLines(ctx context.Context) (closeDoor func(), err error) {
+	l.openStreams(ctx)
 	if teller, ok := l.cfg.Launcher.(launch.Teller); ok {
 		l.say = teller.Tell
 		return func() {}, nil
 	}
 	l.lines = server.New(server.Config{
 		Up:     func(incarnation string, text []byte, _ string) { l.meet.Hear(incarnation, text, func() {}) },
-		Stream: func(incarnation, protocol string, conn net.Conn) { l.meet.Stream(ctx, incarnation, protocol, conn) },
+		Stream: l.stream,
 		Driver: func() bool { return true },
 		Log:    l.cfg.Log,
 	})

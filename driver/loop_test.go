@@ -101,9 +101,15 @@ func (j *testJob) Dismiss(id string, _ error) {
 	j.dismissed = append(j.dismissed, id)
 }
 
-func (*testJob) Admit(identity.Subject)                               {}
-func (*testJob) Hear(_ string, _ []byte, noted func())                { noted() }
-func (*testJob) Stream(_ context.Context, _, _ string, conn net.Conn) { conn.Close() }
+func (*testJob) Admit(identity.Subject)                {}
+func (*testJob) Hear(_ string, _ []byte, noted func()) { noted() }
+
+// Stream serves a connection until the other end closes it or ctx ends.
+func (*testJob) Stream(ctx context.Context, _, _ string, conn net.Conn) {
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	_, _ = io.Copy(io.Discard, conn)
+}
 
 func (*testJob) Expel(string) {}
 
@@ -170,6 +176,7 @@ func (j *testJob) begin(t *testing.T, ctx context.Context, l *loop) {
 		t.Fatal(err)
 	}
 	side, cancel := context.WithCancel(context.Background())
+	j.loop.openStreams(side)
 	go func() {
 		j.loop.wg.Go(func() { j.loop.discover(side, nil) })
 		err := j.loop.run(ctx)
@@ -225,6 +232,33 @@ func TestLoopRunsAJob(t *testing.T) {
 		if last := j.events[len(j.events)-1]; last != job.JobDone {
 			t.Errorf("the last event is %s", last)
 		}
+	})
+}
+
+// TestLastWords: what a worker has sent before it ended is read, however late it arrives.
+func TestLastWords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := newJob(t, context.Background(), Config{
+			Source: discovery.Fixed{{Name: "a", Slots: 2}}, Size: job.Size{NP: 2, Min: 1, Elastic: true},
+		})
+		near, far := net.Pipe()
+		w := j.worker(t, "a:0")
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			w.spec.Stream(line.TasksProtocol, far)
+		}()
+		j.joins(t, 0, "a:0", "a:1")
+		err := &launch.ExitError{Code: 137, Signal: 9}
+		w.spec.Ended(err)
+		w.exit <- err
+		synctest.Wait()
+		if _, err := near.Write([]byte("last words")); err != nil {
+			t.Errorf("the connection of a worker that has ended: %v", err)
+		}
+		j.worker(t, "a:1").exit <- err
+		<-j.result
+		<-over
 	})
 }
 

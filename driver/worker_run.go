@@ -94,7 +94,7 @@ func (r *workerRun) prepare(ctx context.Context) error {
 		Stdout:    r.stdout,
 		Stderr:    r.stderr,
 		Line:      func(text []byte, noted func()) { l.meet.Hear(a.ID, text, noted) },
-		Stream:    func(protocol string, conn net.Conn) { l.meet.Stream(ctx, a.ID, protocol, conn) },
+		Stream:    func(protocol string, conn net.Conn) { l.stream(a.ID, protocol, conn) },
 		Grace:     l.cfg.Timeouts.Drain,
 		Hurry:     r.hurry,
 		More:      p.more,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -217,7 +218,11 @@ func (srv *server) connect(ctx context.Context, driver net.Conn, peer tls.Connec
 	defer context.AfterFunc(s.lived, func() { driver.Close() })()
 	var wg sync.WaitGroup
 	pass := func(to, from net.Conn) {
-		_, _ = io.Copy(to, from) // an error ends the connection, as EOF does
+		_, err := io.Copy(to, from)
+		var failed *net.OpError
+		if to == c.worker && errors.As(err, &failed) && failed.Op == "write" {
+			_, _ = io.Copy(io.Discard, from) // the worker has ended: what it has sent still passes
+		}
 		to.Close()
 		from.Close()
 	}

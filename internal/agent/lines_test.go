@@ -255,6 +255,53 @@ func TestConnections(t *testing.T) {
 	<-r.ended
 }
 
+// TestLastWords: what a worker has sent before it ended reaches the driver, although the driver is
+// sending to it.
+func TestLastWords(t *testing.T) {
+	var authority *identity.Authority
+	l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) { authority = cfg.Authority })
+	p := newSpeaker(t, authority, 0, `echo "at $HVD_LAUNCHER_ADDR."; exec sleep 1000`)
+	read := make(chan string, 1)
+	p.Stream = func(_ string, conn net.Conn) {
+		defer conn.Close()
+		var sending sync.WaitGroup
+		sending.Go(func() {
+			for err := error(nil); err == nil; _, err = conn.Write(make([]byte, 1<<10)) {
+			}
+		})
+		text, _ := io.ReadAll(conn)
+		conn.Close()
+		sending.Wait()
+		read <- string(text)
+	}
+	r := p.run(t, l)
+	r.awaitOutput(".\n")
+	_, at, _ := strings.Cut(strings.TrimSuffix(r.stdout.String(), ".\n"), "at ")
+	i := slices.IndexFunc(p.Env, func(entry string) bool { return strings.HasPrefix(entry, plan.EnvCredentials+"=") })
+	own, err := identity.Decode(strings.TrimPrefix(p.Env[i], plan.EnvCredentials+"="))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		conn, err := own.DialDoor(t.Context(), at, line.TasksProtocol)
+		if err == nil {
+			_, err = io.ReadFull(conn, make([]byte, 1<<10)) // the driver has taken it over
+		}
+		if err == nil {
+			_, err = conn.Write([]byte("last words"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+		if got := <-read; got != "last words" {
+			t.Fatalf("the driver has read %q", got)
+		}
+	}
+	l.Kill()
+	<-r.ended
+}
+
 // TestVersionsOfLines: a driver with another version of the worker protocol is refused, with an
 // error that names both versions.
 func TestVersionsOfLines(t *testing.T) {

@@ -81,7 +81,7 @@ const (
 	// helloTime bounds how long a connection may be silent before its hello.
 	helloTime = 20 * time.Second
 	// lastWords is how long to wait for the arrival of what a process has sent before it ended.
-	lastWords = 100 * time.Millisecond
+	lastWords = time.Second
 	// endedTime bounds the time of Ended if this process is short of processor time.
 	endedTime = 2 * time.Second
 	// maxRan bounds the run time of a task, in microseconds, as its worker reports it.

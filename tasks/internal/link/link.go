@@ -33,6 +33,9 @@ const sealAt = 16 << 20
 // errClosed is returned after Close.
 var errClosed = errors.New("link: closed")
 
+// lastWords is how long a connection to which nothing can be written is read.
+const lastWords = time.Second
+
 // Link sends messages of type M. A message collects parts from several goroutines.
 type Link[M proto.Message] struct {
 	conn net.Conn
@@ -254,7 +257,8 @@ func (l *Link[M]) out() {
 		l.buf = nil
 	}
 	if err != nil {
-		l.conn.Close()
+		// The peer may have ended, and what it has sent before is still to be read.
+		time.AfterFunc(lastWords, func() { l.conn.Close() })
 	}
 	l.mu.Lock()
 	l.writing = false

@@ -130,6 +130,28 @@ func TestWritten(t *testing.T) {
 	}
 }
 
+// TestLastWords: what a peer has sent before it ended is read, also after a write has failed.
+func TestLastWords(t *testing.T) {
+	near, far := pair(t)
+	l := New(near, empty)
+	defer l.Close()
+	frame, err := Frame(nil, &taskspb.ToTasks{Leaving: true})
+	if err == nil {
+		_, err = far.Write(frame)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	far.Close()
+	for !func() bool { l.mu.Lock(); defer l.mu.Unlock(); return l.err != nil }() {
+		l.Say(func(m *taskspb.ToTasks) { m.Willing = true })
+		_ = l.Written(t.Context())
+	}
+	if m := empty(); NewReader(near).Read(m) != nil || !m.GetLeaving() {
+		t.Errorf("after a failed write %v was read", m)
+	}
+}
+
 // TestLyingPeer: a length without the bytes takes no memory for them.
 func TestLyingPeer(t *testing.T) {
 	near, far := pair(t)
