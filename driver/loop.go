@@ -273,8 +273,8 @@ func (l *loop) serve(ctx context.Context) error {
 	return l.run(ctx)
 }
 
-// openStreams sets who serves workers' connections of other protocols. They last until ctx ends: a
-// worker's process may have ended before everything that it has sent is read.
+// openStreams sets who serves workers' connections of other protocols. They last until ctx ends,
+// because a process may have ended before everything that it has sent is read.
 func (l *loop) openStreams(ctx context.Context) {
 	l.stream = func(incarnation, protocol string, conn net.Conn) { l.meet.Stream(ctx, incarnation, protocol, conn) }
 }
