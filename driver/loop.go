@@ -274,7 +274,7 @@ func (l *loop) serve(ctx context.Context) error {
 }
 
 // openStreams sets who serves workers' connections of other protocols. They last until ctx ends,
-// because a process may have ended before everything that it has sent is read.
+// because bytes that a worker has sent may still arrive after its process has ended.
 func (l *loop) openStreams(ctx context.Context) {
 	l.stream = func(incarnation, protocol string, conn net.Conn) { l.meet.Stream(ctx, incarnation, protocol, conn) }
 }

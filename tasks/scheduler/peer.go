@@ -316,8 +316,8 @@ func (s *Scheduler) expel(incarnation string, stopped bool) {
 
 // Ended is like Expel, and returns the functions whose tasks the process was running when it ended,
 // at most 8. It returns none if the worker trained or if the process was told to end; then its
-// tasks do not count as lost. It blocks until the messages of the process are read: about 1 s if its
-// connection does not end, and at most 2 s.
+// tasks do not count as lost. It blocks until the messages of the process are read: about 1 s if
+// its connection does not end, and at most 2 s.
 func (s *Scheduler) Ended(incarnation string, stopped bool) []string {
 	s.expel(incarnation, stopped)
 	s.mu.Lock()
