@@ -415,10 +415,20 @@ func (m *Machine) faulty(now time.Time, w *Worker, err *job.WorkerError) {
 		return
 	}
 	m.faults = faults{m.faults.worlds + 1, w.generation}
-	if limit := m.blame.FailureLimit; limit > 0 && m.faults.worlds >= limit {
-		m.decide(now, fmt.Errorf("driver: in %d worlds in a row the program has failed after commit %d, without a commit between them "+
-			"(--failure-limit); the last time %s", m.faults.worlds, m.commits, err.What()))
+	limit := m.blame.FailureLimit
+	if limit <= 0 || m.faults.worlds < limit {
+		return
 	}
+	commit := fmt.Sprint(m.commits)
+	if m.committed { // only the first commit of a world is reported
+		commit += " or a later one"
+	}
+	if limit == 1 {
+		m.decide(now, fmt.Errorf("driver: the program has failed after commit %s (--failure-limit 1): %s", commit, err.What()))
+		return
+	}
+	m.decide(now, fmt.Errorf("driver: in %d worlds in a row the program has failed after commit %s, without a commit between them "+
+		"(--failure-limit); the last time %s", m.faults.worlds, commit, err.What()))
 }
 
 // faultyStarts ends a job that waits for workers if too few slots remain in which the program has
