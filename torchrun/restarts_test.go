@@ -13,30 +13,41 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
 )
 
-// lives counts the lives of each rank, and the workers that were told each number of restarts.
+// lives counts the workers of two nodes with two each that were told each number of restarts.
 type lives struct {
 	mu     sync.Mutex
-	of     map[string]int
 	told   map[int]int
-	places map[string]bool // error files
+	all    [4]chan struct{} // by number of restarts: closed when all four workers run
+	places map[string]bool  // error files
 }
 
-// begin returns the rank of a worker, and how many lives it has had before.
-func (l *lives) begin(t *testing.T, s *launch.Spec) (rank string, before int) {
+func newLives() *lives {
+	l := &lives{told: map[int]int{}, places: map[string]bool{}}
+	for n := range l.all {
+		l.all[n] = make(chan struct{})
+	}
+	return l
+}
+
+// begin returns the rank of a worker and the number of restarts, after all workers of the round
+// have begun: a node that has not started its workers when those of the other fail skips the round.
+func (l *lives) begin(t *testing.T, s *launch.Spec) (rank string, restarts int) {
 	rank, _ = lookup(s.Env, "RANK")
 	text, _ := lookup(s.Env, "TORCHELASTIC_RESTART_COUNT")
 	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Error(err)
+	if err != nil || n >= len(l.all) {
+		t.Errorf("%s restarts, %v", text, err)
+		return rank, n
 	}
 	file, _ := lookup(s.Env, "TORCHELASTIC_ERROR_FILE")
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.told[n]++
 	l.places[file] = true
-	before = l.of[rank]
-	l.of[rank]++
-	return rank, before
+	if l.told[n]++; l.told[n] == 4 {
+		close(l.all[n])
+	}
+	l.mu.Unlock()
+	<-l.all[n]
+	return rank, n
 }
 
 // TestOneRestartCount: after a worker of one node has died, and after workers of both have, all
@@ -47,13 +58,13 @@ func TestOneRestartCount(t *testing.T) {
 		"dynamic": func(t *testing.T, f launch.Launcher) []*Agent { return pair(t, f) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := &lives{of: map[string]int{}, told: map[int]int{}, places: map[string]bool{}}
+			l := newLives()
 			f := &fake{}
 			f.life = func(ctx context.Context, s *launch.Spec) error {
-				switch rank, before := l.begin(t, s); {
-				case before == 0 && rank == "3" || before == 1:
+				switch rank, restarts := l.begin(t, s); {
+				case restarts == 0 && rank == "3" || restarts == 1:
 					return &launch.ExitError{Code: 1}
-				case before == 2:
+				case restarts == 2:
 					return nil
 				}
 				<-ctx.Done()
@@ -83,11 +94,11 @@ func TestOneRestartCount(t *testing.T) {
 
 // TestOneBudget: restarts that one node has used up are left on no other.
 func TestOneBudget(t *testing.T) {
-	l := &lives{of: map[string]int{}, told: map[int]int{}, places: map[string]bool{}}
+	l := newLives()
 	f := &fake{}
 	f.life = func(ctx context.Context, s *launch.Spec) error {
 		// The nodes fail in turns.
-		if rank, before := l.begin(t, s); before%2 == 0 && rank == "0" || before%2 == 1 && rank == "2" {
+		if rank, restarts := l.begin(t, s); restarts%2 == 0 && rank == "0" || restarts%2 == 1 && rank == "2" {
 			return &launch.ExitError{Code: 1}
 		}
 		<-ctx.Done()
