@@ -179,6 +179,10 @@ class State:
             if isinstance(strange, torch.Tensor):
                 raise ValueError(f"hvdrun: the optimizer {name!r} steps a parameter of shape {tuple(strange.shape)} that no part of the state "
                                  "has, so that ranks would not share it: give job.state its module too, or the tensor")
+            scaler = _own_scaler(value)
+            if scaler is not None and not any(v is scaler for v in parts.values()):
+                raise ValueError(f"hvdrun: the optimizer {name!r} has a GradScaler that is no part of the state, so that a newcomer would have "
+                                 "another scale: give job.state scaler=accelerator.scaler")
         for name in each_epoch:
             if not is_scheduler(parts.get(name)):
                 raise ValueError(f"hvdrun: each_epoch has {name!r}, which is no scheduler among the parts")
@@ -338,10 +342,13 @@ class State:
     def _update(self, ends_epoch):
         """One step of all optimizers, then of all schedulers."""
         scalers = [v for v in self._parts.values() if hasattr(v, "unscale_") and hasattr(v, "get_scale")]
-        for optimizer in self._of(torch.optim.Optimizer):
-            scalers[0].step(optimizer) if scalers else optimizer.step()
+        optimizers = self._of(torch.optim.Optimizer)
+        own = [scaler for scaler in map(_own_scaler, optimizers) if scaler is not None]  # their optimizers step by them, and update them
+        for optimizer in optimizers:
+            scalers[0].step(optimizer) if scalers and _own_scaler(optimizer) is None else optimizer.step()
         for scaler in scalers:
-            scaler.update()
+            if not any(scaler is o for o in own):
+                scaler.update()
         for name, value in self._parts.items():
             if is_scheduler(value):
                 if ends_epoch or name not in self._each_epoch:
@@ -504,6 +511,11 @@ def _hidden(value):
         if found is not None:
             return found
     return None
+
+
+def _own_scaler(value):
+    """The GradScaler by which an optimizer steps itself, as accelerate's wrapper does; None: it has none."""
+    return getattr(value, "scaler", None) if isinstance(value, torch.optim.Optimizer) else None
 
 
 def _needs_closure(optimizer):

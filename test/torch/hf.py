@@ -27,7 +27,7 @@ import sys
 import time
 
 import hf_parts as hf
-from hf_parts import LEDGER, STEPS, WAYS, WORDS, dies, tell
+from hf_parts import LEDGER, STEPS, WAYS, WORDS, dies, gate, tell
 from transformers import TrainerCallback
 
 import hvdrun.torch as hvd
@@ -46,10 +46,7 @@ class Tells(TrainerCallback):
         if "paced" in WAYS:
             time.sleep(max(0.0, self.began + 0.05 - time.monotonic()))
             self.began = time.monotonic()
-        if f"gate:{state.global_step}" in WAYS:
-            tell("gate", step=state.global_step)
-            while not os.path.exists(f"{LEDGER}.{state.global_step}"):
-                time.sleep(0.01)
+        gate(state.global_step)
 
     def on_pre_optimizer_step(self, args, state, control, **options):
         tell("part", step=state.global_step, indices=self.seen)

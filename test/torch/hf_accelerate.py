@@ -1,7 +1,9 @@
 #!/usr/bin/python3
-"""Trains with the parts of hvdrun.accelerate over job.steps: hf_accelerate.py LEDGER STEPS [die:PLACE:RANK:STEP...]
+"""Trains with the parts of hvdrun.accelerate over job.steps: hf_accelerate.py LEDGER STEPS [scaled] [gate:STEP] [die:PLACE:RANK:STEP...]
 
-Appends the same lines to LEDGER as hf.py, and uses its model and samples. A rank dies in backward or in evaluate.
+Appends the same lines to LEDGER as hf.py, and uses its model and samples. A rank dies in backward or in evaluate. With scaled, losses
+are scaled as with mixed_precision="fp16" on a GPU, and the scale doubles every four steps. Before the step of a gate, ranks wait for a
+file LEDGER.STEP.
 """
 import sys
 
@@ -16,13 +18,15 @@ accelerator = Accelerator(job, cpu=True)
 import hf_parts as hf  # noqa: E402
 
 hf.where, hf.job = accelerator, job
+if "scaled" in hf.WAYS:
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
 net = hf.model()
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=hf.STEPS)
 held = torch.utils.data.DataLoader(hf.Samples(96), batch_size=8)
 net, optimizer, scheduler, held = accelerator.prepare(net, optimizer, scheduler, held)
 data = hf.Samples(500)
-state = job.state(model=net, optimizer=optimizer, scheduler=scheduler, step=0)
+state = job.state(model=net, optimizer=optimizer, scheduler=scheduler, scaler=accelerator.scaler, step=0)
 
 
 def collate(indices):
@@ -43,12 +47,15 @@ def evaluate(number):
 
 hf.tell("start")
 for step in job.steps(state, total=hf.STEPS, batch=24, samples=500):
+    hf.gate(step.number)
     with step:
         with accelerator.autocast():
             loss = state.model(**collate(step.indices)).loss
         optimizer.zero_grad()
         accelerator.backward(step.mean(loss))
         hf.dies("backward", step.number)
+        if accelerator.scaler is not None:
+            accelerator.scaler.unscale_(optimizer.optimizer)  # accelerate does so with fp16
         accelerator.clip_grad_norm_(net.parameters(), 1.0)
         mean = accelerator.reduce(step.mean(loss.detach()), "mean").item()
         rate = scheduler.get_last_lr()[0]

@@ -26,6 +26,13 @@ def tell(event, **more):
                     + "\n").encode())
 
 
+def gate(step):
+    if f"gate:{step}" in WAYS:
+        tell("gate", step=step)
+        while not os.path.exists(f"{LEDGER}.{step}"):
+            time.sleep(0.01)
+
+
 def dies(place, step):
     mark = f"die:{place}:{where.process_index}:{step}"
     if mark in WAYS:

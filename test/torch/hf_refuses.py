@@ -80,6 +80,10 @@ for first in (args.main_process_first, Accelerator(job).main_process_first, Acce
         pass
 trainer.train()
 trainer.train()  # a second time
+accelerator, layer = Accelerator(job), torch.nn.Linear(2, 1)
+accelerator.scaler = torch.amp.GradScaler("cpu")  # as with mixed_precision="fp16" on a GPU
+optimizer = accelerator.prepare(torch.optim.SGD(layer.parameters(), lr=0.1))
+refused("a scaler", ValueError, ["optimizer", "scaler=accelerator.scaler"], lambda: job.state(model=layer, optimizer=optimizer))
 refused("no arguments", TypeError, ["hvdrun.transformers.TrainingArguments"], lambda: Trainer(model=model()))
 plain = transformers.TrainingArguments.__new__(transformers.TrainingArguments)
 plain.__dict__.update(vars(args))

@@ -275,11 +275,16 @@ func TestTrainerRefuses(t *testing.T) {
 // TestAccelerate: a loop over job.steps with accelerate's parts continues when ranks die.
 func TestAccelerate(t *testing.T) {
 	needHF(t)
-	dir := t.TempDir()
-	undisturbed := startHF(t, "hf_accelerate.py", filepath.Join(dir, "undisturbed"), 24, three).end(24, 500, 24)
-	e := startHF(t, "hf_accelerate.py", filepath.Join(dir, "disturbed"), 24, three, "die:backward:2:3", "die:evaluate:0:11")
-	e.end(24, 500, 24).same(t, undisturbed)
-	e.died(2)
+	for _, way := range []string{"", "scaled"} {
+		t.Run(way, func(t *testing.T) {
+			dir := t.TempDir()
+			undisturbed := startHF(t, "hf_accelerate.py", filepath.Join(dir, "undisturbed"), 24, three, way).end(24, 500, 24)
+			e := startHF(t, "hf_accelerate.py", filepath.Join(dir, "disturbed"), 24, three, way, "gate:9", "die:backward:2:6", "die:evaluate:0:11")
+			e.full(9, 4)
+			e.end(24, 500, 24).same(t, undisturbed)
+			e.died(2)
+		})
+	}
 }
 
 // TestClassification: a script in the way of run_glue.py ends with the same metrics, predictions
