@@ -26,33 +26,65 @@ type EventName string
 
 // The events of a job's events file, with their fields.
 const (
-	HostsFound       EventName = "hosts_found"        // hosts
-	DiscoveryFailed  EventName = "discovery_failed"   // error
-	WorkerStarted    EventName = "worker_started"     // host, slot, pid
-	WorkerReady      EventName = "worker_ready"       // host, slot
-	Draining         EventName = "draining"           // host, slot, pid, rank: a worker was asked to leave by the operator of its host
-	WorldPublished   EventName = "world_published"    // generation, size, root, cause (a Cause), slots
-	HostsUpdated     EventName = "hosts_updated"      // seq, change
-	FirstCommit      EventName = "first_commit"       // generation, commits, cause, seconds: the first commit of a world, and its delay since the previous world was left
-	Backend          EventName = "backend"            // generation, backend (nccl, ipc, ipc+hosts, staging), size: how the GPUs of a world compute together, once for each backend
-	WorkerDying      EventName = "worker_dying"       // host, slot, pid, rank, signal or null, what: the worker is lost, but its process still exists
-	WorkerExited     EventName = "worker_exited"      // host, slot, pid, rank, code, signal, cause; tasks where those are to blame
-	Excluded         EventName = "excluded"           // host, slot or null, until (null: for ever)
-	Returned         EventName = "returned"           // host, slot or null
-	Reset            EventName = "reset"              // count
-	DrainAsked       EventName = "drain_asked"        // host, slot or null: by a person
-	Stalled          EventName = "stalled"            // host, slot, pid, rank, generation, what; host null: no worker is missing
-	Located          EventName = "located"            // host, slot, pid, rank, generation, what, where: the user's frames in which a worker that holds up others is
-	StallEnded       EventName = "stall_ended"        // host, slot, pid, rank, generation, seconds
-	CommitMissing    EventName = "commit_missing"     // host, slot, pid, rank, generation, change, seconds: time since it was notified of changed hosts; it still trains
-	Scaled           EventName = "scaled"             // min_np, max_np (null: no bound), by a person
-	Resumed          EventName = "resumed"            // another driver has taken over from one that died
-	JobDone          EventName = "job_done"           // status, message, goodput; where there are any, commits, and checkpoint: the commit of the newest last checkpoint
-	TaskWorkerJoined EventName = "task_worker_joined" // worker, host, offers: it runs tasks; dropped, if events of tasks were too many
+	HostsFound      EventName = "hosts_found"      // hosts
+	DiscoveryFailed EventName = "discovery_failed" // error
+	WorkerStarted   EventName = "worker_started"   // host, slot, pid
+	WorkerReady     EventName = "worker_ready"     // host, slot
+	// Draining has host, slot, pid, rank: a worker was asked to leave by the operator of its host.
+	Draining EventName = "draining"
+	// DrainAsked has host, slot or null: a person asked for a drain.
+	DrainAsked EventName = "drain_asked"
+	// WorldPublished has generation, size, root, cause (a Cause), slots.
+	WorldPublished EventName = "world_published"
+	// FirstCommit has generation, commits, cause, seconds: the first commit of a world, and its
+	// delay since the previous world was left, or since the job began.
+	FirstCommit  EventName = "first_commit"
+	HostsUpdated EventName = "hosts_updated" // seq, change: the notification to the workers
+	// Backend has generation, backend (nccl, ipc, ipc+hosts, staging), size: how the GPUs of a
+	// world compute together, once for each backend.
+	Backend EventName = "backend"
+	// WorkerDying has host, slot, pid, rank, signal or null, what: the worker is lost, but its
+	// process still dumps its core, or the kernel frees its memory or its GPU. WorkerExited follows.
+	WorkerDying EventName = "worker_dying"
+	// WorkerExited has host, slot, pid, rank, code, signal, cause (failed, done, left, stopped).
+	// Where they are known, it has error: what the program has reported of its own error, or the
+	// line of its stderr that says why it fails, such as the last one of a traceback with the
+	// program's line; why: other reasons, such as a lack of memory; tasks: the functions that the
+	// worker ran for tasks, if those are to blame.
+	WorkerExited EventName = "worker_exited"
+	Excluded     EventName = "excluded" // host, slot or null, until (null: for ever)
+	Returned     EventName = "returned" // host, slot or null
+	Reset        EventName = "reset"    // count
+	// Stalled has host, slot, pid, rank, generation, what the worker does; host is null if no
+	// worker is missing.
+	Stalled    EventName = "stalled"
+	StallEnded EventName = "stall_ended" // host, slot, pid, rank, generation, seconds
+	// Located has host, slot, pid, rank, generation, what, where: the frames of user code in which
+	// a worker holds up the others.
+	Located EventName = "located"
+	// CommitMissing has host, slot, pid, rank, generation, change, seconds: time since the worker
+	// was notified of changed hosts. It still trains: it does not commit, or ignores the error.
+	CommitMissing EventName = "commit_missing"
+	Scaled        EventName = "scaled"  // min_np, max_np (null: no bound), by a person
+	Resumed       EventName = "resumed" // another driver has taken over from one that died
+	// JobDone has status, message, goodput; commits, if there are any; checkpoint: the commit of
+	// the last checkpoint, if one was written.
+	JobDone EventName = "job_done"
+	// Audit has who, what, outcome; where they apply how, run, host, slot, dir, program, as, pid,
+	// dropped.
+	Audit EventName = audit.Name
+
+	// The events of tasks are written at most 100 at once and 10 a second; the field dropped is the
+	// number of those that were not written.
+
+	TaskWorkerJoined EventName = "task_worker_joined" // worker, host, offers: it runs tasks
 	TaskWorkerLeft   EventName = "task_worker_left"   // worker, host, lost
-	TaskFailed       EventName = "task_failed"        // function, client, n, reason, text: it is not retried
-	TaskWorkerStuck  EventName = "task_worker_stuck"  // worker, host, function, n, text: the worker is restarted because a task does not end
-	Audit            EventName = audit.Name           // who, what, and as they apply how, run, host, slot, dir, program, as, pid; outcome, dropped
+	// TaskWorkerStuck has worker, host, function, n, text: a task does not end, so the worker is
+	// restarted.
+	TaskWorkerStuck EventName = "task_worker_stuck"
+	// TaskFailed has function, client, n, reason (poison, worker lost, function, time limit,
+	// dependency, value lost, worker gone), text: the task is not retried.
+	TaskFailed EventName = "task_failed"
 )
 
 // AuditEvent returns the event of a record.

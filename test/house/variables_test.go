@@ -1,7 +1,6 @@
 package house
 
 import (
-	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -12,26 +11,19 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/hvdrun/hvdrun/plan"
 )
 
-// variablesPage is the page with the tables of environment variables.
-const variablesPage = "docs/reference/variables.md"
+// variablesList is the list of the variables that are read.
+const variablesList = "docs/reference/variables.txt"
 
-// tableRows returns the names in the first column of each row below a heading, and the row.
-func tableRows(t *testing.T, heading string) (names [][]string, rows []string) {
+// listedVariables returns the names in the first column of each row of variablesList.
+func listedVariables(t *testing.T) (names [][]string) {
 	t.Helper()
-	text, err := os.ReadFile(variablesPage)
+	text, err := os.ReadFile(variablesList)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, found := strings.Cut(string(text), "\n## "+heading+"\n")
-	if !found {
-		t.Fatalf("%s has no section %q", variablesPage, heading)
-	}
-	section, _, _ = strings.Cut(section, "\n## ")
-	for line := range strings.Lines(section) {
+	for line := range strings.Lines(string(text)) {
 		if !strings.HasPrefix(line, "| `") {
 			continue
 		}
@@ -40,36 +32,9 @@ func tableRows(t *testing.T, heading string) (names [][]string, rows []string) {
 		for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(first, -1) {
 			in = append(in, m[1])
 		}
-		names, rows = append(names, in), append(rows, strings.TrimSpace(line))
+		names = append(names, in)
 	}
-	return names, rows
-}
-
-// TestNodeVariables: the page's table is the same as plan's.
-func TestNodeVariables(t *testing.T) {
-	_, got := tableRows(t, "Variables of a node")
-	what := map[plan.Describes][2]string{
-		plan.DescribesJob: {"the job, or a choice", "the driver's"}, plan.DescribesNode: {"a node", "its node's"},
-		plan.DescribesPlace: {"a folder of a user on a node", "its node's, unless it runs as another user"},
-		plan.DescribesTask:  {"a task of another launcher", "none"},
-	}
-	var want []string
-	for table := plan.NodeVariables(); len(table) > 0; {
-		n := 1
-		for n < len(table) && table[n].Describes == table[0].Describes {
-			n++
-		}
-		var names []string
-		for _, v := range table[:n] {
-			names = append(names, "`"+v.Name+"`")
-		}
-		w := what[table[0].Describes]
-		want = append(want, fmt.Sprintf("| %s | %s | %s |", strings.Join(names, ", "), w[0], w[1]))
-		table = table[n:]
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("%s does not have the table of plan.NodeVariables, which is\n%s", variablesPage, strings.Join(want, "\n"))
-	}
+	return names
 }
 
 // unseen are variables that programs read where the walk does not look: in Go's own packages, in
@@ -84,10 +49,10 @@ var pieces = []string{"COMPLETION_DESCRIPTIONS", "ACTIVE_HELP", "SELF_OBSERVABIL
 // notOnLinux matches files of libraries that none of our programs contains.
 var notOnLinux = regexp.MustCompile(`_(windows|darwin|plan9|js|wasm|openbsd|freebsd)\.go$`)
 
-// TestVariablesThatAreRead: the page's table lists each variable that a library linked into hvdrun
-// or a plugin reads, and no others.
+// TestVariablesThatAreRead: variablesList has each variable that a library linked into hvdrun or a
+// plugin reads, and no others.
 func TestVariablesThatAreRead(t *testing.T) {
-	rows, _ := tableRows(t, "What hvdrun and its libraries read")
+	rows := listedVariables(t)
 	read := variablesRead(t)
 	for _, name := range unseen {
 		read[name] = "others"
@@ -104,13 +69,13 @@ func TestVariablesThatAreRead(t *testing.T) {
 		}
 		if !found {
 			t.Errorf("%s is read by %s and not in %s: find out what it does to a job, honour it or shut it off, and say so there",
-				name, where, variablesPage)
+				name, where, variablesList)
 		}
 	}
 	for _, row := range rows {
 		for _, p := range row {
 			if !used[p] {
-				t.Errorf("nothing reads %s of %s", p, variablesPage)
+				t.Errorf("nothing reads %s of %s", p, variablesList)
 			}
 		}
 	}
