@@ -44,7 +44,8 @@ const (
 	// world compute together, once for each backend.
 	Backend EventName = "backend"
 	// WorkerDying has host, slot, pid, rank, signal or null, what: the worker is lost, but its
-	// process still dumps its core, or the kernel frees its memory or its GPU. WorkerExited follows.
+	// process still dumps its core, or the kernel frees its memory or its GPU. WorkerExited
+	// follows.
 	WorkerDying EventName = "worker_dying"
 	// WorkerExited has host, slot, pid, rank, code, signal, cause (failed, done, left, stopped).
 	// Where they are known, it has error: what the program has reported of its own error, or the
@@ -74,8 +75,8 @@ const (
 	// dropped.
 	Audit EventName = audit.Name
 
-	// The events of tasks are written at most 100 at once and 10 a second; the field dropped is the
-	// number of those that were not written.
+	// Of events of tasks, at most 100 are written at once, and 10 a second; the field dropped
+	// counts the others.
 
 	TaskWorkerJoined EventName = "task_worker_joined" // worker, host, offers: it runs tasks
 	TaskWorkerLeft   EventName = "task_worker_left"   // worker, host, lost
