@@ -43,8 +43,7 @@ func TestShare(t *testing.T) {
 }
 
 // TestOneNode: if the number of microbatches is the number of ranks times a power of two, each rank
-// has one node. For other numbers, the total number of nodes is the one in the table of
-// docs/steps.md.
+// has one node. docs/steps.md has examples.
 func TestOneNode(t *testing.T) {
 	for ranks := 1; ranks <= 9; ranks++ {
 		for leaves := ranks; leaves <= 256; leaves *= 2 {
