@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -76,12 +77,26 @@ var contents = sync.OnceValue(func() packed {
 	return p
 })
 
+// compared has, by their paths, the files that this process has compared with the package, as they
+// were then: each start of a worker installs the package, and most find it unchanged.
+var compared sync.Map // of fs.FileInfo
+
 // put makes a file in one step, unless it is there.
 func put(path string, data []byte, shared bool) error {
-	if old, err := safefile.OwnText(path, int64(len(data))+1); err == nil && bytes.Equal(old, data) {
+	now, err := os.Lstat(path)
+	if was, _ := compared.Load(path); err == nil && was != nil && unchanged(was.(fs.FileInfo), now) {
+		return nil
+	}
+	if old, readErr := safefile.OwnText(path, int64(len(data))+1); err == nil && readErr == nil && bytes.Equal(old, data) {
+		compared.Store(path, now)
 		return nil
 	}
 	return safefile.Replace(path, data, safefile.Mode(shared))
+}
+
+// unchanged reports whether a file has not been written or replaced between two looks at it.
+func unchanged(was, now fs.FileInfo) bool {
+	return os.SameFile(was, now) && was.Mode() == now.Mode() && was.Size() == now.Size() && was.ModTime().Equal(now.ModTime())
 }
 
 // Environ returns env with the folder of the package at the end of PYTHONPATH, after it has

@@ -28,7 +28,7 @@ const (
 	waitWord  = "hvdrun-guard"
 )
 
-// The bounds of sweep: the number of looks for processes, and the pause between them.
+// The bounds of sweep: the number of looks for processes, and the pause after one that found some.
 const (
 	guardLooks = 200
 	guardPause = 10 * time.Millisecond
@@ -53,7 +53,7 @@ func init() {
 	for _, path := range cgroups {
 		_ = (&cgroup{path: path}).kill() // fails if it has been removed
 	}
-	err := sweep(os.Args[2])
+	err := sweep(os.Args[2], guardPause) // a child of the process that has ended may not have executed its program yet
 	for _, path := range cgroups {
 		_ = unix.Rmdir(path) // a later process of hvdrun sweeps what remains
 	}
@@ -63,18 +63,20 @@ func init() {
 	os.Exit(0)
 }
 
-// sweep kills all processes whose environment has the entry mark, until two looks in a row find
-// none: one look can miss a process that is being started.
-func sweep(mark string) error {
+// sweep kills all processes whose environment has the entry mark, until two looks in a row, with
+// the given pause between them, find none: one look can miss a process that is being started.
+func sweep(mark string, pause time.Duration) error {
 	quiet, left := 0, false
 	for range guardLooks {
 		var unclear bool
 		if left, unclear = killMarked(mark); left || unclear {
 			quiet = 0
+			time.Sleep(guardPause)
 		} else if quiet++; quiet == 2 {
 			return nil
+		} else {
+			time.Sleep(pause)
 		}
-		time.Sleep(guardPause)
 	}
 	if left {
 		return fmt.Errorf("processes with %s are left", mark)
@@ -165,13 +167,13 @@ func StartGuard(variable, value string, prefixes ...string) (*Guard, error) {
 	return g, nil
 }
 
-// Close makes the guard kill now and blocks until that is done: for about 20 ms if nothing is left,
-// and for a few seconds at most. It returns an error if a process could not be killed. Later calls
-// return the same.
+// Close kills the processes now and blocks until that is done: for some milliseconds if nothing is
+// left, and for a few seconds at most. It must not be called while this process starts one with the
+// mark. It returns an error if a process could not be killed. Later calls return the same.
 func (g *Guard) Close() error { return g.close() }
 
 func (g *Guard) finish() error {
-	err := sweep(g.mark)
+	err := sweep(g.mark, 0) // this process starts none at the moment
 	_, _ = io.WriteString(g.pipe, "close\n") // fails if the guard itself has ended
 	_ = g.pipe.Close()
 	if err := errors.Join(err, WaitSession(g.waiter)); err != nil {

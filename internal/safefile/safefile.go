@@ -19,6 +19,7 @@
 package safefile
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -152,14 +153,18 @@ func OwnText(path string, most int64) ([]byte, error) {
 // readAll reads and closes a file.
 func readAll(f *os.File, most int64) ([]byte, error) {
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, most+1))
+	var text bytes.Buffer
+	if fi, err := f.Stat(); err == nil && fi.Mode().IsRegular() {
+		text.Grow(int(min(fi.Size(), most)) + bytes.MinRead)
+	}
+	_, err := text.ReadFrom(io.LimitReader(f, most+1))
 	switch {
 	case err != nil:
 		return nil, err
-	case int64(len(text)) > most:
+	case int64(text.Len()) > most:
 		return nil, fmt.Errorf("%s has more than %d bytes", f.Name(), most)
 	}
-	return text, nil
+	return text.Bytes(), nil
 }
 
 // Replace writes a file that appears under its name as a whole or not at all. It does not write to

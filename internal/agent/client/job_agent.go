@@ -201,8 +201,12 @@ func (a *Agents) startNow(j *jobAgent) error {
 	return nil
 }
 
-// reach returns the first address at which the agent answers.
+// reach returns the first address at which the agent answers. An agent of this machine has one
+// address, which its session tries.
 func (a *Agents) reach(j *jobAgent) (string, error) {
+	if j.ready.gone != nil {
+		return j.candidates(a.cfg.Listen)[0], context.Cause(a.open)
+	}
 	ctx, cancel := context.WithTimeout(a.open, reachTimeout)
 	defer cancel()
 	return Reach(ctx, a.own, j.host, j.candidates(a.cfg.Listen))

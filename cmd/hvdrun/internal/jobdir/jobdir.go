@@ -336,11 +336,15 @@ func (d *Dir) End(result error, log logrus.FieldLogger) {
 	}
 }
 
-// prune removes the folders of jobs that ended long ago.
+// prune removes the folders of jobs that ended long ago. Every job begins with it, so it reads only
+// the job.json files that were last written long ago.
 func prune(all string, now time.Time) {
 	entries, _ := os.ReadDir(all) // the folder may not exist yet
 	for _, e := range entries {
 		path := filepath.Join(all, e.Name())
+		if fi, err := os.Lstat((&Dir{Path: path}).aboutPath()); err != nil || now.Sub(fi.ModTime()) <= keepEnded {
+			continue
+		}
 		d, err := Read(path)
 		if err != nil {
 			continue

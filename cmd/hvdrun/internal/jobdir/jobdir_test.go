@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestStateDirs(t *testing.T) {
@@ -77,4 +78,40 @@ func TestOwnTemp(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused("symbolic link of user 12345")
+}
+
+// TestPrune: the folder of a job that ended is removed after a week, and that of a lost job after a
+// month. A file that was written recently is not read.
+func TestPrune(t *testing.T) {
+	all := t.TempDir()
+	begun := time.Now()
+	ended := begun
+	for name, about := range map[string]File{"ended": {Begun: begun, Ended: &ended}, "lost": {Begun: begun}} {
+		d := &Dir{Path: filepath.Join(all, name), About: about}
+		d.About.Version, d.About.RunID = FileVersion, name
+		if err := errors.Join(os.Mkdir(d.Path, 0o700), d.Write(), os.WriteFile(d.Journal(), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, step := range []struct {
+		after time.Duration
+		left  []string
+	}{
+		{keepEnded / 2, []string{"ended", "lost"}},
+		{keepEnded + time.Hour, []string{"lost"}},
+		{keepLost + time.Hour, nil},
+	} {
+		prune(all, begun.Add(step.after))
+		var left []string
+		entries, err := os.ReadDir(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			left = append(left, e.Name())
+		}
+		if !slices.Equal(left, step.left) {
+			t.Errorf("after %v: %q, want %q", step.after, left, step.left)
+		}
+	}
 }

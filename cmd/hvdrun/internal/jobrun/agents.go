@@ -3,6 +3,7 @@ package jobrun
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
@@ -10,10 +11,11 @@ import (
 )
 
 // agentsHook makes agents start the workers. If another driver may take over the job, the hook
-// records the agents for it.
-type agentsHook struct{}
+// records the agents for it. It starts the agent of this machine at once, while the driver opens
+// its journal.
+type agentsHook struct{ starting sync.WaitGroup }
 
-func (*agentsHook) start(ctx context.Context, r *run) error {
+func (h *agentsHook) start(ctx context.Context, r *run) error {
 	cfg, err := hostsource.Agents(ctx, r.settings, r.Authority, r.Fixed, r.log)
 	if err != nil {
 		return err
@@ -31,13 +33,19 @@ func (*agentsHook) start(ctx context.Context, r *run) error {
 	}
 	r.agents, r.localOnly = client.New(cfg), cfg.LocalOnly
 	r.cfg.Launcher = r.agents
+	if r.localOnly && !r.resumed {
+		h.starting.Go(func() { r.agents.Prepare(ctx, hostsource.HostNames(r.Fixed)) }) // the start of a worker reports a failure
+	}
 	return nil
 }
 
-func (*agentsHook) stop(r *run) { r.agents.Close() }
+func (h *agentsHook) stop(r *run) {
+	r.agents.Close()
+	h.starting.Wait()
+}
 
-// prepareHook starts the agents of fixed hosts before the driver waits for a worker. Agents of this
-// machine need no preparation, and the agents of a resumed job run already.
+// prepareHook starts the agents of fixed hosts before the driver waits for a worker. The agents of
+// a job on this machine alone are started by agentsHook, and those of a resumed job run already.
 type prepareHook struct{ startOnly }
 
 func (*prepareHook) start(ctx context.Context, r *run) error {

@@ -109,11 +109,15 @@ it can run programs in the job's pods.`,
 	return cmd
 }
 
-// Names of objects, short enough for the suffixes added to them, and of resources.
+// Names of objects and of resources.
 var (
-	objectName   = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$`)
+	objectName   = regexp.MustCompile(`^[a-z]([-a-z0-9]*[a-z0-9])?$`)
 	resourceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9./]*[a-z0-9])?$`)
 )
+
+// maxObjectName is the most bytes in the name of an object, which leaves room for the suffixes added
+// to it.
+const maxObjectName = 40
 
 // complete checks the flags and derives the other fields. command is the job's command.
 func (s *submission) complete(command []string) error {
@@ -129,9 +133,9 @@ func (s *submission) complete(command []string) error {
 	switch {
 	case s.Image == "":
 		return errors.New("--image is missing: one with hvdrun, its plugin kubernetes, sh and the program")
-	case !objectName.MatchString(s.Name):
+	case !objectName.MatchString(s.Name) || len(s.Name) > maxObjectName:
 		return fmt.Errorf("--name: %q is not a name of up to 40 lower-case letters, digits and dashes that begins with a letter", s.Name)
-	case s.Namespace != "" && !objectName.MatchString(s.Namespace):
+	case s.Namespace != "" && (!objectName.MatchString(s.Namespace) || len(s.Namespace) > maxObjectName):
 		return fmt.Errorf("--namespace: %q is not the name of a namespace", s.Namespace)
 	case s.MinNP < 1 || s.NP < s.MinNP || s.MaxNP < s.NP || s.MaxNP > plan.MaxSlots:
 		return fmt.Errorf("1 ≤ --min-np ≤ -np ≤ --max-np does not hold: %d, %d, %d", s.MinNP, s.NP, s.MaxNP)
