@@ -145,7 +145,6 @@ func Usable(env []string, all, temp string, create bool) error {
 // New makes the folder of a new job. It returns nil if no folder can be made and the user asked for
 // none.
 func New(p *cli.Program, s *settings.Settings, command []string, authority *identity.Authority, log logrus.FieldLogger) (*Dir, error) {
-	PruneSecrets(p.Env, time.Now())
 	d := &Dir{Path: s.JobDir, Named: s.JobDir != ""}
 	d.About = File{Version: FileVersion, RunID: s.RunID, Name: s.Name, Begun: time.Now(), Command: command, Boot: journal.BootID()}
 	d.About.Host, _ = os.Hostname()
@@ -175,7 +174,6 @@ func New(p *cli.Program, s *settings.Settings, command []string, authority *iden
 		d.Path = filepath.Join(all, d.About.RunID)
 		err := Usable(p.Env, all, Shared, true)
 		if err == nil {
-			prune(all, time.Now())
 			err = d.make(s.EventsFile)
 		}
 		if err == nil {
@@ -336,8 +334,19 @@ func (d *Dir) End(result error, log logrus.FieldLogger) {
 	}
 }
 
-// prune removes the folders of jobs that ended long ago. Every job begins with it, so it reads only
-// the job.json files that were last written long ago.
+// Prune removes the folders of this user's jobs that ended long ago, and the secrets that
+// PruneSecrets removes.
+func Prune(env []string, now time.Time) {
+	PruneSecrets(env, now)
+	for _, all := range StateDirs(env, Shared) {
+		if Usable(env, all, Shared, false) == nil {
+			prune(all, now)
+		}
+	}
+}
+
+// prune is Prune for the folders of jobs in one folder. Every job prunes, so prune reads only the
+// job.json files that were last written long ago.
 func prune(all string, now time.Time) {
 	entries, _ := os.ReadDir(all) // the folder may not exist yet
 	for _, e := range entries {

@@ -3,6 +3,8 @@ package jobrun
 import (
 	"context"
 	"errors"
+	"sync"
+	"time"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 	"github.com/hvdrun/hvdrun/internal/journal"
@@ -11,10 +13,17 @@ import (
 
 // folderHook keeps the job's folder, if it has one: the journal, the socket for commands, and the
 // secrets. The folder of a job that has ended keeps the description of the job. The hook does not
-// change the folder of a job that another driver runs.
-type folderHook struct{ unguard func() }
+// change the folder of a job that another driver runs. While a new job starts, the hook removes what
+// is left of old ones, which may be many.
+type folderHook struct {
+	unguard func()
+	pruning sync.WaitGroup
+}
 
 func (h *folderHook) start(_ context.Context, r *run) error {
+	if !r.resumed {
+		h.pruning.Go(func() { jobdir.Prune(r.program.Env, time.Now()) })
+	}
 	if r.dir == nil {
 		return nil
 	}
@@ -24,6 +33,7 @@ func (h *folderHook) start(_ context.Context, r *run) error {
 }
 
 func (h *folderHook) stop(r *run) {
+	h.pruning.Wait()
 	if r.dir == nil {
 		return
 	}
