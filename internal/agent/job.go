@@ -67,7 +67,6 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 		return fmt.Errorf("agent: listening for the driver: %w", err)
 	}
 	srv := newServer(cfg.Hello.Host, plan.MaxSlots, cfg.Log)
-	srv.spoolDir = cfg.Hello.Spool
 	srv.launcher, srv.inspect, srv.over = cfg.Launcher, cfg.Facts.inspector(creds), make(chan error, 8)
 	srv.audit = newRecorder(cfg.Log, logrus.DebugLevel) // the events file of the job has most of these records
 	srv.lines = newLogLines()

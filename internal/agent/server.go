@@ -66,8 +66,7 @@ type local struct {
 	guard    func(session, cgroups string) (io.Closer, error)
 	listen   string // the address on which workers listen for each other; empty: the one their job sets
 	program  string // this process's executable, which workers may run too; empty: unknown
-	// The directory for output while no driver is attached, and its bound in bytes for each worker.
-	spoolDir  string
+	// The bound in bytes of each worker's output that is kept while no driver is attached.
 	spoolSize int64
 }
 

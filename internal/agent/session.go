@@ -431,7 +431,7 @@ func (s *session) start(m *agentpb.Start) error {
 		grace:   time.Duration(m.GetGraceMs()) * time.Millisecond,
 		id:      plan.SlotID{Host: s.srv.host, Index: int(min(m.GetSlot(), plan.MaxSlots))},
 		program: programOf(m.GetCommand()), dir: string(m.GetDirectory()),
-		printed: printed{spool: spool{dir: s.srv.spoolDir, most: s.srv.spoolSize}},
+		printed: printed{spool: spool{most: s.srv.spoolSize}},
 	}
 	s.workers[inc] = w
 	if err := s.srv.take(w); err != nil {

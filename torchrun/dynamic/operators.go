@@ -177,7 +177,7 @@ func (v view) lastCallOver() bool {
 	if s.Deadline.Before(v.now) {
 		return true
 	}
-	if v.settings.WholeLastCall || len(s.LastRanks) == 0 || len(s.WaitList) > 0 { // the nodes come at about the same time
+	if len(s.LastRanks) == 0 || len(s.WaitList) > 0 { // the nodes come at about the same time
 		return false
 	}
 	for n := range s.LastRanks {

@@ -56,9 +56,6 @@ type Settings struct {
 	// SortedRanks assigns ranks in the order of the nodes' names in each round, as torchelastic
 	// does. Otherwise nodes of the last round keep their order, before new ones.
 	SortedRanks bool
-	// WholeLastCall makes each round wait for its whole last call, as torchelastic does. Otherwise
-	// a round stops waiting when it has all nodes of the last round that are not known to be gone.
-	WholeLastCall bool
 }
 
 // withDefaults returns the settings with their zero fields filled in, or an error if they are not

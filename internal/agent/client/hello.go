@@ -38,8 +38,6 @@ type Hello struct {
 	Starter  int `json:",omitempty"`
 	// Drain is how long workers may take to drain after the agent is asked to stop.
 	Drain time.Duration
-	// Spool is a directory for output that no driver has taken. Empty: such output is not spooled.
-	Spool string
 	// LogLevel is the lowest level that is logged, as logrus names it. The log goes to the driver.
 	LogLevel string
 	// BindGPUs makes each worker see only the GPU of its slot.

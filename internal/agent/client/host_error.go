@@ -10,14 +10,13 @@ type Stage string
 
 // The stages, in the order in which they come.
 const (
-	stageLookup    Stage = "name lookup"
-	stageConnect   Stage = "connection"
-	stageHostKey   Stage = "host key"
-	stageAuth      Stage = "authentication"
-	stageDirectory Stage = "directory"
-	stageCopy      Stage = "copy"
-	stageCommand   Stage = "command"
-	stageReach     Stage = "agent's port"
+	stageLookup  Stage = "name lookup"
+	stageConnect Stage = "connection"
+	stageHostKey Stage = "host key"
+	stageAuth    Stage = "authentication"
+	stageCopy    Stage = "copy"
+	stageCommand Stage = "command"
+	stageReach   Stage = "agent's port"
 )
 
 // droppedError wraps the error of a connection that was dropped before authentication. The sshd of
