@@ -128,6 +128,14 @@ func (f *fleet) start(host string) (p *process, at netip.Addr, err error) {
 	return p, netip.AddrFrom4([4]byte{127, 1, byte(f.begun >> 8), byte(f.begun)}), nil
 }
 
+// descriptors returns how many of this process's descriptors are the fleet's and not the driver's:
+// of each host's process a connection and a pidfd.
+func (f *fleet) descriptors() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return 2 * len(f.processes)
+}
+
 // ends returns the two ends of a connection.
 func ends() (near, far *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

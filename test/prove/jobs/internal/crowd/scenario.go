@@ -216,6 +216,7 @@ func (st *stage) acts(ctx context.Context, s *Sample, began time.Time, cpu time.
 	if err := s.memory(st.Heap); err != nil {
 		return err
 	}
+	s.Descriptors -= float64(st.fleet.descriptors())
 
 	if s.ReformedFew, err = st.lose(ctx, 100); err != nil {
 		return err
