@@ -65,7 +65,7 @@ func steal(t *testing.T, dir string) map[string][]byte {
 // enter tries to begin a session with the agent of b, in which commands could be started there.
 func (r robber) enter(conf *tls.Config) error {
 	conf.InsecureSkipVerify, conf.VerifyConnection = true, nil // an attacker does not verify its victim
-	conn, err := wire.NewClient(r.victim, conf, time.Second)
+	conn, err := wire.NewClient(r.victim, conf)
 	if err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (r robber) extort(agent *identity.Credentials, host string) error {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	conn, err := wire.NewClient(r.registrar, agent.ClientTLS(identity.Subject{Role: identity.Registrar}), time.Second)
+	conn, err := wire.NewClient(r.registrar, agent.ClientTLS(identity.Subject{Role: identity.Registrar}))
 	if err != nil {
 		r.t.Fatal(err)
 	}

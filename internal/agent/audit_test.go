@@ -8,7 +8,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
@@ -126,7 +125,7 @@ func (d *driver) say(m *agentpb.ToAgent) {
 
 func newDriver(t *testing.T, h *host, who identity.Subject) *driver {
 	t.Helper()
-	conn, err := wire.NewClient(h.addr, credentials(t, testKey, "blue", who).ClientTLS(identity.Subject{Role: identity.Agent, Host: "a"}), time.Second)
+	conn, err := wire.NewClient(h.addr, credentials(t, testKey, "blue", who).ClientTLS(identity.Subject{Role: identity.Agent, Host: "a"}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +212,7 @@ func TestRefusalsAreRecorded(t *testing.T) {
 	newDriver(t, h, run("eve")).say(attach())
 	check("attach", "eve", `is of user "alice"`)
 	other := credentials(t, testKey, "blue", identity.Subject{Role: identity.Agent, Host: "b"})
-	conn, err := wire.NewClient(h.addr, other.ClientTLS(identity.Subject{Role: identity.Agent, Host: "a"}), time.Second)
+	conn, err := wire.NewClient(h.addr, other.ClientTLS(identity.Subject{Role: identity.Agent, Host: "a"}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,7 +67,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, 1)
-			conn, err := wire.NewClient(h.addr, creds.ClientTLS(identity.Subject{Role: identity.Agent, Host: "a"}), time.Second)
+			conn, err := wire.NewClient(h.addr, creds.ClientTLS(identity.Subject{Role: identity.Agent, Host: "a"}))
 			if err != nil {
 				t.Fatal(err)
 			}

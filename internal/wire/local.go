@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/peer"
@@ -203,10 +202,7 @@ func NewLocalClient(path string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///local",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return DialLocal(ctx, path) }),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			MinConnectTimeout: handshakeTimeout,
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
-		}),
+		grpc.WithConnectParams(reconnecting),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),

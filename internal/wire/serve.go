@@ -77,13 +77,10 @@ type refuser interface {
 	Refused(conn net.Conn, why error)
 }
 
-// Raw handles connections for a protocol other than gRPC, which the client names in the handshake,
-// or which Of recognizes by the state of the TLS connection.
+// Raw handles connections for a protocol other than gRPC, which the client names in the handshake.
 type Raw struct {
-	// Protocol is the ALPN name of the protocol. Empty: Of decides.
+	// Protocol is the ALPN name of the protocol.
 	Protocol string
-	// Of returns whether Handle serves the connection.
-	Of func(peer tls.ConnectionState) bool
 	// Handle serves a connection until it or ctx ends, and closes it.
 	Handle func(ctx context.Context, conn net.Conn, peer tls.ConnectionState)
 }
@@ -105,9 +102,7 @@ func ServeUpTo(
 ) error {
 	tlsConf = tlsConf.Clone()
 	for _, r := range raw {
-		if r.Protocol != "" {
-			tlsConf.NextProtos = append(tlsConf.NextProtos, r.Protocol)
-		}
+		tlsConf.NextProtos = append(tlsConf.NextProtos, r.Protocol)
 	}
 	who := &dispatching{TransportCredentials: proving{credentials.NewTLS(tlsConf), ln}, ctx: ctx, raw: raw}
 	defer who.running.Wait()
@@ -129,7 +124,7 @@ func (d *dispatching) ServerHandshake(conn net.Conn) (net.Conn, credentials.Auth
 	}
 	t, _ := info.(credentials.TLSInfo)
 	for _, r := range d.raw {
-		if r.Protocol == t.State.NegotiatedProtocol || r.Protocol == "" && r.Of(t.State) {
+		if r.Protocol == t.State.NegotiatedProtocol {
 			d.running.Go(func() { r.Handle(d.ctx, layered{secured, conn}, t.State) })
 			return nil, nil, credentials.ErrConnDispatched
 		}
@@ -148,16 +143,15 @@ func (l layered) NetConn() net.Conn { return l.below }
 
 func (d *dispatching) Clone() credentials.TransportCredentials { return d }
 
-// serve serves peers that the credentials accept. More options override those of all servers.
+// serve serves peers that the credentials accept.
 func serve(
-	ctx context.Context, most int, ln net.Listener, who credentials.TransportCredentials,
-	register func(grpc.ServiceRegistrar), release func(), more ...grpc.ServerOption,
+	ctx context.Context, most int, ln net.Listener, who credentials.TransportCredentials, register func(grpc.ServiceRegistrar), release func(),
 ) error {
-	gs := grpc.NewServer(append([]grpc.ServerOption{
+	gs := grpc.NewServer(
 		grpc.Creds(who),
 		grpc.MaxRecvMsgSize(most),
 		grpc.MaxConcurrentStreams(callsOfClient),
-		grpc.MaxHeaderListSize(16 << 10),
+		grpc.MaxHeaderListSize(16<<10),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: answerAfter}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
@@ -166,7 +160,7 @@ func serve(
 		grpc.WriteBufferSize(writeBuffer),
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(window),
-	}, more...)...)
+	)
 	register(gs)
 	served := make(chan error, 1)
 	go func() { served <- gs.Serve(watching{ln}) }()
@@ -259,9 +253,31 @@ func addrOf(a net.Addr) netip.Addr {
 
 // NewClient returns a connection to addr (host:port), whose server must satisfy tlsConf. It does no
 // I/O until the first call or Connect. It stays open until Close; a broken connection is restored
-// by the next call, with pauses from 50 ms up to maxPause.
-func NewClient(addr string, tlsConf *tls.Config, maxPause time.Duration) (*grpc.ClientConn, error) {
-	return newClientBy(nil, addr, tlsConf, maxPause)
+// by the next call, with pauses from 50 ms up to 1 s.
+func NewClient(addr string, tlsConf *tls.Config) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+addr,
+		grpc.WithTransportCredentials(explaining{credentials.NewTLS(tlsConf)}),
+		grpc.WithConnectParams(reconnecting),
+		grpc.WithContextDialer(dial),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: pingAfter, Timeout: answerAfter, PermitWithoutStream: true,
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
+		grpc.WithReadBufferSize(readBuffer),
+		grpc.WithWriteBufferSize(writeBuffer),
+		grpc.WithStaticStreamWindowSize(window),
+		grpc.WithStaticConnWindowSize(window),
+		grpc.WithIdleTimeout(0), // a join needs an open connection to be fast
+		grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithDisableRetry(), // callers repeat calls themselves
+	)
+}
+
+// reconnecting is how a client restores a broken connection.
+var reconnecting = grpc.ConnectParams{
+	MinConnectTimeout: handshakeTimeout,
+	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 }
 
 // dial connects to a TCP address, and makes the kernel watch the connection (see Watch).
@@ -273,16 +289,6 @@ func dial(ctx context.Context, addr string) (net.Conn, error) {
 	}
 	Watch(conn)
 	return watched{conn}, nil
-}
-
-// newClientBy is NewClient with another function that connects; nil: as NewClient connects.
-func newClientBy(
-	by func(ctx context.Context, addr string) (net.Conn, error), addr string, tlsConf *tls.Config, maxPause time.Duration,
-) (*grpc.ClientConn, error) {
-	if by == nil {
-		by = dial
-	}
-	return newClient(by, addr, explaining{credentials.NewTLS(tlsConf)}, maxPause)
 }
 
 // explaining are credentials whose errors describe differing clocks. gRPC keeps only their text.
@@ -312,29 +318,4 @@ func (r reading) Read(b []byte) (int, error) {
 
 func (e explaining) Clone() credentials.TransportCredentials {
 	return explaining{e.TransportCredentials.Clone()}
-}
-
-func newClient(
-	by func(ctx context.Context, addr string) (net.Conn, error), addr string, who credentials.TransportCredentials, maxPause time.Duration,
-) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///"+addr,
-		grpc.WithTransportCredentials(who),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxPause},
-			MinConnectTimeout: handshakeTimeout,
-		}),
-		grpc.WithContextDialer(by),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{
-			Time: pingAfter, Timeout: answerAfter, PermitWithoutStream: true,
-		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
-		grpc.WithReadBufferSize(readBuffer),
-		grpc.WithWriteBufferSize(writeBuffer),
-		grpc.WithStaticStreamWindowSize(window),
-		grpc.WithStaticConnWindowSize(window),
-		grpc.WithIdleTimeout(0), // a join needs an open connection to be fast
-		grpc.WithNoProxy(),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithDisableRetry(), // callers repeat calls themselves
-	)
 }

@@ -59,7 +59,7 @@ func TestClocks(t *testing.T) {
 			served := make(chan error, 1)
 			register := func(r grpc.ServiceRegistrar) { grpc_health_v1.RegisterHealthServer(r, health.NewServer()) }
 			go func() { served <- Serve(ctx, ln, server.ServerTLS(identity.Driver), register, func() {}) }()
-			conn, err := NewClient(ln.Addr().String(), client.ClientTLS(identity.Subject{Role: identity.Agent, Host: "a"}), time.Second)
+			conn, err := NewClient(ln.Addr().String(), client.ClientTLS(identity.Subject{Role: identity.Agent, Host: "a"}))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -41,7 +41,7 @@ func EndRun(ctx context.Context, authority *identity.Authority, k KnownAgent, no
 func endAt(ctx context.Context, own *identity.Credentials, k KnownAgent, now bool) (workers int, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	conn, err := wire.NewClient(k.Addr, own.ClientTLS(identity.Subject{Role: identity.Agent, Host: k.Host}), time.Second)
+	conn, err := wire.NewClient(k.Addr, own.ClientTLS(identity.Subject{Role: identity.Agent, Host: k.Host}))
 	if err != nil {
 		return 0, err
 	}

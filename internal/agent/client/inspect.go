@@ -167,7 +167,7 @@ func (s *session) ask(ctx context.Context, do func(context.Context, agentpb.Agen
 
 // ask calls the host's agent, at addr, over a connection of its own.
 func ask(ctx context.Context, creds *identity.Credentials, host, addr string, do func(context.Context, agentpb.AgentClient) error) error {
-	conn, err := wire.NewClient(addr, creds.ClientTLS(identity.Subject{Role: identity.Agent, Host: host}), time.Second)
+	conn, err := wire.NewClient(addr, creds.ClientTLS(identity.Subject{Role: identity.Agent, Host: host}))
 	if err != nil {
 		return err
 	}

@@ -346,7 +346,7 @@ func (s *session) stream(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	tlsConf := s.credentials.ClientTLS(identity.Subject{Role: identity.Agent, Host: s.host})
-	conn, err := wire.NewClient(s.addr, tlsConf, time.Second)
+	conn, err := wire.NewClient(s.addr, tlsConf)
 	if err != nil {
 		return err
 	}

@@ -322,7 +322,7 @@ func ask(ctx context.Context, addr string, tlsConf *tls.Config, q *enrollpb.Enro
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	q.UnixNano = time.Now().UnixNano()
-	conn, err := wire.NewClient(addr, tlsConf, time.Second)
+	conn, err := wire.NewClient(addr, tlsConf)
 	if err != nil {
 		return nil, fmt.Errorf("enroll: %s: %w", addr, err)
 	}
