@@ -35,8 +35,8 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Environ()))
 }
 
-// delayCollection makes the first garbage collection wait for a heap of 16 MiB instead of 4. Most of
-// what a start allocates is still in use when the heap has 4 MiB, and a short job ends before it
+// delayCollection makes the first garbage collection wait for a heap of 16 MiB instead of 4. Most
+// of what a start allocates is still in use when the heap has 4 MiB, and a short job ends before it
 // has 16. Later collections are as by default.
 func delayCollection() {
 	usual := debug.SetGCPercent(400)

@@ -13,8 +13,8 @@ import (
 
 // folderHook keeps the job's folder, if it has one: the journal, the socket for commands, and the
 // secrets. The folder of a job that has ended keeps the description of the job. The hook does not
-// change the folder of a job that another driver runs. While a new job starts, the hook removes what
-// is left of old ones, which may be many.
+// change the folder of a job that another driver runs. While a new job starts, the hook removes
+// what is left of old ones, which may be many.
 type folderHook struct {
 	unguard func()
 	pruning sync.WaitGroup
