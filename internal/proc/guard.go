@@ -173,7 +173,7 @@ func StartGuard(variable, value string, prefixes ...string) (*Guard, error) {
 func (g *Guard) Close() error { return g.close() }
 
 func (g *Guard) finish() error {
-	err := sweep(g.mark, 0) // this process starts none at the moment
+	err := sweep(g.mark, 0)                  // this process starts none at the moment
 	_, _ = io.WriteString(g.pipe, "close\n") // fails if the guard itself has ended
 	_ = g.pipe.Close()
 	if err := errors.Join(err, WaitSession(g.waiter)); err != nil {
