@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -17,12 +19,16 @@ import (
 var foreign = []string{"HVD_", "HOROVOD_", "PET_", "TORCHELASTIC_", "SLURM_", "PBS_", "LSB_", "OMPI_", "PMI", "OTEL_", "KUBE", "XDG_", "NCCL_", "TORCH_"}
 
 // Enter gives this process, and what it starts, a new home folder, runtime folder and folder for
-// temporary files, and removes the variables of other jobs and batch systems. Go's caches stay
+// temporary files, and removes the variables of other jobs and batch systems. Processes that it
+// starts do not ignore SIGHUP, also if this one was started by nohup. Go's caches stay
 // where they are. leave removes the folders. Call Enter before the first test: it changes the
 // environment of the process.
 func Enter() (leave func() error, err error) {
 	if err := keepCaches(); err != nil {
 		return nil, fmt.Errorf("sandbox: %w", err)
+	}
+	if signal.Ignored(syscall.SIGHUP) {
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // a caught signal has its default action in a child
 	}
 	// The path must be short: the path of a unix socket has at most 107 bytes.
 	outer = os.TempDir()
