@@ -5,6 +5,10 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	logtest "github.com/sirupsen/logrus/hooks/test"
 
 	"github.com/hvdrun/hvdrun/launch"
 )
@@ -35,6 +39,32 @@ func TestDoneNodeEnds(t *testing.T) {
 	if err := errors.Join(first, <-ends); err != nil || len(f.specs) != 4 {
 		t.Errorf("%v, %d workers were started", err, len(f.specs))
 	}
+}
+
+// TestStaticWaitIsNamed: a node that waits for another one says for which, less and less often, and
+// in its error.
+func TestStaticWaitIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		peers, err := NewPeers(make([]byte, 32), "test", "127.0.0.1", discard())
+		if err != nil {
+			t.Fatal(err)
+		}
+		log, hook := logtest.NewNullLogger()
+		s := &Static{Nodes: 2, Peers: peers, Log: log, Timeout: 10 * time.Minute}
+		_, err = s.Next(t.Context(), false)
+		if want := "not all of 2 nodes have come within 10m0s (rdzv_conf timeout): node 1 is missing"; err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+		if n := len(hook.Entries); n != 5 {
+			t.Errorf("it says so %d times in 10 minutes, want 5", n)
+		}
+		for _, e := range hook.AllEntries() {
+			if e.Message != "torchrun: waiting for node 1 of 2 (--node-rank 1)" {
+				t.Errorf("it says %q", e.Message)
+			}
+		}
+		leaveNow(t, s)
+	})
 }
 
 // statics returns the nodes of a static rendezvous in their first round.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -39,7 +40,8 @@ type Static struct {
 	wg      sync.WaitGroup
 	closed  bool // the watcher has found that a node has ended the job
 	round   int
-	done    bool // the workers of this node have succeeded
+	done    bool         // the workers of this node have succeeded
+	missing atomic.Int32 // 1 + the rank of the node that the round waits for; 0: none
 
 	mu      sync.Mutex
 	watched staticWatch
@@ -71,8 +73,8 @@ func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 	if timeout == 0 {
 		timeout = 900 * time.Second
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout,
-		fmt.Errorf("not all of %d nodes have come within %v (rdzv_conf timeout)", s.Nodes, timeout))
+	late := fmt.Errorf("not all of %d nodes have come within %v (rdzv_conf timeout)", s.Nodes, timeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, late)
 	defer cancel()
 	if failed {
 		// If the store is lost, the next one starts to count from zero, for all nodes.
@@ -99,6 +101,8 @@ func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 			return r, nil
 		case final:
 			return Round{}, err
+		case context.Cause(ctx) == late && s.missing.Load() > 0:
+			return Round{}, fmt.Errorf("%w: node %d is missing", late, s.missing.Load()-1)
 		case ctx.Err() != nil:
 			return Round{}, context.Cause(ctx)
 		case errors.Is(err, ErrClosed) || s.Node == 0:
@@ -182,14 +186,36 @@ func (s *Static) arrive(ctx context.Context) (r Round, err error) {
 	if err == nil {
 		err = s.kv.Set(ctx, s.here(s.round, s.Node), nil)
 	}
-	for i := 0; i < s.Nodes && err == nil; i++ {
-		_, err = s.kv.Get(ctx, s.here(s.round, i))
+	if err == nil {
+		err = s.awaitAll(ctx)
 	}
 	r = Round{Number: s.round, Rank: s.Node, World: s.Nodes, Store: within{s.kv, "round/" + strconv.Itoa(s.round) + "/"}}
 	if err == nil {
 		r.Restarts, err = s.restarts(ctx, r.Store)
 	}
 	return r, err
+}
+
+// awaitAll waits until all nodes have entered the round. It logs which one is missing, less and less
+// often.
+func (s *Static) awaitAll(ctx context.Context) (err error) {
+	telling, end := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for pause := retryTell; retry.Pause(telling, pause) == nil; pause *= 2 {
+			s.Log.Infof("torchrun: waiting for node %d of %d (--node-rank %[1]d)", s.missing.Load()-1, s.Nodes)
+		}
+	})
+	for i := 0; i < s.Nodes && err == nil; i++ {
+		s.missing.Store(int32(i + 1))
+		_, err = s.kv.Get(ctx, s.here(s.round, i))
+	}
+	if err == nil {
+		s.missing.Store(0)
+	}
+	end()
+	wg.Wait()
+	return err
 }
 
 // restarts returns the number of restarts for the round. The node with rank 0 reads it for all

@@ -124,6 +124,45 @@ func TestStoreIsAway(t *testing.T) {
 	}
 }
 
+// TestWaitsAreNamed: a node that waits for others says so, less and less often, and at last how many
+// have come.
+func TestWaitsAreNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		set := *settings(2, 2)
+		set.Join = 10 * time.Minute
+		shared := new(leaving)
+		lines := func(h *Handler) (said []string) {
+			log, hook := logtest.NewNullLogger()
+			h.cfg.Log = log
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			_, err := h.Next(ctx)
+			for _, e := range hook.AllEntries() {
+				said = append(said, e.Message)
+			}
+			return append(said, err.Error())
+		}
+		a, b := handler(t, shared, set), handler(t, shared, set)
+		a.node.Addr, b.node.Addr = "left", "right"
+		said := lines(a)
+		if first := said[0]; first != "rendezvous: waiting for 5s: 1 of at least 2 nodes have joined: left" {
+			t.Errorf("it says %q", first)
+		}
+		if len(said) < 5 || len(said) > 9 {
+			t.Errorf("it says %q", said)
+		}
+		want := "joining a round was not possible within 10m"
+		if last := said[len(said)-1]; !strings.Contains(last, want) || !strings.HasSuffix(last, "s: 1 of at least 2 nodes have joined: left") {
+			t.Errorf("it ends with %q", last)
+		}
+		together(t, a, b)
+		spare := handler(t, shared, set)
+		if said := lines(spare); len(said) < 5 || !strings.Contains(said[0], "all 2 nodes of the job are there") {
+			t.Errorf("the spare node says %q", said)
+		}
+	})
+}
+
 // TestDropSilent: a member whose heartbeats are already old is dropped from the record all the
 // same, for those who do not judge by heartbeats then.
 func TestDropSilent(t *testing.T) {

@@ -140,16 +140,32 @@ func (h *Handler) Next(ctx context.Context) (Round, error) {
 		return Round{}, err
 	}
 	began := time.Now()
-	if err := h.do(ctx, exitOp, operation{"leaving the last round", h.cfg.Join - time.Since(began)}); err != nil {
+	if err := h.do(ctx, exitOp, operation{what: "leaving the last round", limit: h.cfg.Join - time.Since(began)}); err != nil {
 		return Round{}, err
 	}
-	if err := h.do(ctx, joinOp, operation{"joining a round", h.cfg.Join - time.Since(began)}); err != nil {
+	if err := h.do(ctx, joinOp, operation{"joining a round", h.cfg.Join - time.Since(began), h.waits()}); err != nil {
 		return Round{}, err
 	}
 	round := h.roundOf(h.holder.current())
 	h.round = &round
 	h.beat()
 	return round, nil
+}
+
+// errWaits makes the lines of waits one kind, whatever nodes they name.
+var errWaits = errors.New("waiting")
+
+// waits returns a function for a node that waits in Next. It logs what the node waits for, after a
+// while and then less and less often.
+func (h *Handler) waits() func(view) string {
+	row := retry.Row{Quiet: waitQuiet}
+	return func(v view) string {
+		why := v.missing()
+		if why != "" && row.Failed(v.clock, errWaits) {
+			h.cfg.Log.Infof("rendezvous: waiting for %v: %s", row.For(v.clock).Round(time.Second), why)
+		}
+		return why
+	}
 }
 
 // jitter pauses for a random time, to spread the first joins of a run.
@@ -203,7 +219,7 @@ func (h *Handler) keepAlive(ctx context.Context) {
 	defer h.mu.Unlock()
 	bounded, cancel := context.WithTimeoutCause(ctx, h.cfg.Heartbeat, fmt.Errorf("no heartbeat within %v", h.cfg.Heartbeat))
 	defer cancel()
-	err := h.do(bounded, keepAliveOp, operation{"a heartbeat", h.cfg.Heartbeat})
+	err := h.do(bounded, keepAliveOp, operation{what: "a heartbeat", limit: h.cfg.Heartbeat})
 	now := time.Now()
 	switch {
 	case ctx.Err() != nil:
@@ -330,7 +346,7 @@ func (h *Handler) Done(ctx context.Context) error {
 func (h *Handler) Fail(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.do(ctx, failOp, operation{"saying that workers have failed", h.cfg.Close})
+	return h.do(ctx, failOp, operation{what: "saying that workers have failed", limit: h.cfg.Close})
 }
 
 // Leave removes this node from the run, which continues without it and does not wait for it.
@@ -338,7 +354,7 @@ func (h *Handler) Leave(ctx context.Context) error {
 	h.Stop()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.do(ctx, leaveOp, operation{"leaving the run", h.cfg.Close})
+	return h.do(ctx, leaveOp, operation{what: "leaving the run", limit: h.cfg.Close})
 }
 
 // Drop removes a member of a round that is known to be dead from the record, so that nobody waits
@@ -347,14 +363,14 @@ func (h *Handler) Leave(ctx context.Context) error {
 func (h *Handler) Drop(ctx context.Context, round int, dead NodeDesc) error {
 	holder := h.newHolder(0)
 	holder.back = time.Now() // so that a member with old heartbeats is still in the record
-	return run(ctx, holder, dead, "", &h.cfg.Settings, dropOp(round), operation{"dropping a dead node", h.cfg.Close})
+	return run(ctx, holder, dead, "", &h.cfg.Settings, dropOp(round), operation{what: "dropping a dead node", limit: h.cfg.Close})
 }
 
 // Close closes the run: no further round follows.
 func (h *Handler) Close(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.do(ctx, closeOp, operation{"closing the run", h.cfg.Close})
+	return h.do(ctx, closeOp, operation{what: "closing the run", limit: h.cfg.Close})
 }
 
 // Shutdown calls Stop and Close.

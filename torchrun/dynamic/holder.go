@@ -156,12 +156,18 @@ var ErrDismissed = errors.New("dynamic: the rendezvous has closed without a plac
 // TimeoutError means that an operation has exceeded its timeout.
 type TimeoutError struct {
 	What string
-	For  time.Duration
+	// Why is what the operation has waited for; empty: nothing.
+	Why string
+	For time.Duration
 }
 
 // Error includes the name of the operation.
 func (e *TimeoutError) Error() string {
-	return fmt.Sprintf("dynamic: %s was not possible within %v", e.What, e.For)
+	text := fmt.Sprintf("dynamic: %s was not possible within %v", e.What, e.For.Round(time.Millisecond))
+	if e.Why != "" {
+		text += ": " + e.Why
+	}
+	return text
 }
 
 // run performs the actions that an operator decides on until the operator is finished. Each
@@ -170,7 +176,7 @@ func (e *TimeoutError) Error() string {
 func run(ctx context.Context, h holder, node NodeDesc, info string, set *Settings, op operator, o operation) error {
 	began := time.Now()
 	deadline := began.Add(o.limit)
-	wrote, losses := false, 0
+	wrote, losses, why := false, 0, ""
 	for {
 		kept, err := h.sync(ctx)
 		if err != nil {
@@ -191,8 +197,11 @@ func run(ctx context.Context, h holder, node NodeDesc, info string, set *Setting
 		case errorDismiss:
 			return ErrDismissed
 		case errorTimeout:
-			return &TimeoutError{o.what, time.Since(began)}
+			return &TimeoutError{o.what, why, time.Since(began)}
 		case syncState:
+			if o.waits != nil {
+				why = o.waits(v)
+			}
 			if err := h.await(ctx, poll); err != nil {
 				return err
 			}
@@ -211,4 +220,6 @@ func run(ctx context.Context, h holder, node NodeDesc, info string, set *Setting
 type operation struct {
 	what  string
 	limit time.Duration
+	// waits, if not nil, is called each time the operator waits for a change, and returns for what.
+	waits func(view) string
 }

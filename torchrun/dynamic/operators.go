@@ -2,7 +2,9 @@ package dynamic
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -157,6 +159,36 @@ func joinOp(v view) action {
 		return addToParticipants
 	}
 	return v.rest()
+}
+
+// missing returns what the node waits for, for the log; empty: only the end of the last call.
+func (v view) missing() string {
+	s, set := v.state, v.settings
+	count := len(s.Participants)
+	switch {
+	case s.RedundancyList[v.node]:
+		return fmt.Sprintf("all %d nodes of the job are there; this node takes the place of one that leaves", count)
+	case s.WaitList[v.node]:
+		return "the other nodes have a round, and end it to let this node in"
+	case s.Complete || count >= set.MinNodes:
+		return ""
+	}
+	return fmt.Sprintf("%d of at least %d nodes have joined: %s", count, set.MinNodes, addrs(s.Participants))
+}
+
+// mostAddrs is how many nodes missing names.
+const mostAddrs = 8
+
+// addrs returns the addresses of the nodes, for the log.
+func addrs(nodes map[NodeDesc]int) string {
+	var all []string
+	for _, n := range sorted(nodes) {
+		all = append(all, n.Addr)
+	}
+	if more := len(all) - mostAddrs; more > 0 {
+		all = append(all[:mostAddrs], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(all, ", ")
 }
 
 // rest sends a heartbeat if one is due, and otherwise waits.

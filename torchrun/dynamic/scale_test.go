@@ -141,7 +141,7 @@ func TestJoinsBesideTorchelastic(t *testing.T) {
 				all.Go(func() {
 					err := h.jitter(t.Context())
 					if err == nil {
-						err = run(t.Context(), wrap(h.holder), h.node, "", &h.cfg.Settings, joinOp, operation{"joining", time.Minute})
+						err = run(t.Context(), wrap(h.holder), h.node, "", &h.cfg.Settings, joinOp, operation{what: "joining", limit: time.Minute})
 					}
 					if err != nil {
 						t.Error(err)

@@ -371,7 +371,7 @@ func TestExecutor(t *testing.T) {
 	execute := func(t *testing.T, s *State, set *Settings, a action, want ...string) error {
 		t.Helper()
 		h := &script{state: s}
-		err := run(t.Context(), h, me, "", set, steps(a), operation{"a test", time.Minute})
+		err := run(t.Context(), h, me, "", set, steps(a), operation{what: "a test", limit: time.Minute})
 		if !slices.Equal(h.calls, want) {
 			t.Errorf("calls %q, want %q", h.calls, want)
 		}
