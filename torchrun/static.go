@@ -203,7 +203,7 @@ func (s *Static) awaitAll(ctx context.Context) (err error) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for pause := retryTell; retry.Pause(telling, pause) == nil; pause *= 2 {
-			s.Log.Infof("torchrun: waiting for node %d of %d (--node-rank %[1]d)", s.missing.Load()-1, s.Nodes)
+			s.Log.Warnf("torchrun: waiting for node %d of %d (--node-rank %[1]d)", s.missing.Load()-1, s.Nodes)
 		}
 	})
 	for i := 0; i < s.Nodes && err == nil; i++ {

@@ -162,7 +162,7 @@ func (h *Handler) waits() func(view) string {
 	return func(v view) string {
 		why := v.missing()
 		if why != "" && row.Failed(v.clock, errWaits) {
-			h.cfg.Log.Infof("rendezvous: waiting for %v: %s", row.For(v.clock).Round(time.Second), why)
+			h.cfg.Log.Warnf("rendezvous: waiting for %v: %s", row.For(v.clock).Round(time.Second), why)
 		}
 		return why
 	}

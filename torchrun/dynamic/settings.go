@@ -22,7 +22,7 @@ const (
 	DefaultKeepAliveAttempts = 3
 
 	// waitQuiet is how long a node waits for others before it logs that it does.
-	waitQuiet = 5 * time.Second
+	waitQuiet = 10 * time.Second
 	// rollback is how long after the end of its join timeout a node still removes itself from the
 	// record.
 	rollback = 5 * time.Second
