@@ -137,6 +137,14 @@ func WaitSession(cmd *exec.Cmd) error {
 	return err
 }
 
+// KillSession kills the process group of a command that StartSession has started, unless the command
+// has ended and been waited for. Processes of the command that have left its group stay.
+func KillSession(cmd *exec.Cmd) {
+	if cmd.Process.Signal(syscall.Signal(0)) == nil {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // fails if it has just ended
+	}
+}
+
 // forkPause is the pause before the next check of dead children that may belong to a fork in
 // flight.
 const forkPause = 10 * time.Millisecond

@@ -192,6 +192,9 @@ func (s *session) serve(ctx context.Context) {
 	var reason error // of the last attempt that was not cancelled
 	failures := retry.Row{Least: tellEvery}
 	for {
+		if s.process != nil && s.process.Stopped() { // it accepts no stream
+			s.continueProcess()
+		}
 		before := s.heardAt()
 		err := s.stream(ctx)
 		if ctx.Err() != nil || s.isFinished() {

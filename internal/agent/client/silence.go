@@ -54,14 +54,19 @@ func (s *session) quiet(looks int, since time.Duration) error {
 	case wanted && looks >= patientLeases*lease:
 		return fmt.Errorf("%w for %v", errNoAnswer, since.Round(time.Second))
 	case wanted && stopped:
-		s.log.Warnf("agent: the agent, process %d, is stopped, and is needed: it is continued", s.process.PID())
-		s.process.Signal(syscall.SIGCONT)
+		s.continueProcess()
 	case stopped && looks == lease:
 		s.log.Warnf("agent: the agent, process %d, is stopped; its workers continue", s.process.PID())
 	case looks == lease:
 		s.log.Infof("agent: the agent, process %d, has been silent for %v, but runs; its workers continue", s.process.PID(), since.Round(time.Second))
 	}
 	return nil
+}
+
+// continueProcess continues an agent of this machine that is stopped.
+func (s *session) continueProcess() {
+	s.log.Warnf("agent: the agent, process %d, is stopped, and is needed: it is continued", s.process.PID())
+	s.process.Signal(syscall.SIGCONT)
 }
 
 // wanted returns whether the agent has left a request undone.

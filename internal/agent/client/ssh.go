@@ -17,6 +17,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
 const (
@@ -240,13 +241,13 @@ func (s *SSH) hostName(ctx context.Context, host string) string {
 	var out bytes.Buffer
 	cmd.Stdout = &out
 	cmd.WaitDelay = time.Second
-	if cmd.Start() != nil {
+	if proc.StartSession(cmd) != nil {
 		return plain
 	}
-	late := time.AfterFunc(endTimeout, func() { _ = cmd.Process.Kill() })
+	late := time.AfterFunc(endTimeout, func() { proc.KillSession(cmd) })
 	defer late.Stop()
-	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })()
-	if cmd.Wait() != nil {
+	defer context.AfterFunc(ctx, func() { proc.KillSession(cmd) })()
+	if proc.WaitSession(cmd) != nil {
 		return plain
 	}
 	for line := range strings.Lines(out.String()) {
@@ -272,19 +273,19 @@ func (s *SSH) run(ctx context.Context, limit time.Duration, host string, in io.R
 	cmd.WaitDelay = time.Second // other processes, such as a connection master, may hold its stderr
 	stdout, err := cmd.StdoutPipe()
 	if err == nil {
-		err = cmd.Start()
+		err = proc.StartSession(cmd)
 	}
 	if err != nil {
 		return "", &HostError{host, stageCommand, err}
 	}
 	stop := context.AfterFunc(ctx, func() {
-		_ = cmd.Process.Kill()
-		_ = stdout.Close() // its children may hold the other end
+		proc.KillSession(cmd)
+		_ = stdout.Close() // other processes may hold the other end
 	})
 	defer stop()
 	answer, noise, readErr := readAnswer(stdout)
-	late := time.AfterFunc(endTimeout, func() { _ = cmd.Process.Kill() })
-	waitErr := cmd.Wait()
+	late := time.AfterFunc(endTimeout, func() { proc.KillSession(cmd) })
+	waitErr := proc.WaitSession(cmd)
 	late.Stop()
 	if answer != "" {
 		return answer, failedAnswer(host, answer, stderr)
