@@ -55,8 +55,8 @@ func TestStaticWaitIsNamed(t *testing.T) {
 		if want := "not all of 2 nodes have come within 10m0s (rdzv_conf timeout): node 1 is missing"; err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
-		if n := len(hook.Entries); n != 5 {
-			t.Errorf("it says so %d times in 10 minutes, want 5", n)
+		if n := len(hook.Entries); n != 6 {
+			t.Errorf("it says so %d times in 10 minutes, want 6", n)
 		}
 		for _, e := range hook.AllEntries() {
 			if e.Message != "torchrun: waiting for node 1 of 2 (--node-rank 1)" {

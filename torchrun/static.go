@@ -40,8 +40,7 @@ type Static struct {
 	wg      sync.WaitGroup
 	closed  bool // the watcher has found that a node has ended the job
 	round   int
-	done    bool         // the workers of this node have succeeded
-	missing atomic.Int32 // 1 + the rank of the node that the round waits for; 0: none
+	done    bool // the workers of this node have succeeded
 
 	mu      sync.Mutex
 	watched staticWatch
@@ -101,8 +100,8 @@ func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 			return r, nil
 		case final:
 			return Round{}, err
-		case context.Cause(ctx) == late && s.missing.Load() > 0:
-			return Round{}, fmt.Errorf("%w: node %d is missing", late, s.missing.Load()-1)
+		case errors.Is(err, late):
+			return Round{}, err
 		case ctx.Err() != nil:
 			return Round{}, context.Cause(ctx)
 		case errors.Is(err, ErrClosed) || s.Node == 0:
@@ -196,27 +195,36 @@ func (s *Static) arrive(ctx context.Context) (r Round, err error) {
 	return r, err
 }
 
-// awaitAll waits until all nodes have entered the round. It logs which one is missing, less and less
-// often.
-func (s *Static) awaitAll(ctx context.Context) (err error) {
+// awaitAll waits until all nodes have entered the round. It logs which one is missing, less and
+// less often. If ctx ends, the error has its cause and the node.
+func (s *Static) awaitAll(ctx context.Context) error {
 	telling, end := context.WithCancel(ctx)
+	var missing atomic.Int32
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for pause := retryTell; retry.Pause(telling, pause) == nil; pause *= 2 {
-			s.Log.Warnf("torchrun: waiting for node %d of %d (--node-rank %[1]d)", s.missing.Load()-1, s.Nodes)
+		var row retry.Row
+		for retry.Pause(telling, retryTell) == nil {
+			if row.Failed(time.Now(), errMissing) {
+				s.Log.Warnf("torchrun: waiting for node %d of %d (--node-rank %[1]d)", missing.Load(), s.Nodes)
+			}
 		}
 	})
-	for i := 0; i < s.Nodes && err == nil; i++ {
-		s.missing.Store(int32(i + 1))
-		_, err = s.kv.Get(ctx, s.here(s.round, i))
+	defer wg.Wait()
+	defer end()
+	for i := range s.Nodes {
+		missing.Store(int32(i))
+		_, err := s.kv.Get(ctx, s.here(s.round, i))
+		if err != nil && ctx.Err() != nil {
+			return fmt.Errorf("%w: node %d is missing", context.Cause(ctx), i)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	if err == nil {
-		s.missing.Store(0)
-	}
-	end()
-	wg.Wait()
-	return err
+	return nil
 }
+
+var errMissing = errors.New("a node is missing")
 
 // restarts returns the number of restarts for the round. The node with rank 0 reads it for all
 // nodes, before any of them can fail in this round.

@@ -137,8 +137,8 @@ func WaitSession(cmd *exec.Cmd) error {
 	return err
 }
 
-// KillSession kills the process group of a command that StartSession has started, unless the command
-// has ended and been waited for. Processes of the command that have left its group stay.
+// KillSession kills the process group of a command that StartSession has started, unless the
+// command has ended and been waited for. Processes of the command that have left its group stay.
 func KillSession(cmd *exec.Cmd) {
 	if cmd.Process.Signal(syscall.Signal(0)) == nil {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // fails if it has just ended

@@ -124,8 +124,8 @@ func TestStoreIsAway(t *testing.T) {
 	}
 }
 
-// TestWaitsAreNamed: a node that waits for others says so, less and less often, and at last how many
-// have come.
+// TestWaitsAreNamed: a node that waits for others says so, less and less often, and at last how
+// many have come.
 func TestWaitsAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		set := *settings(2, 2)
