@@ -11,7 +11,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def keep(value):
-    """A copy of a value that later changes of it do not reach."""
+    """Returns a copy of a value, which later changes of the value do not affect."""
     if isinstance(value, _PLAIN):
         return value
     if type(value) is tuple and set(map(type, value)) <= set(_PLAIN):
@@ -26,7 +26,7 @@ def keep(value):
 
 
 def put_back(live, kept):
-    """The value that was kept: in the same object where that is a list, a dict or a set, since the program may have it by another name."""
+    """Returns the value that was kept, in the live object if that is a list, a dict or a set, because the program may refer to it elsewhere."""
     if type(live) is not type(kept):
         return kept
     if isinstance(live, list):
@@ -52,7 +52,7 @@ class _Places:
         self._small = [], []  # the copies of small tensors, and what they are copies of
 
     def save(self, dicts):
-        """Copies the tensors of the dicts again, unless they are large and nobody has written to them."""
+        """Copies the tensors of the dicts again, except large ones that have not been written to."""
         if not self._same(dicts):
             self._look(dicts)
             return
@@ -103,7 +103,7 @@ def _copy(onto, those):
 
 
 def is_scheduler(value):
-    """Whether commit steps a part. One that needs a measure, as ReduceLROnPlateau does, is the program's."""
+    """Reports whether commit steps a part. The program itself steps a scheduler that needs a measure, such as ReduceLROnPlateau."""
     return _kind(type(value)) == "scheduler"
 
 
@@ -123,7 +123,7 @@ def _kind(of):
 
 
 def pace(scheduler):
-    """How often a scheduler was stepped: a number, or those of the schedulers that it combines."""
+    """Returns how often a scheduler was stepped: a number, or a list for the schedulers that it combines."""
     if hasattr(scheduler, "last_epoch"):
         return scheduler.last_epoch
     inner = getattr(scheduler, "scheduler", None)  # of accelerate's wrapper
@@ -198,12 +198,12 @@ class Before:
                     group[name] = keep(value)
 
     def note(self):
-        """From here on, whoever writes to a parameter applies the step."""
+        """Notes the parameters as they are: a later write to one counts as applying the step."""
         self._versions = [p._version for _, _, p in self._leaves]
         self._looks = [(*row, row[2].detach().clone()) for row in self._least if _small(row[2])]
 
     def leave(self):
-        """The step is applied: a gradient whose parameter that has not changed may be the beginning of one of several steps."""
+        """Called after the step is applied: the gradient of a parameter that has not changed may be the first part of a sum over several steps."""
         self._left = [row for row, version in zip(self._leaves, self._versions) if row[2]._version == version and row[2].grad is not None]
 
     def left(self):

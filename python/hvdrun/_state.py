@@ -28,7 +28,7 @@ _trains = operator.attrgetter("requires_grad")
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves tensors out, which go beside."""
+    """Pickles a value without its tensors, which are sent separately."""
 
     def __init__(self, file):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -51,7 +51,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Scanner(pickle.Unpickler):
-    """Collects what the tensors are that go beside."""
+    """Collects the types and shapes of the tensors that are sent separately."""
 
     def __init__(self, file):
         super().__init__(file)
@@ -63,7 +63,7 @@ class _Scanner(pickle.Unpickler):
 
 
 def _buckets(sizes):
-    """Ranges of tensors that go together, with the offset of each and the length of all."""
+    """Yields ranges of tensors that are sent together: the first one, the offset of each, and the length of all."""
     begin, offsets, total = 0, [], 0
     for i, size in enumerate(sizes):
         if offsets and total + size > _BUCKET:
@@ -118,7 +118,7 @@ def broadcast(values, root, rank, device, arrived):
 
 
 def _raw(text):
-    """The bytes of a tensor of bytes, without numpy."""
+    """Returns the content of a tensor of bytes, without numpy."""
     text = text.cpu()
     raw = bytearray(text.numel())
     torch.frombuffer(raw, dtype=torch.uint8).copy_(text)
@@ -133,7 +133,7 @@ def _count(shape):
 
 
 def _snapshot(value):
-    """What is sent and saved of a part."""
+    """Returns what is sent and saved of a part."""
     if not hasattr(value, "state_dict"):
         return value
     of = value.state_dict()
@@ -340,7 +340,7 @@ class State:
                     f"for a scheduler by epoch, job.state(each_epoch=[{name!r}], …) has commit step it at the end of each epoch")
 
     def _update(self, ends_epoch):
-        """One step of all optimizers, then of all schedulers."""
+        """Steps all optimizers, then the schedulers."""
         scalers = [v for v in self._parts.values() if hasattr(v, "unscale_") and hasattr(v, "get_scale")]
         optimizers = self._of(torch.optim.Optimizer)
         own = [scaler for scaler in map(_own_scaler, optimizers) if scaler is not None]  # their optimizers step by them, and update them
@@ -355,7 +355,7 @@ class State:
                     value.step()
                 self._paces[name] = pace(value)
 
-    # What a world does with it.
+    # Entering a world.
 
     def _unwrap(self):
         self._wrapped.clear()
@@ -501,7 +501,7 @@ class State:
 
 
 def _hidden(value):
-    """A module, an optimizer or the like within a container; None: there is no such thing."""
+    """Returns a module, an optimizer or the like within a container; None: it has none."""
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, (list, tuple, set)):
@@ -536,7 +536,7 @@ def _measure(gradients):
 
 
 def differ(size, total, squares):
-    """Whether numbers of _measure of so many ranks, with these sums of them and of their squares, are not the same."""
+    """Reports whether the numbers of _measure differ between size ranks, by their sum and the sum of their squares."""
     return size * squares - total * total > size * _SAME * _SAME
 
 

@@ -33,7 +33,7 @@ def bytes_of(tensor):
 
 
 def _memory(tensor):
-    """The bytes of a vector of bytes on the CPU, without numpy and without a copy. They are valid as long as someone holds them."""
+    """Returns the memory of a vector of bytes on the CPU, without numpy and without a copy. It is valid as long as it is referenced."""
     memory = (ctypes.c_ubyte * tensor.numel()).from_address(tensor.data_ptr())
     memory.tensor = tensor
     return memoryview(memory).cast("B")
@@ -114,12 +114,12 @@ def check(parts):
 
 
 def _plain(value):
-    """Whether the names of tensors tell all of a value, as of the state of most modules."""
+    """Reports whether a value is only named tensors, as the state of most modules is."""
     return isinstance(value, dict) and len(value) > 0 and all(isinstance(v, torch.Tensor) and v.dtype in _TYPES for v in value.values())
 
 
 def _tree(name, value, tensors):
-    """The JSON of a value: tensors are left out, what JSON does not have is [letter, …]."""
+    """Returns a value as JSON: tensors are left out, and types that JSON lacks become [letter, …]."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.append(_beside(name, value))

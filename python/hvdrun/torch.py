@@ -50,12 +50,12 @@ _Call = TypeVar("_Call", bound=Callable[[], object])
 _Result = TypeVar("_Result")
 
 _ABANDON = 0.05  # seconds in which a connect ends once a rank is lost; then its thread is abandoned
-_OWN = 2  # failures of one step in a row, in which this rank began and nobody was lost, after which the error is the program's
-_FRAMES = 4  # in which a loop over steps is looked for: that of tqdm may be between
-_VAIN = 20  # the same, whoever began
-# What a connection says that another rank has closed.
+_OWN = 2  # after so many failures in a row of one step, begun by this rank while no rank was lost, the error is the program's
+_FRAMES = 4  # number of frames searched for the loop over steps: tqdm's may be between
+_VAIN = 20  # the same, whichever rank began
+# Words of the error of a connection that another rank has closed.
 _CLOSED = re.compile(r"closed|reset|broken pipe|abort|timed out|connect|remote|peer", re.I)
-# What the errors of a Work have, that the program itself waits for.
+# Marks of the errors of a Work for which the program itself waits.
 _NATIVE = re.compile(r"\bgloo/|ProcessGroup|\.(cc|cpp|cu|h):\d+")
 # Modules whose errors may be those of a broken world.
 _WORLD = ("torch.distributed.", "torch.autograd", "torch._tensor", "torch.nn.parallel.distributed", "hvdrun.")
@@ -471,7 +471,7 @@ class Job:
                 raise Removed()
         self._trained = trained
 
-    # A world after the other.
+    # From one world to the next.
 
     def _come(self, state):
         """Enters a world with the state, unless it is in one: then the state alone settles."""
@@ -583,7 +583,7 @@ class Job:
     _woken = threading.Event()
 
     def _lose(self, generation, ranks):
-        """The thread of the socket learns that a world cannot continue."""
+        """Called by the thread of the socket when a world cannot continue."""
         if generation == self._world.get("generation") and not self._over:
             self._transport.cut(told=True)
             self._woken.set()
@@ -597,7 +597,7 @@ class Job:
         if not told:
             worldly = [e for e in _chain(err) if isinstance(e, (Broken, *_NETWORK)) or isinstance(e, RuntimeError) and
                        (_raised_in(e, _WORLD) or _NATIVE.search(str(e)))]
-            # What trips over anything that an operation has left raises anything.
+            # Code that uses what a failed operation has left may raise any error.
             if not worldly and (self._transport.silent or isinstance(err, RuntimeError)):
                 told = self._worker.lost(generation, _worker.TOLD)
             if not told and not worldly:
@@ -620,7 +620,7 @@ class Job:
         return True
 
     def _clean(self):
-        """The body of a step has ended without an error."""
+        """Called when the body of a step has ended without an error."""
         self._vain = self._own = 0
 
     def _agree(self, *flags, same=()):
@@ -661,7 +661,7 @@ class Job:
         return True
 
     def _agree_on_end(self, state):
-        """Whether all ranks of the world are at the end; else this one has entered the next world, or nothing follows (_over)."""
+        """Reports whether all ranks of the world are at the end. If not, this rank has entered the next world, or the job is done (_over)."""
         try:
             self._agree()
             return True
@@ -678,7 +678,7 @@ class Job:
         return False
 
     def _explain_end(self, pid):
-        """At the end of the process: it may have left its loop too early."""
+        """At the end of the process, says so if it has left its loop too early."""
         if self._trained or self._dismissed_why or self._worker.failed or pid != os.getpid():
             return
         if self._state is None:
