@@ -180,7 +180,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 
 // open sets up what the agent needs for the duration of Run.
 func (a *Agent) open(ctx context.Context) (err error) {
-	if a.logs, err = a.cfg.Logs.open(a.cfg.RunID, a.cfg.TempDir); err != nil {
+	if a.logs, err = a.cfg.Logs.open(a.cfg.RunID, a.cfg.TempDir, a.cfg.Log); err != nil {
 		return err
 	}
 	if a.cfg.FileTimer {

@@ -4,12 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/launch"
@@ -99,13 +102,14 @@ type paths struct {
 type logs struct {
 	Logs
 	dir      string // folder of the run; empty: none
+	log      logrus.FieldLogger
 	console  *launch.Output
 	prefixes []string // by local rank, for the current round
 }
 
 // open creates the folder of the run.
-func (l Logs) open(runID, tempDir string) (*logs, error) {
-	o := &logs{Logs: l}
+func (l Logs) open(runID, tempDir string, log logrus.FieldLogger) (*logs, error) {
+	o := &logs{Logs: l, log: log}
 	o.console = &launch.Output{Stdout: l.Stdout, Stderr: l.Stderr, Prefix: func(local int, _ string) string { return o.prefixes[local] }}
 	if l.Dir == os.DevNull {
 		return o, nil
@@ -184,7 +188,7 @@ func (l *logs) writers(p paths, local int) (stdout, stderr io.Writer, closeAll f
 			if ferr != nil {
 				return nil, nil, closeAll, fmt.Errorf("torchrun: the log of a worker: %w", ferr)
 			}
-			to, closers = append(to, f), append(closers, f)
+			to, closers = append(to, &logFile{WriteCloser: f, path: f.Name(), log: l.log}), append(closers, f)
 		}
 		if console := l.line(local, i, tee, len(to) > 0); console != nil {
 			to, closers = append(to, console), append(closers, console)
@@ -196,6 +200,35 @@ func (l *logs) writers(p paths, local int) (stdout, stderr io.Writer, closeAll f
 		}
 	}
 	return stdout, stderr, closeAll, nil
+}
+
+// logFile is a file for the output of a worker. Its Write does not fail: the worker goes on, and its
+// output still reaches the console. The first failure is logged; what follows it is lost.
+type logFile struct {
+	io.WriteCloser
+	path string
+	log  logrus.FieldLogger
+	full bool
+}
+
+func (f *logFile) Write(p []byte) (int, error) {
+	if f.full {
+		return len(p), nil
+	}
+	if _, err := f.WriteCloser.Write(p); err != nil {
+		f.full = true
+		f.log.Errorf("torchrun: the output of a worker is no longer written to %s: %v: free space there, or name another folder by --log-dir",
+			f.path, cause(err))
+	}
+	return len(p), nil
+}
+
+// cause returns an error of a file without the file's name.
+func cause(err error) error {
+	if of, is := errors.AsType[*fs.PathError](err); is {
+		return of.Err
+	}
+	return err
 }
 
 // line returns the writer that sends a stream to the console, or nil if the console does not get
