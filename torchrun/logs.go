@@ -202,8 +202,8 @@ func (l *logs) writers(p paths, local int) (stdout, stderr io.Writer, closeAll f
 	return stdout, stderr, closeAll, nil
 }
 
-// logFile is a file for the output of a worker. Its Write does not fail: the worker goes on, and its
-// output still reaches the console. The first failure is logged; what follows it is lost.
+// logFile is a file for the output of a worker. Its Write does not fail: the worker continues, and
+// its output still reaches the console. The first failure is logged; output after it is lost.
 type logFile struct {
 	io.WriteCloser
 	path string
