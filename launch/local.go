@@ -118,9 +118,9 @@ func lookUp(s *Spec) (string, error) {
 	}
 	if s.Dir != "" {
 		if fi, err := os.Stat(s.Dir); err != nil {
-			return "", fmt.Errorf("working directory: %w: it must be on every host; hvdrun has been started there, or it is dir of the job's file", err)
+			return "", fmt.Errorf("the working directory must exist on every host (it is the one in which hvdrun was started, or dir of the job's file): %w", err)
 		} else if !fi.IsDir() {
-			return "", fmt.Errorf("working directory: %s is not a directory", s.Dir)
+			return "", fmt.Errorf("the working directory %s is not a directory", s.Dir)
 		}
 	}
 	name := s.Command[0]

@@ -56,8 +56,8 @@ func TestStartErrorText(t *testing.T) {
 		{&launch.Spec{Command: []string{"data"}, Env: []string{"PATH=" + dir}},
 			fmt.Sprintf(`launch: cannot start "data": %s: permission denied`, filepath.Join(dir, "data"))},
 		{&launch.Spec{Command: []string{"true"}, Dir: "/no/such"},
-			`launch: cannot start "true": working directory: stat /no/such: no such file or directory: it must be on every host; ` +
-				"hvdrun has been started there, or it is dir of the job's file"},
+			`launch: cannot start "true": the working directory must exist on every host (it is the one in which hvdrun was started, ` +
+				"or dir of the job's file): stat /no/such: no such file or directory"},
 		{&launch.Spec{Command: []string{noInterpreter}},
 			fmt.Sprintf(`launch: cannot start %q: its interpreter /no/such/interpreter is missing: no such file or directory`, noInterpreter)},
 		{&launch.Spec{Command: []string{"true", "a\x00b"}}, `launch: cannot start "true": invalid argument`},

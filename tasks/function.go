@@ -85,7 +85,7 @@ func register(f *function) {
 func newFunction(name string, fn any, result reflect.Type) (*function, error) {
 	f := &function{name: name, call: reflect.ValueOf(fn)}
 	if name == "" || len(name) > 200 || !utf8.ValidString(name) {
-		return nil, errors.New("a name has 1 to 200 bytes, and is UTF-8")
+		return nil, errors.New("a name must have 1 to 200 bytes of UTF-8")
 	}
 	t := reflect.TypeOf(fn)
 	if t == nil || t.Kind() != reflect.Func || t.NumIn() == 0 || t.In(0) != contextType {

@@ -244,7 +244,7 @@ func TestVariablesOfAnotherPlugin(t *testing.T) {
 func TestAnswersOfThePlugin(t *testing.T) {
 	for _, c := range []struct{ fault, discover, watch string }{
 		{"error", "discovery/plugin: plugin.test: the racks cannot be counted", "the racks cannot be watched"},
-		{"twice", "discovery/plugin: plugin.test: a list that cannot be: plan: host 2", "a list that cannot be: plan: host 2"},
+		{"twice", "discovery/plugin: plugin.test: the list of hosts is invalid: plan: host 2", "the list of hosts is invalid: plan: host 2"},
 		{"end", "", "it has stopped watching"},
 	} {
 		p, _ := newPlugin(t, "good", map[string]string{"hosts": "a:1", "fault": c.fault})
@@ -263,8 +263,8 @@ func TestLists(t *testing.T) {
 	for _, c := range []struct{ list, want string }{
 		{"large", "larger than max"},
 		{"long", "a list of 65537 hosts, more than 65536"},
-		{"a", "a list that cannot be: plan: host 1"},
-		{"-x", "a list that cannot be: plan: host 1"},
+		{"a", "the list of hosts is invalid: plan: host 1"},
+		{"-x", "the list of hosts is invalid: plan: host 1"},
 	} {
 		p, _ := newPlugin(t, "raw", nil, func(cfg *plugin.Config) { cfg.Env = append(cfg.Env, "PLUGIN_TEST_LIST="+c.list) })
 		for range 2 {

@@ -165,7 +165,7 @@ func checkList(hosts []plan.Host) error {
 		return fmt.Errorf("a list of %d hosts, more than %d", len(hosts), maxHosts)
 	}
 	if err := plan.CheckHosts(hosts); err != nil {
-		return fmt.Errorf("a list that cannot be: %w", err)
+		return fmt.Errorf("the list of hosts is invalid: %w", err)
 	}
 	return nil
 }

@@ -227,7 +227,7 @@ var forms = []form{
 		func(r *Record, e Commanded) { r.Command = &e.Command },
 		func(r *Record) (Commanded, error) {
 			if r.Command == nil {
-				return Commanded{}, errors.New("a command record without a command")
+				return Commanded{}, errors.New("a command record has no command")
 			}
 			return Commanded{*r.Command}, r.Command.Check()
 		}),
@@ -235,7 +235,7 @@ var forms = []form{
 		func(r *Record, e Audited) { r.Audit = &e.Record },
 		func(r *Record) (Audited, error) {
 			if r.Audit == nil {
-				return Audited{}, errors.New("an audit record without a record")
+				return Audited{}, errors.New("an audit record is empty")
 			}
 			return Audited{*r.Audit}, nil
 		}),
@@ -243,7 +243,7 @@ var forms = []form{
 		func(r *Record, e TasksTold) { r.Tasks = &e.TaskEvent },
 		func(r *Record) (TasksTold, error) {
 			if r.Tasks == nil {
-				return TasksTold{}, errors.New("a record of tasks without an event")
+				return TasksTold{}, errors.New("a record of tasks has no event")
 			}
 			return TasksTold{*r.Tasks}, nil
 		}),
@@ -288,7 +288,7 @@ func NewRecord(now time.Time, in Input, ids []string) Record {
 func (r *Record) input() (Input, error) {
 	f, known := formOfKind[r.Kind]
 	if !known {
-		return nil, fmt.Errorf("an event of the unknown kind %q: %w", r.Kind, errUnknown)
+		return nil, fmt.Errorf("the kind of an event, %q, is unknown: %w", r.Kind, errUnknown)
 	}
 	return f.read(r)
 }

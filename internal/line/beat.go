@@ -254,7 +254,7 @@ type Entered struct {
 // ErrNotConnected is returned by Client.Beat if there is no connection.
 var ErrNotConnected = errors.New("line: the launcher is not connected")
 
-var errOutOfRange = errors.New("a duration out of range")
+var errOutOfRange = errors.New("a duration is out of range")
 
 // Pulse returns the line of a heartbeat, reduced to its bounds.
 func Pulse(b Beat) []byte { return Up("pulse", b.clipped()) }

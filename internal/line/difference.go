@@ -199,7 +199,7 @@ func Difference(old, fresh *Members) *MembersDifference {
 func apply(old *Members, d *MembersDifference, size int) (*Members, error) {
 	parts := len(d.Taken)
 	if len(d.LeftOut) != parts || len(d.Followed) != parts {
-		return nil, fmt.Errorf("a difference of %d, %d and %d parts", len(d.LeftOut), parts, len(d.Followed))
+		return nil, fmt.Errorf("the parts of the difference do not match: %d, %d and %d", len(d.LeftOut), parts, len(d.Followed))
 	}
 	if err := check(d.Added); err != nil {
 		return nil, fmt.Errorf("added members: %w", err)

@@ -227,11 +227,11 @@ func checkBackend(name string) error {
 // Check returns an error if a request is not valid, and truncates Lost.
 func (j *Joining) Check() error {
 	if n := len(j.DataAddrs); n > maxAddrs {
-		return fmt.Errorf("%d addresses; at most %d", n, maxAddrs)
+		return fmt.Errorf("the worker has %d addresses; at most %d are allowed", n, maxAddrs)
 	}
 	for _, a := range j.DataAddrs {
 		if len(a) > maxAddr {
-			return fmt.Errorf("an address of %d bytes; at most %d", len(a), maxAddr)
+			return fmt.Errorf("an address has %d bytes; at most %d are allowed", len(a), maxAddr)
 		}
 	}
 	if n := len(j.Cause); n > maxCause {
@@ -247,10 +247,10 @@ func (j *Joining) Check() error {
 		return fmt.Errorf("a handle of %d bytes; at most %d", n, MaxHandle)
 	}
 	if p := j.Program; len(p) > maxProgram || strings.ContainsFunc(p, unicode.IsControl) {
-		return fmt.Errorf("the program's name %q; at most %d bytes, without control characters", clip(p, 2*maxProgram), maxProgram)
+		return fmt.Errorf("the program's name %q is invalid: it may have at most %d bytes and no control characters", clip(p, 2*maxProgram), maxProgram)
 	}
 	if j.Undone < 0 {
-		return errors.New("a duration out of range")
+		return errors.New("a duration is out of range")
 	}
 	return nil
 }

@@ -283,11 +283,11 @@ func checkHosts(m *Members) error {
 		left -= uint64(count)
 	}
 	if left > 0 {
-		return errors.New("more ranks than slots")
+		return errors.New("the world has more ranks than slots")
 	}
 	for rank, index := range indices {
 		if index > math.MaxInt32 {
-			return fmt.Errorf("the place of rank %d", rank)
+			return fmt.Errorf("the place of rank %d is out of range", rank)
 		}
 	}
 	return nil
@@ -318,7 +318,7 @@ func checkAddrs(m *Members) error {
 			return fmt.Errorf("start %d or port %d of an address", s, ports[i])
 		}
 		if text += len(m.Starts[s]) + lenPort; text > maxText {
-			return fmt.Errorf("addresses of more than %d bytes", maxText)
+			return fmt.Errorf("the addresses have more than %d bytes", maxText)
 		}
 	}
 	return nil

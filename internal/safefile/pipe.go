@@ -43,7 +43,7 @@ func openPipe(path string, flags int, mode uint32) (int, error) {
 			fd = -1
 			return opened, nil
 		case time.Since(begin) >= peerPatience:
-			return -1, fmt.Errorf("a named pipe without a %s: start that first, or name a regular file", missing)
+			return -1, fmt.Errorf("no process has the named pipe open as its %s: start that first, or name a regular file", missing)
 		}
 	}
 }

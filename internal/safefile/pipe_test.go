@@ -29,7 +29,7 @@ func TestNamedPipes(t *testing.T) {
 			f.Close()
 			t.Fatalf("a pipe without a %s was opened", missing)
 		}
-		for _, words := range []string{path, "a named pipe without a " + missing} {
+		for _, words := range []string{path, "no process has the named pipe open as its " + missing} {
 			if !strings.Contains(err.Error(), words) {
 				t.Errorf("without a %s: %v", missing, err)
 			}

@@ -406,7 +406,7 @@ func readAnswer(r io.Reader, into any) error {
 	}
 	n := binary.BigEndian.Uint32(size[:])
 	if n > probeAnswer {
-		return fmt.Errorf("an answer of %d bytes", n)
+		return fmt.Errorf("the answer has %d bytes", n)
 	}
 	text := make([]byte, n)
 	if _, err := io.ReadFull(r, text); err != nil {

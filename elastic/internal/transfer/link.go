@@ -143,7 +143,7 @@ func (l *link) fill(to []byte, f frame) error {
 	return nil
 }
 
-var errSum = errors.New("a wrong checksum")
+var errSum = errors.New("the checksum is wrong")
 
 // noEnd converts io.EOF, which within a payload is an unexpected end.
 func noEnd(err error) error {

@@ -346,7 +346,7 @@ func Fetch(ctx context.Context, s *blob.Store, id blob.ID, size int64, sources [
 
 func fetchOnce(ctx context.Context, s *blob.Store, id blob.ID, size int64, sources []Source) ([]*SourceError, error) {
 	if size <= 0 || size > MaxSize {
-		return nil, fmt.Errorf("transfer: a value of %d bytes", size)
+		return nil, fmt.Errorf("transfer: a value cannot have %d bytes", size)
 	}
 	w, err := s.Create(size)
 	if err != nil {

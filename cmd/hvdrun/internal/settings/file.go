@@ -244,7 +244,7 @@ func valueOf(values map[string]origin, st *setting) (o origin, ok bool) {
 
 func unknownKey(name, section string) error {
 	if of, why := advice(name); of != "" {
-		return fmt.Errorf("a key of %s that hvdrun does not have: %s", of, why)
+		return fmt.Errorf("hvdrun does not have this key of %s: %s", of, why)
 	}
 	var known []string
 	for _, st := range everySetting() {

@@ -169,7 +169,7 @@ func TestValuesThatAreRefused(t *testing.T) {
 		{file: "np: 4\nmin-np: two\n", message: `job.yaml:2: min-np: "two" is not a whole number`},
 		{file: "np: 4\n\nmin-npp: 2\n", message: `job.yaml:3: min-npp: unknown key; did you mean min-np?`},
 		{file: "zebra: 2\n", message: `job.yaml:1: zebra: unknown key`},
-		{file: "cache_capacity: 2\n", message: `job.yaml:1: cache_capacity: a key of horovodrun that hvdrun does not have: `},
+		{file: "cache_capacity: 2\n", message: `job.yaml:1: cache_capacity: hvdrun does not have this key of horovodrun: `},
 		{file: "config-file: x\n", message: `job.yaml:1: config-file: a file cannot name another`},
 		{file: "np: 2\nnum-proc: 2\n", message: `job.yaml:2: num-proc: set already`},
 		{file: "np:\n", message: `job.yaml:1: np: there is no value`},

@@ -122,7 +122,7 @@ func scaleDialog(s *job.Status) *dialog {
 		order: func(d *dialog) (job.Command, error) {
 			least, err := settings.ParseCount(d.fields[0].text, 1)
 			if err != nil {
-				return job.Command{}, errors.New("fewest: a number of workers is at least 1")
+				return job.Command{}, errors.New("the fewest workers must be at least 1")
 			}
 			most := 0
 			if text := d.fields[1].text; text != "" {

@@ -330,7 +330,7 @@ func TestTopRefusesNonsense(t *testing.T) {
 		s.press("right", "x", "soon", "enter")
 		s.has("is not a duration")
 		s.press("esc", "s", "ctrl+u", "0", "enter")
-		s.has("fewest: a number of workers is at least 1")
+		s.has("the fewest workers must be at least 1")
 		s.press("esc")
 		j.Change(func(st *job.Status) { st.Driver = 0 })
 		s.lookAgain()
