@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -188,7 +187,7 @@ func (l *logs) writers(p paths, local int) (stdout, stderr io.Writer, closeAll f
 			if ferr != nil {
 				return nil, nil, closeAll, fmt.Errorf("torchrun: the log of a worker: %w", ferr)
 			}
-			to, closers = append(to, &logFile{WriteCloser: f, path: f.Name(), log: l.log}), append(closers, f)
+			to, closers = append(to, &logFile{WriteCloser: f, log: l.log}), append(closers, f)
 		}
 		if console := l.line(local, i, tee, len(to) > 0); console != nil {
 			to, closers = append(to, console), append(closers, console)
@@ -206,7 +205,6 @@ func (l *logs) writers(p paths, local int) (stdout, stderr io.Writer, closeAll f
 // its output still reaches the console. The first failure is logged; output after it is lost.
 type logFile struct {
 	io.WriteCloser
-	path string
 	log  logrus.FieldLogger
 	full bool
 }
@@ -217,18 +215,9 @@ func (f *logFile) Write(p []byte) (int, error) {
 	}
 	if _, err := f.WriteCloser.Write(p); err != nil {
 		f.full = true
-		f.log.Errorf("torchrun: the output of a worker is no longer written to %s: %v: free space there, or name another folder by --log-dir",
-			f.path, cause(err))
+		f.log.Errorf("torchrun: the output of a worker is no longer kept: %v: free space there, or name another folder by --log-dir", err)
 	}
 	return len(p), nil
-}
-
-// cause returns an error of a file without the file's name.
-func cause(err error) error {
-	if of, is := errors.AsType[*fs.PathError](err); is {
-		return of.Err
-	}
-	return err
 }
 
 // line returns the writer that sends a stream to the console, or nil if the console does not get

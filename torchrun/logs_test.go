@@ -34,7 +34,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(p.dir, "stdout.log")
-	full := &logFile{WriteCloser: fullFile{path}, path: path, log: log}
+	full := &logFile{WriteCloser: fullFile{path}, log: log}
 	to := l.line(0, 0, true, true)
 	for range 3 {
 		if _, err := io.MultiWriter(full, to).Write([]byte("hello\n")); err != nil {

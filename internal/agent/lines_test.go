@@ -85,6 +85,24 @@ func (p *speaker) run(t *testing.T, l *client.Agents) *running {
 	return r
 }
 
+// besideScript is the script of a speaker for runBeside.
+const besideScript = `echo "at $HVD_LAUNCHER_ADDR."; exec sleep 1000`
+
+// runBeside starts besideScript, and returns the credentials and the address with which the test
+// connects to the agent in its place.
+func (p *speaker) runBeside(t *testing.T, l *client.Agents) (r *running, own *identity.Credentials, at string) {
+	t.Helper()
+	r = p.run(t, l)
+	r.awaitOutput(".\n")
+	_, at, _ = strings.Cut(strings.TrimSuffix(r.stdout.String(), ".\n"), "at ")
+	i := slices.IndexFunc(p.Env, func(entry string) bool { return strings.HasPrefix(entry, plan.EnvCredentials+"=") })
+	own, err := identity.Decode(strings.TrimPrefix(p.Env[i], plan.EnvCredentials+"="))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, own, at
+}
+
 // expect waits for steps with these beginnings, in this order.
 func (p *speaker) expect(t *testing.T, steps ...string) {
 	t.Helper()
@@ -217,20 +235,13 @@ func TestFloodOfLines(t *testing.T) {
 func TestConnections(t *testing.T) {
 	var authority *identity.Authority
 	l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) { authority = cfg.Authority })
-	p := newSpeaker(t, authority, 0, `echo "at $HVD_LAUNCHER_ADDR."; exec sleep 1000`)
+	p := newSpeaker(t, authority, 0, besideScript)
 	p.Stream = func(protocol string, conn net.Conn) {
 		defer conn.Close()
 		fmt.Fprintf(conn, "%s of the driver\n", protocol)
 		_, _ = io.Copy(conn, conn)
 	}
-	r := p.run(t, l)
-	r.awaitOutput(".\n")
-	_, at, _ := strings.Cut(strings.TrimSuffix(r.stdout.String(), ".\n"), "at ")
-	i := slices.IndexFunc(p.Env, func(entry string) bool { return strings.HasPrefix(entry, plan.EnvCredentials+"=") })
-	own, err := identity.Decode(strings.TrimPrefix(p.Env[i], plan.EnvCredentials+"="))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, own, at := p.runBeside(t, l)
 	conn, err := own.DialDoor(t.Context(), at, line.TasksProtocol)
 	if err != nil {
 		t.Fatal(err)
@@ -260,7 +271,7 @@ func TestConnections(t *testing.T) {
 func TestLastWords(t *testing.T) {
 	var authority *identity.Authority
 	l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) { authority = cfg.Authority })
-	p := newSpeaker(t, authority, 0, `echo "at $HVD_LAUNCHER_ADDR."; exec sleep 1000`)
+	p := newSpeaker(t, authority, 0, besideScript)
 	read := make(chan string, 1)
 	p.Stream = func(_ string, conn net.Conn) {
 		defer conn.Close()
@@ -274,14 +285,7 @@ func TestLastWords(t *testing.T) {
 		sending.Wait()
 		read <- string(text)
 	}
-	r := p.run(t, l)
-	r.awaitOutput(".\n")
-	_, at, _ := strings.Cut(strings.TrimSuffix(r.stdout.String(), ".\n"), "at ")
-	i := slices.IndexFunc(p.Env, func(entry string) bool { return strings.HasPrefix(entry, plan.EnvCredentials+"=") })
-	own, err := identity.Decode(strings.TrimPrefix(p.Env[i], plan.EnvCredentials+"="))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, own, at := p.runBeside(t, l)
 	for range 20 {
 		conn, err := own.DialDoor(t.Context(), at, line.TasksProtocol)
 		if err == nil {

@@ -307,7 +307,7 @@ func (s *Scheduler) expel(incarnation string, stopped bool) {
 		}
 		p.ended, p.stopped = true, p.stopped || stopped
 		if l := p.link; l != nil {
-			time.AfterFunc(lastWords, l.Close)
+			time.AfterFunc(link.LastWords, l.Close)
 		} else {
 			p.gone.Reset(0)
 		}

@@ -80,8 +80,6 @@ const (
 	defaultGrace   = 30 * time.Second
 	// helloTime bounds how long a connection may be silent before its hello.
 	helloTime = 20 * time.Second
-	// lastWords is how long to wait for the arrival of what a process has sent before it ended.
-	lastWords = time.Second
 	// endedTime bounds the time of Ended if this process is short of processor time.
 	endedTime = 2 * time.Second
 	// maxRan bounds the run time of a task, in microseconds, as its worker reports it.
@@ -298,7 +296,7 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 	s.detach(p, l, err)
 	var greedy greedyError
 	if errors.As(err, &greedy) {
-		_ = conn.SetDeadline(time.Now().Add(lastWords)) // it may not read
+		_ = conn.SetDeadline(time.Now().Add(link.LastWords)) // it may not read
 		l.Say(func(out *taskspb.FromTasks) { out.Refused = err.Error() })
 		for r.Read(&m) == nil { // closing with unread bytes would discard the refusal
 		}

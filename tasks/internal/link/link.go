@@ -33,8 +33,8 @@ const sealAt = 16 << 20
 // errClosed is returned after Close.
 var errClosed = errors.New("link: closed")
 
-// lastWords is how long a connection to which nothing can be written is read.
-const lastWords = time.Second
+// LastWords is how long to wait for the arrival of what a peer has sent before it ended.
+const LastWords = time.Second
 
 // Link sends messages of type M. A message collects parts from several goroutines.
 type Link[M proto.Message] struct {
@@ -258,7 +258,7 @@ func (l *Link[M]) out() {
 	}
 	if err != nil {
 		// The peer may have ended, and what it has sent before is still to be read.
-		time.AfterFunc(lastWords, func() { l.conn.Close() })
+		time.AfterFunc(LastWords, func() { l.conn.Close() })
 	}
 	l.mu.Lock()
 	l.writing = false
