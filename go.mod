@@ -3,37 +3,69 @@ module github.com/hvdrun/hvdrun
 go 1.26.0
 
 require (
+	// For the event loop and the keys of hvdrun top. Without it: terminal modes and key sequences of our own.
 	charm.land/bubbletea/v2 v2.0.9
+	// For listing GPUs. Without it: NVML's declarations by hand.
 	github.com/NVIDIA/go-nvml v0.13.3-0
+	// For colours and widths of text in a terminal. Without it: tables of wide characters.
 	github.com/charmbracelet/x/ansi v0.11.8
+	// For calling CUDA and NCCL without cgo. Without it: C calls in assembly for each architecture.
 	github.com/ebitengine/purego v0.11.3
+	// For the file plugin, which sees a change at once. Without it: polling.
 	github.com/fsnotify/fsnotify v1.9.0
+	// For OpenTelemetry's messages in our log. Without it: its errors on standard error.
 	github.com/go-logr/logr v1.4.4
+	// For go-plugin's messages in our log. Without it: lines of plugins without a level.
 	github.com/hashicorp/go-hclog v1.6.3
+	// For discovery plugins as processes. Without it: their handshake, versions and TLS.
 	github.com/hashicorp/go-plugin v1.8.0
+	// For gossip among agents. Without it: SWIM and its encryption.
 	github.com/hashicorp/memberlist v0.7.0
+	// For the DNS plugin: SRV records with their TTL. Without it: a DNS parser.
 	github.com/miekg/dns v1.1.73
+	// For metrics. Without it: a registry and the text format.
 	github.com/prometheus/client_golang v1.25.0
+	// For tests of the command line (testscript). Without it: a script language for tests.
 	github.com/rogpeppe/go-internal v1.16.0
+	// For the log. Without it: levels, fields and hooks.
 	github.com/sirupsen/logrus v1.10.2
+	// For commands, help and completion. Without it: all three.
 	github.com/spf13/cobra v1.10.2
+	// For flags. Cobra requires it.
 	github.com/spf13/pflag v1.0.10
+	// For one table of flags, variables and files. Without it: their order of precedence.
 	github.com/spf13/viper v1.21.0
+	// For etcd's messages. Its client requires it.
 	go.etcd.io/etcd/api/v3 v3.7.3
+	// For journals and torchrun's rendezvous in etcd. Without it: leases and watches over gRPC.
 	go.etcd.io/etcd/client/v3 v3.7.3
+	// For traces. Without it: attributes and span kinds.
 	go.opentelemetry.io/otel v1.47.0
+	// For traces sent to a collector by gRPC. Without it: an OTLP client.
 	go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc v1.47.0
+	// For traces sent to a collector by HTTP. Without it: an OTLP client.
 	go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp v1.47.0
+	// For sending traces in batches. Without it: a bounded queue of spans.
 	go.opentelemetry.io/otel/sdk v1.47.0
+	// For spans. OpenTelemetry's SDK requires it.
 	go.opentelemetry.io/otel/trace v1.47.0
+	// For tests that find leaked goroutines. Without it: comparing stack dumps.
 	go.uber.org/goleak v1.3.0
+	// For the messages of etcd's client in our log. Without it: its messages on standard error.
 	go.uber.org/zap v1.28.0
+	// For config files, with line numbers in errors. Without it: a YAML parser.
 	go.yaml.in/yaml/v3 v3.0.5
+	// For a release's modules in the form of a module proxy. Without it: their zip files and checksums.
 	golang.org/x/mod v0.41.0
+	// For tests that send HTTP/2 frames that no client sends. Without it: frames by hand.
 	golang.org/x/net v0.61.0
+	// For Linux system calls. Without it: tables of their numbers.
 	golang.org/x/sys v0.49.0
+	// For calls among drivers, agents, workers and plugins. Without it: streams, deadlines, flow control.
 	google.golang.org/grpc v1.85.0
+	// For the messages of these calls. Without it: a codec.
 	google.golang.org/protobuf v1.36.12
+	// For random tests that shrink a failing case. Without it: a shrinker for each test.
 	pgregory.net/rapid v1.3.0
 )
 

@@ -19,6 +19,8 @@ import (
 	"sync"
 	"testing"
 	"unicode/utf8"
+
+	"golang.org/x/mod/modfile"
 )
 
 const module = "github.com/hvdrun/hvdrun"
@@ -813,35 +815,30 @@ func TestNothingIsLeftForLater(t *testing.T) {
 	}
 }
 
-// TestDependenciesAreExplained: CONTRIBUTING.md has a line for each direct requirement and for
-// nothing else.
+// TestDependenciesAreExplained: each direct requirement in go.mod has a comment above it that says
+// what it is for and what it saves.
 func TestDependenciesAreExplained(t *testing.T) {
 	text, err := os.ReadFile("go.mod")
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile("CONTRIBUTING.md")
+	mod, err := modfile.Parse("go.mod", text, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, list, _ := strings.Cut(string(page), "\n## Dependencies\n")
-	list, _, _ = strings.Cut(list, "\n## ")
-	explained := map[string]bool{}
-	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| [^|]+ \\| [^|]+ \\|$").FindAllStringSubmatch(list, -1) {
-		explained[m[1]] = true
-	}
-	direct := regexp.MustCompile(`(?m)^(?:require )?\s*(\S+\.\S+/\S+) v\S+$`).FindAllStringSubmatch(string(text), -1)
-	if len(direct) == 0 {
-		t.Fatal("go.mod requires nothing directly")
-	}
-	for _, m := range direct {
-		if !explained[m[1]] {
-			t.Errorf("CONTRIBUTING.md does not say what %s is for", m[1])
+	explained := regexp.MustCompile(`^// For .+\. (Without it: .+|.+ requires it)\.$`)
+	direct := 0
+	for _, r := range mod.Require {
+		if r.Indirect {
+			continue
 		}
-		delete(explained, m[1])
+		direct++
+		if above := r.Syntax.Before; len(above) != 1 || !explained.MatchString(above[0].Token) {
+			t.Errorf("go.mod does not say above %s what it is for: // For …. Without it: ….", r.Mod.Path)
+		}
 	}
-	for path := range explained {
-		t.Errorf("CONTRIBUTING.md explains %s, which go.mod does not require directly", path)
+	if direct == 0 {
+		t.Error("go.mod requires nothing directly")
 	}
 }
 
