@@ -1,12 +1,21 @@
-// Gpu trains a small network on handwritten digits on a GPU, as examples/digits does on CPUs. Its
-// parameters are in device memory, and it brings its own kernels. Several workers may share a GPU.
+// Gpu trains the network of examples/digits on the same images, with its parameters, its data and
+// its computation on a GPU:
 //
-//	bin/gpu
-//	hvdrun -np 2 bin/gpu
-//	hvdrun -np 4 --min-np 1 bin/gpu
+//	bin/gpu                              # alone
+//	hvdrun -np 2 bin/gpu                 # two workers, also on one GPU
+//	hvdrun -np 4 --min-np 1 bin/gpu      # workers may fail and be replaced
 //
-// It needs only the CUDA driver. Workers may join, leave and fail meanwhile: the final parameters
-// are the same, bit for bit.
+// A worker uses the device of its slot; if there are more slots than devices, they share devices.
+// The program needs only the CUDA driver. The flag -h lists its flags.
+//
+// The gradient of each microbatch is copied to the host, where elastic.Steps averages the gradients
+// in a fixed order. So the final parameters have the same bits, whatever the workers do, if all
+// devices compute the same bits. cuda.AllReduceWith averages gradients between devices instead.
+//
+// This file has the training loop. network.go launches the kernels in kernels.ptx: six kernels with
+// one thread per element of the result, for compute capability 7.0 or higher, written by hand for
+// readability, not for speed. The tests run them in a strict PTX interpreter on the CPU, and
+// compare every element with that of Go loops.
 package main
 
 import (

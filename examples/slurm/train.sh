@@ -1,7 +1,13 @@
 #!/bin/sh
-# Runs a job that asks Slurm for its nodes: sh train.sh [FLAGS…] -- COMMAND…, on a login node, or
-# sbatch train.sh …. FLAGS are those of hvdrun. If hvdrun is killed, the script resumes the
-# job, while the workers train.
+# Runs a job that asks Slurm for its nodes. The arguments are those of hvdrun:
+#
+#   sh train.sh -np 2 --max-np 8 --slurm-args '--partition=low --gres=gpu:1' ./train       # on a login node
+#   sbatch train.sh -np 2 --max-np 8 --slurm-args '--partition=low --gres=gpu:1' ./train   # in a job, whose node is used too
+#
+# Such a job needs only `hvdrun --slurm` (docs/running.md). If hvdrun is killed, this script also resumes the job, while the
+# workers train. If the script and hvdrun are both killed, `hvdrun resume ~/.hvdrun-*/job` on the same machine resumes the
+# job within ten minutes (--orphan-timeout). When the job of Slurm in which they run ends, the training ends, and its nodes
+# are given back: run the driver where it is not preempted.
 #SBATCH --job-name=train-driver --ntasks=1
 set -eu
 hvdrun=${HVDRUN:-hvdrun}
