@@ -18,7 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// TestScenarioA1 to A4 and A10 are of the pure machine.
+// TestScenarioA1 to A4 and A10 test the pure machine.
 func TestScenarioA1(t *testing.T) {
 	m := newMachine(10)
 	check := func(seen State, want action) {
@@ -73,7 +73,8 @@ func TestScenarioA4(t *testing.T) {
 	}
 }
 
-// noStore is in place of a store at loopback, whose connections would hold the clock of a bubble.
+// noStore replaces a store that listens at loopback, whose connections would block the fake clock
+// of a synctest bubble.
 type noStore struct{}
 
 func (noStore) addr() string { return "127.0.0.1:1" }
@@ -85,7 +86,7 @@ func withoutStore(a *Agent) *Agent {
 	return a
 }
 
-// nowhere is a rendezvous that fails.
+// nowhere is a rendezvous whose Next fails.
 type nowhere struct{ Single }
 
 var errNowhere = errors.New("nowhere to meet")
@@ -128,10 +129,10 @@ func TestScenarioA7(t *testing.T) {
 	}
 }
 
-// errTold is why an agent stops that is sent a signal.
+// errTold is the cause with which the tests stop an agent, as a signal does.
 var errTold = errors.New("told to stop")
 
-// recorded counts what an agent asks of a rendezvous.
+// recorded counts an agent's calls of a rendezvous.
 type recorded struct {
 	Single
 	mu            sync.Mutex
@@ -139,7 +140,7 @@ type recorded struct {
 	rounds        int
 	change        chan struct{}
 	changesWanted int
-	lost          int // nodes of a round that changes, which say nothing
+	lost          int // nodes of a changing round that publish nothing
 }
 
 func (r *recorded) Next(ctx context.Context, failed bool) (Round, error) {
@@ -218,7 +219,7 @@ func TestScenarioA10(t *testing.T) {
 	}
 }
 
-// TestScenarioA11: the ranks of several nodes' workers.
+// TestScenarioA11: the workers of several nodes get each rank once.
 func TestScenarioA11(t *testing.T) {
 	for _, nodes := range [][]int{{1, 2, 3}, {4, 4}} {
 		f := &fake{}
@@ -246,7 +247,7 @@ func TestScenarioA11(t *testing.T) {
 	}
 }
 
-// TestScenarioA13: half of the workers fail always.
+// TestScenarioA13: half of the workers fail in every round.
 func TestScenarioA13(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorded{}
@@ -273,7 +274,7 @@ func TestScenarioA13(t *testing.T) {
 	})
 }
 
-// TestMembershipChanges: they restart the workers, and use up no restart.
+// TestMembershipChanges: changes of membership restart the workers without using up a restart.
 func TestMembershipChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorded{changesWanted: 2}
@@ -296,7 +297,8 @@ func TestMembershipChanges(t *testing.T) {
 	})
 }
 
-// TestNodeDiesAsRoundCompletes: the others do not wait for what it would have told, and meet again.
+// TestNodeDiesAsRoundCompletes: if a node dies before it has published its part of a new round, the
+// others do not wait for it, and meet again.
 func TestNodeDiesAsRoundCompletes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorded{changesWanted: 1, lost: 1}
@@ -308,8 +310,8 @@ func TestNodeDiesAsRoundCompletes(t *testing.T) {
 	})
 }
 
-// TestScenarioA16: a node whose worker ends late is waited for. A17: not for ever, and that it is
-// late is no failure.
+// TestScenarioA16: a node that is done waits for a node whose worker ends late. A17: the wait is
+// bounded, and its end is not a failure.
 func TestScenarioA16(t *testing.T) {
 	late := make(chan struct{})
 	f := &fake{life: func(ctx context.Context, s *launch.Spec) error {
@@ -350,7 +352,7 @@ func TestScenarioA17(t *testing.T) {
 	})
 }
 
-// lonely is a rendezvous with a node that says nothing.
+// lonely is a rendezvous whose other node never publishes anything.
 type lonely struct{ Single }
 
 func (*lonely) store() KV {
@@ -358,7 +360,7 @@ func (*lonely) store() KV {
 	return r.Store
 }
 
-// newAgent returns an agent with what a test leaves out.
+// newAgent returns an agent, with defaults for what cfg leaves out.
 func newAgent(t *testing.T, cfg Config) *Agent {
 	t.Helper()
 	cfg.RunID, cfg.TempDir = "test", t.TempDir()
@@ -377,7 +379,8 @@ func newAgent(t *testing.T, cfg Config) *Agent {
 	return a
 }
 
-// fake starts no processes: workers are calls of life; nil: they succeed.
+// fake is a launcher that starts no processes: it calls life for each worker. If life is nil, the
+// workers succeed.
 type fake struct {
 	life func(ctx context.Context, s *launch.Spec) error
 
@@ -405,7 +408,7 @@ func (f *fake) Run(ctx context.Context, s *launch.Spec, started func(pid int)) e
 	return end
 }
 
-// wake has those look who wait; the lock is held.
+// wake wakes the callers of until. The caller holds the lock.
 func (f *fake) wake() {
 	if f.cond == nil {
 		f.cond = sync.NewCond(&f.mu)
@@ -424,11 +427,12 @@ func (f *fake) until(test func() bool) {
 	}
 }
 
-// await blocks until so many workers run, awaitEnds until so many have ended.
+// await blocks until n workers have started, awaitEnds until n have ended.
 func (f *fake) await(n int)     { f.until(func() bool { return len(f.specs) >= n }) }
 func (f *fake) awaitEnds(n int) { f.until(func() bool { return len(f.ends) >= n }) }
 
-// static returns the agents of a static rendezvous on this machine.
+// static returns one agent per element of workers, with that number of workers, in a static
+// rendezvous on this machine.
 func static(t *testing.T, workers []int, f launch.Launcher) []*Agent {
 	t.Helper()
 	key := make([]byte, 32)
@@ -450,7 +454,7 @@ func static(t *testing.T, workers []int, f launch.Launcher) []*Agent {
 	return agents
 }
 
-// runStatic runs them.
+// runStatic runs these agents until all have ended.
 func runStatic(t *testing.T, workers []int, f launch.Launcher) {
 	t.Helper()
 	var wg sync.WaitGroup

@@ -17,8 +17,8 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
 )
 
-// meetPair returns two nodes in a round, rank 0 first. Their heartbeats are too rare to
-// tell anything.
+// meetPair returns two nodes in a round, rank 0 first. Their heartbeats are too rare to affect the
+// test.
 func meetPair(t *testing.T) (nodes [2]*Dynamic, rounds [2]Round) {
 	t.Helper()
 	return meetIn(t, new(storetest.Memory))
@@ -63,7 +63,7 @@ func meetIn(t *testing.T, shared store.Store) (nodes [2]*Dynamic, rounds [2]Roun
 	return nodes, rounds
 }
 
-// sayStore does what openStore does in the node with rank 0.
+// sayStore publishes the address of the node with rank 0, as openStore does.
 func sayStore(t *testing.T, d *Dynamic, r Round) (addr string) {
 	t.Helper()
 	addr, err := d.Peers.addr()
@@ -76,8 +76,8 @@ func sayStore(t *testing.T, d *Dynamic, r Round) (addr string) {
 	return addr
 }
 
-// TestMemberDies: the node with rank 0 tells all that another one is gone whose connection ends
-// without a last word, and nothing of one that has said it.
+// TestMemberDies: if a member's connection ends without a goodbye, the round changes for the node
+// with rank 0; after a goodbye it does not.
 func TestMemberDies(t *testing.T) {
 	nodes, rounds := meetPair(t)
 	addr := sayStore(t, nodes[0], rounds[0])
@@ -108,7 +108,7 @@ func TestMemberDies(t *testing.T) {
 	<-nodes[0].Changed()
 }
 
-// TestFirstMemberDies: the others tell that the node with rank 0 is gone.
+// TestFirstMemberDies: the other nodes notice that the node with rank 0 is gone.
 func TestFirstMemberDies(t *testing.T) {
 	nodes, rounds := meetPair(t)
 	var connected sync.WaitGroup
@@ -125,7 +125,7 @@ func TestFirstMemberDies(t *testing.T) {
 			t.Errorf("%v: %v", rank, err)
 		}
 		_, _ = conn.Write([]byte{0})
-		conn.Close() // a process that is killed
+		conn.Close() // as the kernel of a killed process does
 		connected.Done()
 	}, new(sync.WaitGroup))
 	sayStore(t, nodes[0], rounds[0])
@@ -133,11 +133,11 @@ func TestFirstMemberDies(t *testing.T) {
 	<-nodes[1].Changed()
 }
 
-// losable is a store that is not reached any more once gone is closed.
+// losable is a store that is unreachable once gone is closed.
 type losable struct {
 	storetest.Memory
 	gone  chan struct{}
-	tried wake.Flag // set by each attempt after that
+	tried wake.Flag // set by each attempt to use the unreachable store
 }
 
 func (l *losable) err() error {
@@ -179,8 +179,8 @@ func (l *losable) Wait(ctx context.Context, key string, version uint64) (store.E
 	return e, errors.Join(err, l.err())
 }
 
-// TestStoreIsLost: members of which none has left go on without the store for good. Once one has
-// left, or has died, the round ends on the other node.
+// TestStoreIsLost: while all members stay, a round continues without the store indefinitely. When a
+// member leaves or dies, the round ends on the other node.
 func TestStoreIsLost(t *testing.T) {
 	for _, end := range []string{"leaves", "dies"} {
 		t.Run(end, func(t *testing.T) {
@@ -212,7 +212,8 @@ func TestStoreIsLost(t *testing.T) {
 	}
 }
 
-// TestRoundEnds: a node that goes on to the next round is not dropped from it.
+// TestRoundEnds: a node that enters the next round is not dropped from it because it has left the
+// last one.
 func TestRoundEnds(t *testing.T) {
 	nodes, rounds := meetPair(t)
 	sayStore(t, nodes[0], rounds[0])
@@ -233,8 +234,8 @@ func TestRoundEnds(t *testing.T) {
 	}
 }
 
-// TestResetIsNoDeath: a connection that is reset, as by a firewall, tells nothing of the process at
-// its other end; one that ends without a word does.
+// TestResetIsNoDeath: a connection that is reset, as by a firewall, does not count as a death; one
+// that is closed without a goodbye does.
 func TestResetIsNoDeath(t *testing.T) {
 	for _, reset := range []bool{false, true} {
 		ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -13,8 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// TestDoneNodeEnds: a node that is done and waits for no other ends, and the workers of the others
-// go on.
+// TestDoneNodeEnds: a node that is done and does not wait for the others ends, and their workers
+// continue.
 func TestDoneNodeEnds(t *testing.T) {
 	late := make(chan struct{})
 	f := &fake{life: func(ctx context.Context, s *launch.Spec) error {
@@ -41,8 +41,8 @@ func TestDoneNodeEnds(t *testing.T) {
 	}
 }
 
-// TestStaticWaitIsNamed: a node that waits for another one says for which, less and less often, and
-// in its error.
+// TestStaticWaitIsNamed: a node that waits for another one names it in the log, at growing
+// intervals, and in its error.
 func TestStaticWaitIsNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		peers, err := NewPeers(make([]byte, 32), "test", "127.0.0.1", discard())
@@ -92,7 +92,7 @@ func statics(t *testing.T, count int) []*Static {
 	return nodes
 }
 
-// leaveNow has a node leave that waits for no other.
+// leaveNow makes a node leave without waiting for the others.
 func leaveNow(t *testing.T, s *Static) {
 	over, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -119,7 +119,7 @@ func unchanged(t *testing.T, s *Static) {
 	}
 }
 
-// awaitNoAgents blocks until no other node is connected to the one that has the store.
+// awaitNoAgents blocks until no other node is connected to the node with the store.
 func awaitNoAgents(p *Peers) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,8 +128,8 @@ func awaitNoAgents(p *Peers) {
 	}
 }
 
-// TestStaticDone: a node of a static rendezvous that is done stops no workers of the others; and no
-// round follows.
+// TestStaticDone: when a node of a static rendezvous is done, the other nodes do not stop their
+// workers, and no further round forms.
 func TestStaticDone(t *testing.T) {
 	t.Run("first", func(t *testing.T) {
 		nodes := statics(t, 2)
@@ -160,7 +160,7 @@ func TestStaticDone(t *testing.T) {
 		}
 		over, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := nodes[1].kv.Get(over, "all-done"); err == nil { // the connection is broken now
+		if _, err := nodes[1].kv.Get(over, "all-done"); err == nil { // the connection is broken from here on
 			t.Error("it has waited for nothing")
 		}
 		if err := nodes[1].Close(t.Context()); err != nil {
@@ -175,8 +175,8 @@ func TestStaticDone(t *testing.T) {
 	})
 }
 
-// TestStaticClosed: nodes learn that a job has failed for good where they stop so slowly that the
-// node with rank 0 has gone when they look.
+// TestStaticClosed: nodes learn that a job has failed for good even if the node with rank 0 is gone
+// before they ask.
 func TestStaticClosed(t *testing.T) {
 	nodes := statics(t, 3)
 	if err := nodes[0].Close(t.Context()); err != nil {
@@ -193,7 +193,8 @@ func TestStaticClosed(t *testing.T) {
 	}
 }
 
-// TestStaticFails: one that has failed for good stops the others, though another node is done.
+// TestStaticFails: a node that has failed for good makes the others stop, although another node is
+// done.
 func TestStaticFails(t *testing.T) {
 	nodes := statics(t, 3)
 	succeed(t, nodes[1])

@@ -12,22 +12,22 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 )
 
-// elastics are nodes of one job: the first has the store, and the driver of one of them ends with a
-// status when over is closed.
+// elastics are the nodes of one job. The first node has the store. When over is closed, the driver
+// ends with a status.
 type elastics struct {
 	t       *testing.T
 	members []*member
-	served  []chan struct{} // closed when the node's agent serves
+	served  []chan struct{} // closed once the node's agent serves
 	over    chan struct{}
 	wg      sync.WaitGroup
 	status  []int
 	errs    []error
 }
 
-// newElastics returns so many nodes, of which most have a place at the same time.
+// newElastics returns count nodes of a job that has room for at most the given number of them.
 func newElastics(t *testing.T, count, most int) *elastics {
 	e := &elastics{t: t, over: make(chan struct{}), status: make([]int, count), errs: make([]error, count)}
-	addr := "127.0.0.2:0" // not the one from which this machine reaches others
+	addr := "127.0.0.2:0" // not the address from which this machine reaches others
 	for i := range count {
 		m := newMember(t, make([]byte, identity.ClusterKeyLen), addr, i == 0, most, time.Second)
 		m.End = m.end
@@ -37,7 +37,7 @@ func newElastics(t *testing.T, count, most int) *elastics {
 	return e
 }
 
-// start runs nodes.
+// start runs nodes, whose driver will end with this status.
 func (e *elastics) start(status int, nodes ...int) {
 	for _, i := range nodes {
 		node := Elastic{
@@ -61,7 +61,7 @@ func (e *elastics) start(status int, nodes ...int) {
 	}
 }
 
-// until blocks until the last node finds the job's record so.
+// until blocks until the job's record satisfies is, as the last node sees it.
 func (e *elastics) until(is func(*dynamic.State) bool) {
 	e.t.Helper()
 	shared := e.members[len(e.members)-1].Handler.Store()
@@ -80,7 +80,7 @@ func (e *elastics) until(is func(*dynamic.State) bool) {
 	}
 }
 
-// end waits for all nodes, and requires one status of all nodes.
+// end waits for all nodes and checks that all have ended with this status.
 func (e *elastics) end(status int) {
 	e.t.Helper()
 	e.wg.Wait()
@@ -91,8 +91,8 @@ func (e *elastics) end(status int) {
 	}
 }
 
-// TestElasticEnds: a job that ends, ends on all nodes with one status: also on that at the
-// endpoint, which need not be the address from which this machine reaches others.
+// TestElasticEnds: all nodes end with the job's status, including the node at the endpoint, whose
+// address need not be the one from which this machine reaches others.
 func TestElasticEnds(t *testing.T) {
 	e := newElastics(t, 3, 3)
 	e.start(2, 0, 1, 2)
@@ -103,8 +103,8 @@ func TestElasticEnds(t *testing.T) {
 	e.end(2)
 }
 
-// TestElasticEndsLate: a node that comes after the end, and one that had no place, end with the
-// job's status.
+// TestElasticEndsLate: a node that comes after the job's end, and one for which there was no room,
+// end with the job's status.
 func TestElasticEndsLate(t *testing.T) {
 	for name, most := range map[string]int{"late": 3, "spare": 2} {
 		t.Run(name, func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestElasticEndsLate(t *testing.T) {
 	}
 }
 
-// TestPeersAddr: other nodes are told an address at which this one listens.
+// TestPeersAddr: a node gives the others an address at which it listens.
 func TestPeersAddr(t *testing.T) {
 	for _, c := range []struct{ host, listens, want string }{
 		{"", "127.0.0.2:0", "127.0.0.2"},

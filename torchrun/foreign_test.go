@@ -23,10 +23,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
 )
 
-// keys are those of jobs that ask who is there, and that do not.
+// keys are the keys of a job that authenticates its agents and of one that does not.
 var keys = map[string][]byte{"key": make([]byte, identity.ClusterKeyLen), "insecure": nil}
 
-// TestTorchrunJoins: where an agent of PyTorch's torchrun asks, the log says that it is one.
+// TestTorchrunJoins: if an agent of PyTorch's torchrun connects, the log says so.
 func TestTorchrunJoins(t *testing.T) {
 	for name, key := range keys {
 		for _, older := range []bool{false, true} {
@@ -61,7 +61,7 @@ func TestTorchrunJoins(t *testing.T) {
 	}
 }
 
-// TestTorchrunIsThere: where PyTorch's torchrun has the endpoint, a node says so at once.
+// TestTorchrunIsThere: if PyTorch's torchrun listens at the endpoint, a node says so at once.
 func TestTorchrunIsThere(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -88,7 +88,7 @@ func TestTorchrunIsThere(t *testing.T) {
 		if _, _, err := peers.Meet(t.Context(), addr, false); !errors.Is(err, errTorch) {
 			t.Errorf("c10d, %s: %v", name, err)
 		}
-		if key == nil { // the first bytes would be the beginning of a query: no answer comes
+		if key == nil { // the other end takes the first bytes for the beginning of a query and does not answer
 			continue
 		}
 		s := &Static{Node: 1, Nodes: 2, Addr: addr, Peers: peers, Log: discard()}
@@ -98,7 +98,7 @@ func TestTorchrunIsThere(t *testing.T) {
 	}
 }
 
-// otherProgram is an address at which a program listens that takes connections and answers nothing.
+// otherProgram returns an address at which another program accepts connections and never answers.
 func otherProgram(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -110,7 +110,7 @@ func otherProgram(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() // and ln's end: cat alone has the port then
+	defer f.Close() // and ln's: only cat listens then
 	cat := exec.Command("cat")
 	cat.ExtraFiles = []*os.File{f}
 	end, err := cat.StdinPipe()
@@ -127,8 +127,8 @@ func otherProgram(t *testing.T) string {
 	return ln.Addr().String()
 }
 
-// TestOtherProgramIsThere: where another program of this machine has the endpoint, a node says so
-// and does not try again, whether its agents have a key or not.
+// TestOtherProgramIsThere: if another program of this machine listens at the endpoint, a node says
+// so and does not try again, with or without a key.
 func TestOtherProgramIsThere(t *testing.T) {
 	addr := otherProgram(t)
 	want := regexp.MustCompile(`^torchrun: ` + addr + ` is in use by another program of this machine, process \d+ \(cat\): choose another port`)
@@ -145,7 +145,7 @@ func TestOtherProgramIsThere(t *testing.T) {
 			t.Errorf("static, %s: %v", name, err)
 		}
 	}
-	// This program's own port may be that of an agent.
+	// The process that listens can be an agent if it is this same program.
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// TestStdin: workers read what the agent was given to read.
+// TestStdin: workers read the agent's standard input.
 func TestStdin(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -37,8 +37,8 @@ func TestStdin(t *testing.T) {
 	}
 }
 
-// TestSlowFailure: a worker that has written its error file, and is slow to exit, is in the report
-// with the one whose end was noticed; one that was well is not.
+// TestSlowFailure: the report has, beside the worker that was first seen to fail, one that had
+// written its error file and was slow to exit, but not one without a failure.
 func TestSlowFailure(t *testing.T) {
 	a := shell(t, 3, `
 case $RANK in
@@ -63,8 +63,8 @@ sleep 100`, func(c *Config) { c.Env = append(c.Env, "PIPE="+t.TempDir()+"/writte
 	}
 }
 
-// TestStoreAddrs: workers of one node find their store also where the command line names it, in
-// each round.
+// TestStoreAddrs: the workers of a job of one node reach their store also at the address that the
+// command line names, in each round.
 func TestStoreAddrs(t *testing.T) {
 	network, err := sandbox.Net()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
 )
 
-// TestLeadingStore: the store in the agent that leads is one as any other.
+// TestLeadingStore: the store of the leading agent passes the tests of all stores.
 func TestLeadingStore(t *testing.T) {
 	p, err := NewPeers(nil, "run", "127.0.0.1", discard())
 	if err == nil {
@@ -33,7 +33,8 @@ func TestLeadingStore(t *testing.T) {
 	storetest.Run(t, func(*testing.T) store.Store { return at })
 }
 
-// TestOldValuesGo: where there are too many values, the oldest go, and not the record.
+// TestOldValuesGo: when the store has too many values it drops the oldest ones, but never the
+// record.
 func TestOldValuesGo(t *testing.T) {
 	p, err := NewPeers(nil, "run", "127.0.0.1", discard())
 	if err == nil {

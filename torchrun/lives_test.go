@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestEvidence: a process counts as dead that has ended its connection and is refused, or whose
-// address another one has; not one whose connection was reset, as a firewall does, or that is
-// refused alone.
+// TestEvidence: a process counts as dead if it has closed its connection and a new one is refused,
+// or if another process has its address. It does not count as dead if the connection was reset, as
+// by a firewall, or if a new connection is refused and nothing else is known.
 func TestEvidence(t *testing.T) {
 	p, err := NewPeers(nil, "run", "", discard())
 	if err != nil {
@@ -65,7 +65,7 @@ func TestEvidence(t *testing.T) {
 				p.mu.Unlock()
 				<-w.done
 			} else {
-				defer take().Close() // it asks again
+				defer take().Close() // the watcher connects again
 			}
 			if is := p.evidence(member, refused).Dead(); is != c.dead {
 				t.Errorf("dead: %v", is)

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// fullFile is a file on a disk without space.
+// fullFile is a file on a full disk.
 type fullFile struct{ path string }
 
 func (f fullFile) Write([]byte) (int, error) {
@@ -19,8 +19,8 @@ func (f fullFile) Write([]byte) (int, error) {
 }
 func (fullFile) Close() error { return nil }
 
-// TestFullDisk: a log that cannot be written is named once with the remedy, and the console still
-// gets the output.
+// TestFullDisk: if a log file cannot be written, one message names it and the remedy, and the
+// console still gets the output.
 func TestFullDisk(t *testing.T) {
 	log, said, console := discard(), new(bytes.Buffer), new(bytes.Buffer)
 	log.SetOutput(said)

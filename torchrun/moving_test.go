@@ -17,13 +17,13 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
-// member is a node whose store is in the agent of the first.
+// member is a node. The agent of the first member has the store.
 type member struct {
 	*Dynamic
 	end func(context.Context)
 }
 
-// kill has all others see a process that is gone.
+// kill ends a node's connections and store, as the death of its process does.
 func (m *member) kill() {
 	m.endWatch()
 	m.Handler.Stop()
@@ -32,7 +32,7 @@ func (m *member) kill() {
 	m.end(over)
 }
 
-// meetAt returns nodes that have met in the agent of the first, and their round.
+// meetAt returns nodes that have met at the agent of the first one.
 func meetAt(t *testing.T, count int, interval time.Duration) []*member {
 	t.Helper()
 	key := make([]byte, identity.ClusterKeyLen)
@@ -68,9 +68,9 @@ func newMember(t *testing.T, key []byte, endpoint string, host bool, most int, i
 	return &member{&Dynamic{Handler: h, Peers: peers}, end}
 }
 
-// nextOf has each node go to its next round, a later one when it notices that the last should end,
-// as an agent does: a node whose store is gone may have to wait until another takes it over. It
-// fails where the round is not all of them.
+// nextOf moves each node to its next round, when its current round should end, as an agent does:
+// after the loss of the store's node, the nodes wait until another one takes the store over. It
+// fails the test if a round has not all nodes.
 func nextOf(t *testing.T, nodes []*member, world int) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -97,8 +97,8 @@ func nextOf(t *testing.T, nodes []*member, world int) {
 	}
 }
 
-// TestHostOfStoreDies: the node in which all meet dies, and then the one that has taken over; those
-// that are left go on each time.
+// TestHostOfStoreDies: the node with the store dies, then the node that took the store over, and so
+// on; each time the remaining nodes continue.
 func TestHostOfStoreDies(t *testing.T) {
 	nodes := meetAt(t, 4, time.Second)
 	for len(nodes) > 1 {
@@ -109,7 +109,7 @@ func TestHostOfStoreDies(t *testing.T) {
 	nodes[0].kill()
 }
 
-// TestSecondHost: an agent that finds another one listening at the endpoint serves no store.
+// TestSecondHost: an agent does not serve a store if another agent listens at the endpoint already.
 func TestSecondHost(t *testing.T) {
 	nodes := meetAt(t, 1, time.Second)
 	defer nodes[0].kill()
@@ -133,8 +133,8 @@ func TestSecondHost(t *testing.T) {
 	}
 }
 
-// TestHostOfStoreReturns: an agent that is started at the endpoint after the store has moved takes
-// part in the job that runs.
+// TestHostOfStoreReturns: an agent that is started at the endpoint after the store has moved joins
+// the running job.
 func TestHostOfStoreReturns(t *testing.T) {
 	nodes := meetAt(t, 3, time.Second)
 	endpoint := nodes[0].Peers.Addr()
@@ -153,8 +153,8 @@ func TestHostOfStoreReturns(t *testing.T) {
 	}
 }
 
-// TestHostOfStoreLeaves: where it leaves, the others take over too, and do not wait for its
-// heartbeats.
+// TestHostOfStoreLeaves: if the node with the store leaves, another one takes the store over at
+// once, without waiting for missing heartbeats.
 func TestHostOfStoreLeaves(t *testing.T) {
 	nodes := meetAt(t, 3, time.Hour)
 	if err := nodes[0].Leave(t.Context()); err != nil {
@@ -169,7 +169,7 @@ func TestHostOfStoreLeaves(t *testing.T) {
 	}
 }
 
-// attempts is a hook of a log that ends a context when a second attempt to lead has failed.
+// attempts is a log hook that calls end when the second attempt to lead has failed.
 type attempts struct {
 	failed int
 	end    context.CancelFunc
@@ -185,8 +185,8 @@ func (a *attempts) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// TestRefusedMember: where the other of two is refused, a node takes nothing over, unless its
-// process is known to have ended.
+// TestRefusedMember: if connections to the other of two nodes are refused, a node does not take
+// over unless the other process is known to have ended.
 func TestRefusedMember(t *testing.T) {
 	log := discard()
 	p, err := NewPeers(nil, "run", "127.0.0.1", log)
@@ -227,7 +227,7 @@ func TestOneSearch(t *testing.T) {
 		defer d.kill()
 	}
 	s := nodes[2].Peers.moving
-	const silent = "127.0.0.1" // no port: neither refused nor reached
+	const silent = "127.0.0.1" // without a port, so it is neither refused nor reached
 	s.mu.Lock()
 	s.members = []string{silent, nodes[2].Peers.Member()}
 	moves := s.moves

@@ -14,8 +14,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
 )
 
-// TestStoreThatIsFull: that a store refuses what a worker sends is a warning, and that a connection
-// has failed does not count.
+// TestStoreThatIsFull: a warning says that the store refuses a worker's value; a failed connection
+// causes none.
 func TestStoreThatIsFull(t *testing.T) {
 	log, logged := test.NewNullLogger()
 	for _, c := range []struct {
@@ -39,8 +39,8 @@ func TestStoreThatIsFull(t *testing.T) {
 	}
 }
 
-// TestStoreEndsBeforeItIsReached: a worker that waits for a node that does not answer does not hold
-// up the end of the round.
+// TestStoreEndsBeforeItIsReached: a worker whose node does not answer does not delay the end of the
+// round.
 func TestStoreEndsBeforeItIsReached(t *testing.T) {
 	log, logged := test.NewNullLogger()
 	silent, err := net.Listen("tcp", "127.0.0.1:0")

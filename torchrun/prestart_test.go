@@ -12,8 +12,8 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/prestart"
 )
 
-// warmProgram fails in its first life once the interpreters of the second are warm, or gone, and in
-// the second says what it is.
+// warmProgram fails in the first round once the interpreters for the second are ready, or gone; in
+// the second round it prints what it is.
 const warmProgram = `
 import os, sys, time
 life = os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -28,7 +28,7 @@ print(life, os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_POR
 sys.exit(7 if sys.argv[3] == "fail" and os.environ["RANK"] == "1" else 0)
 `
 
-// runWarm runs two workers of warmProgram, with code that runs in advance, and one restart.
+// runWarm runs two workers of warmProgram with the prestart code and one restart.
 func runWarm(t *testing.T, code, end string) (out string, err error) {
 	t.Helper()
 	python, err := exec.LookPath("python3")
@@ -57,7 +57,7 @@ func runWarm(t *testing.T, code, end string) (out string, err error) {
 	return stdout.String() + stderr.String(), err
 }
 
-// TestPrestart: the workers of the second life are interpreters that were started before.
+// TestPrestart: the workers of the second round are interpreters that were started in advance.
 func TestPrestart(t *testing.T) {
 	out, err := runWarm(t, "import wave", "end")
 	if want := "1 0 2 True __main__ True local-0\n1 1 2 True __main__ True local-1\n"; err != nil || out != want {
@@ -65,7 +65,7 @@ func TestPrestart(t *testing.T) {
 	}
 }
 
-// TestPrestartFails: how such a worker ends counts as for any other.
+// TestPrestartFails: the failure of such a worker counts like any other.
 func TestPrestartFails(t *testing.T) {
 	out, err := runWarm(t, "import wave", "fail")
 	failed, is := err.(*FailedError)
@@ -74,7 +74,7 @@ func TestPrestartFails(t *testing.T) {
 	}
 }
 
-// TestPrestartEnds: where the code ends the interpreter, workers start as without.
+// TestPrestartEnds: if the code ends its interpreter, workers start without it.
 func TestPrestartEnds(t *testing.T) {
 	out, err := runWarm(t, "raise SystemExit(3)", "gone")
 	if err != nil || strings.Count(out, "__main__ False") != 2 {

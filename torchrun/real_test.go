@@ -36,7 +36,8 @@ func shell(t *testing.T, workers int, script string, more func(*Config)) *Agent 
 	return a
 }
 
-// TestScenarioA12: two of three workers fail, and the error file of the first is the launcher's.
+// TestScenarioA12: two of three workers fail, and the launcher's error file is a copy of that of
+// the first failure.
 func TestScenarioA12(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "error.json")
 	a := shell(t, 3, `
@@ -69,7 +70,8 @@ sleep 100`, func(c *Config) { c.ErrorFile = file })
 	}
 }
 
-// TestSignalsReachWorkers: a worker gets the signal that the agent got, and its exit is awaited.
+// TestSignalsReachWorkers: a worker gets the signal of its agent, which waits until the worker has
+// exited.
 func TestSignalsReachWorkers(t *testing.T) {
 	var out bytes.Buffer
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -87,7 +89,7 @@ func TestSignalsReachWorkers(t *testing.T) {
 	}
 }
 
-// TestShutdownTimeout: a worker that ignores the signal is killed after it.
+// TestShutdownTimeout: a worker that ignores the signal is killed after the timeout.
 func TestShutdownTimeout(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
@@ -101,7 +103,7 @@ func TestShutdownTimeout(t *testing.T) {
 	}
 }
 
-// lineWatch calls a function at the first write that has a line.
+// lineWatch calls seen at the first write that contains the line.
 type lineWatch struct {
 	line string
 	seen func()
@@ -165,7 +167,8 @@ func TestParseStreams(t *testing.T) {
 	}
 }
 
-// TestEnvironment: what a worker is told, with what it inherits.
+// TestEnvironment: a worker's environment has the variables of its round and those that it
+// inherits.
 func TestEnvironment(t *testing.T) {
 	a := newAgent(t, Config{Rendezvous: new(Single), Workers: 2, MaxRestarts: 5, Role: "trainer", VirtualLocalRank: true,
 		Env: []string{"TORCH_NCCL_ASYNC_ERROR_HANDLING=0", "CUDA_VISIBLE_DEVICES=4,7", "RANK=99", "OTHER=kept"}})
@@ -184,7 +187,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// TestScenarioA9: a node for which there is no place ends without an error.
+// dismissed is a rendezvous without room for the node, which then ends without an error.
 type dismissed struct{ Single }
 
 func (*dismissed) Next(context.Context, bool) (Round, error) { return Round{}, dynamic.ErrDismissed }
@@ -195,7 +198,7 @@ func TestScenarioA9(t *testing.T) {
 	}
 }
 
-// stopper is a worker that ends when it is told to, or all are done.
+// stopper returns the life of a worker that runs until it is stopped or done is closed.
 func stopper(done <-chan struct{}) func(context.Context, *launch.Spec) error {
 	return func(ctx context.Context, _ *launch.Spec) error {
 		select {
@@ -207,7 +210,7 @@ func stopper(done <-chan struct{}) func(context.Context, *launch.Spec) error {
 	}
 }
 
-// TestScenarioA14: of two nodes one is lost and comes back; the job goes on from there.
+// TestScenarioA14: one of two nodes is lost and returns, and the job continues.
 func TestScenarioA14(t *testing.T) {
 	done := make(chan struct{})
 	f := &fake{life: stopper(done)}
@@ -260,7 +263,7 @@ func meeting(t *testing.T, s store.Store, least, most, workers int, f launch.Lau
 	return newAgent(t, Config{Rendezvous: d, Peers: peers, Launcher: f, Workers: workers, MaxRestarts: 3})
 }
 
-// TestScenarioA15: a job of one to three nodes grows to three; one leaves, and the others go on.
+// TestScenarioA15: a job of one to three nodes grows to three; one leaves, and the others continue.
 func TestScenarioA15(t *testing.T) {
 	done := make(chan struct{})
 	f := &fake{life: stopper(done)}
@@ -306,7 +309,7 @@ func TestScenarioA15(t *testing.T) {
 	}
 }
 
-// TestWorkersStores: workers of all nodes have one store; strangers have none.
+// TestWorkersStores: the workers of all nodes share one store, which strangers cannot use.
 func TestWorkersStores(t *testing.T) {
 	var mu sync.Mutex
 	addrs := map[string]string{}
@@ -364,7 +367,7 @@ func TestWorkersStores(t *testing.T) {
 	}
 }
 
-// TestOtherKeys: an agent without the key, or of another job, reaches no store.
+// TestOtherKeys: an agent with another key or of another job cannot use the store.
 func TestOtherKeys(t *testing.T) {
 	peers, err := NewPeers(make([]byte, 32), "test", "127.0.0.1", discard())
 	if err != nil {
@@ -403,7 +406,7 @@ func TestOtherKeys(t *testing.T) {
 	}
 }
 
-// TestHealth: HTTP requests are answered while the agent runs.
+// TestHealth: the agent answers HTTP requests while it runs.
 func TestHealth(t *testing.T) {
 	var h health
 	if err := h.open("127.0.0.1:0"); err != nil {
@@ -451,7 +454,7 @@ func TestTimers(t *testing.T) {
 	}
 }
 
-// TestFileTimer: a worker that does not go on in time is sent the signal it has asked for.
+// TestFileTimer: a worker whose timer expires gets the signal that it has asked for.
 func TestFileTimer(t *testing.T) {
 	a := shell(t, 1, `echo "{\"version\": 1, \"pid\": $$, \"scope_id\": \"s\", \"expiration_time\": 1, \"signal\": 9}" >$TORCHELASTIC_TIMER_FILE
 while :; do sleep 0.01; done`, func(c *Config) { c.FileTimer = true })

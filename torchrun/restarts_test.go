@@ -13,12 +13,13 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
 )
 
-// lives counts the workers of two nodes with two each that were told each number of restarts.
+// lives counts the workers of two nodes, two on each, by the number of restarts that they were
+// given.
 type lives struct {
 	mu     sync.Mutex
 	told   map[int]int
-	all    [4]chan struct{} // by number of restarts: closed when all four workers run
-	places map[string]bool  // error files
+	all    [4]chan struct{} // by number of restarts: closed once all four workers run
+	places map[string]bool  // paths of error files
 }
 
 func newLives() *lives {
@@ -29,8 +30,8 @@ func newLives() *lives {
 	return l
 }
 
-// begin returns the rank of a worker and the number of restarts, after all workers of the round
-// have begun: a node that has not started its workers when those of the other fail skips the round.
+// begin returns a worker's rank and number of restarts once all workers of the round have begun: a
+// node that has not started its workers when those of the other fail would skip the round.
 func (l *lives) begin(t *testing.T, s *launch.Spec) (rank string, restarts int) {
 	rank, _ = lookup(s.Env, "RANK")
 	text, _ := lookup(s.Env, "TORCHELASTIC_RESTART_COUNT")
@@ -50,8 +51,8 @@ func (l *lives) begin(t *testing.T, s *launch.Spec) (rank string, restarts int) 
 	return rank, n
 }
 
-// TestOneRestartCount: after a worker of one node has died, and after workers of both have, all
-// workers of the next round are told the same number of restarts, and a round counts once.
+// TestOneRestartCount: after one node's worker has died, and after workers of both nodes have, all
+// workers of the next round get the same number of restarts, and a failed round counts once.
 func TestOneRestartCount(t *testing.T) {
 	for name, nodes := range map[string]func(*testing.T, launch.Launcher) []*Agent{
 		"static":  func(t *testing.T, f launch.Launcher) []*Agent { return static(t, []int{2, 2}, f) },
@@ -92,7 +93,7 @@ func TestOneRestartCount(t *testing.T) {
 	}
 }
 
-// TestOneBudget: restarts that one node has used up are left on no other.
+// TestOneBudget: the nodes share their restarts.
 func TestOneBudget(t *testing.T) {
 	l := newLives()
 	f := &fake{}
@@ -124,7 +125,7 @@ func TestOneBudget(t *testing.T) {
 	}
 }
 
-// pair returns the agents of two nodes with two workers each, which may start again three times.
+// pair returns the agents of two nodes with two workers each and three restarts.
 func pair(t *testing.T, f launch.Launcher) []*Agent {
 	s := new(storetest.Memory)
 	return []*Agent{meeting(t, s, 2, 2, 2, f), meeting(t, s, 2, 2, 2, f)}

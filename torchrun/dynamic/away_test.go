@@ -19,7 +19,7 @@ import (
 
 var errAway = errors.New("store: connection refused")
 
-// leaving is a store that is not always reached.
+// leaving is a store that is unreachable while away is true.
 type leaving struct {
 	storetest.Memory
 	away atomic.Bool
@@ -54,9 +54,9 @@ func (l *leaving) Wait(ctx context.Context, key string, version uint64) (store.E
 	return e, errors.Join(err, l.err())
 }
 
-// TestStoreIsAway: a round goes on while the store is not reached, and when it is again, although
-// no heartbeat has come for long. The reason is logged, ever more seldom. After that, nodes that
-// come are noticed, and nodes that fall silent.
+// TestStoreIsAway: a round survives the time in which its store is unreachable, and its return,
+// although heartbeats have been missing for long. The log has the reason, at growing intervals.
+// After the return, nodes that arrive or fall silent are noticed.
 func TestStoreIsAway(t *testing.T) {
 	for _, event := range []string{"comes", "is silent"} {
 		t.Run(event, func(t *testing.T) {
@@ -124,8 +124,8 @@ func TestStoreIsAway(t *testing.T) {
 	}
 }
 
-// TestWaitsAreNamed: a node that waits for others says so, less and less often, and at last how
-// many have come.
+// TestWaitsAreNamed: a node that waits for others logs that at growing intervals, and its error
+// says how many have joined.
 func TestWaitsAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		set := *settings(2, 2)
@@ -163,8 +163,8 @@ func TestWaitsAreNamed(t *testing.T) {
 	})
 }
 
-// TestDropSilent: a member whose heartbeats are already old is dropped from the record all the
-// same, for those who do not judge by heartbeats then.
+// TestDropSilent: Drop removes a member from the record although its heartbeats have already
+// expired.
 func TestDropSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		set := *settings(1, 2)

@@ -18,7 +18,7 @@ import (
 type network struct {
 	storetest.Memory
 	calls atomic.Int64
-	polls bool // Wait tells of no change: users look again and again, as torchelastic does
+	polls bool // Wait reports no change, so callers poll, as torchelastic does
 }
 
 func (n *network) delay() {
@@ -45,8 +45,8 @@ func (n *network) Wait(ctx context.Context, key string, version uint64) (store.E
 	return n.Memory.Wait(ctx, key, version)
 }
 
-// TestManyNodes: all nodes of a large run come at once, and later one in a hundred dies; all others
-// meet again. It counts what that costs.
+// TestManyNodes: all nodes of a large run arrive at once; later one in a hundred dies and all
+// others meet again. Both take a bounded number of calls of the store.
 func TestManyNodes(t *testing.T) {
 	nodes := 200
 	if testing.Short() {
@@ -102,7 +102,7 @@ func TestManyNodes(t *testing.T) {
 		}
 		again.Wait()
 		check(second, 1, len(left))
-		if most := int64(150 * nodes); n.calls.Load() > most { // heartbeats and looks included
+		if most := int64(150 * nodes); n.calls.Load() > most { // including those for heartbeats and polls
 			t.Errorf("%d calls of the store, more than %d", n.calls.Load(), most)
 		}
 		t.Logf("%d die: the others meet again after %v: %d calls, %.1f of each", dead, time.Since(died), n.calls.Load(),
@@ -113,8 +113,8 @@ func TestManyNodes(t *testing.T) {
 	})
 }
 
-// asTorchelastic is how torchelastic's nodes use the record: they look once a second, and try a
-// change again at once that another node was faster than.
+// asTorchelastic uses the record as torchelastic's nodes do: it polls once a second, and retries a
+// change at once when another node's write came first.
 type asTorchelastic struct{ *storeHolder }
 
 func (asTorchelastic) lose(context.Context, int) error { return nil }
@@ -123,8 +123,8 @@ func (a asTorchelastic) await(ctx context.Context, most time.Duration) error {
 	return retry.Pause(ctx, most)
 }
 
-// TestJoinsBesideTorchelastic: nodes that join meet sooner than torchelastic's; of 1,000, with a
-// sixth of the calls of the store.
+// TestJoinsBesideTorchelastic: nodes meet sooner than torchelastic's, or, if there are a thousand,
+// with a quarter of the calls of the store.
 func TestJoinsBesideTorchelastic(t *testing.T) {
 	nodes := 200
 	if testing.Short() {

@@ -21,11 +21,11 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store/storetest"
 )
 
-// The names of the tests number the scenarios.
+// The tests are named after the numbers of the scenarios.
 
 var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// settings returns those of most scenarios.
+// settings returns the settings of most scenarios.
 func settings(least, most int) *Settings {
 	s, err := Settings{
 		RunID: "run", MinNodes: least, MaxNodes: most, KeepAliveInterval: 30 * time.Second, KeepAliveAttempts: 3, SortedRanks: true,
@@ -38,7 +38,7 @@ func settings(least, most int) *Settings {
 
 func node(n int) NodeDesc { return NodeDesc{"host", 1, n} }
 
-// with returns a state with these participants, whose heartbeats are fresh.
+// with returns a state with these participants and fresh heartbeats.
 func with(participants ...NodeDesc) *State {
 	s := NewState()
 	for i, n := range participants {
@@ -332,7 +332,7 @@ func TestHolder(t *testing.T) {
 	})
 }
 
-// script is a holder that notes the calls.
+// script is a holder that records its calls.
 type script struct {
 	state *State
 	calls []string
@@ -354,7 +354,7 @@ func (s *script) await(_ context.Context, most time.Duration) error {
 	return nil
 }
 
-// steps is an operator that takes these actions, and is finished then.
+// steps returns an operator that returns these actions in turn, then finish.
 func steps(actions ...action) operator {
 	return func(view) action {
 		if len(actions) == 0 {
@@ -564,7 +564,7 @@ func TestOperators(t *testing.T) {
 	check("K2", keepAliveOp(at(aged(with(me), 30), 2, 0)), errorTimeout)
 	check("K3", keepAliveOp(at(aged(with(me), 29), 2, 10)), finish)
 
-	// What torchelastic does not have.
+	// Actions that torchelastic lacks.
 	early := with(me, other)
 	early.Deadline = now.Add(time.Second)
 	early.LastRanks = map[NodeDesc]int{me: 1, other: 0}
@@ -582,7 +582,7 @@ func quiet() logrus.FieldLogger {
 	return log
 }
 
-// handler returns one of a run whose record is in s. It is stopped at the end.
+// handler returns a handler of the run whose record is in s. The test stops it at its end.
 func handler(t *testing.T, s store.Store, set Settings) *Handler {
 	t.Helper()
 	h, err := New(Config{Settings: set, Store: s, Addr: "host", Log: quiet()})
@@ -593,7 +593,7 @@ func handler(t *testing.T, s store.Store, set Settings) *Handler {
 	return h
 }
 
-// record changes the record of the run as other nodes would.
+// record changes the record of the run as another node would.
 func record(t *testing.T, s store.Store, change func(*State)) *State {
 	t.Helper()
 	run := store.WithPrefix(s, "torch.rendezvous.run/")
@@ -779,7 +779,7 @@ func TestHandler(t *testing.T) {
 			}
 			lost <- c
 		})
-		b.Stop() // as if it were dead
+		b.Stop() // as if its process were dead
 		dead := time.Now()
 		c := <-lost
 		if took := time.Since(dead); took > 6*time.Second || (!slices.Contains(c.Lost, b.Node()) && c.Waiting == 0) {
@@ -818,7 +818,7 @@ func TestHandler(t *testing.T) {
 			t.Errorf("the round of all that are left took %v", took)
 		}
 	})
-	in("D12", func(t *testing.T) { // a member that is done ends no round, and one that has failed does
+	in("D12", func(t *testing.T) { // a member that is done does not end the round, and one that has failed does
 		m, set := &storetest.Memory{}, *settings(1, 3)
 		set.KeepAliveInterval = time.Second
 		a, b, c := handler(t, m, set), handler(t, m, set), handler(t, m, set)
@@ -853,7 +853,7 @@ func TestHandler(t *testing.T) {
 	})
 }
 
-// together has all handlers call Next, and returns their rounds.
+// together calls Next on all handlers at once and returns their rounds.
 func together(t *testing.T, handlers ...*Handler) []Round {
 	t.Helper()
 	rounds := make([]Round, len(handlers))
@@ -870,8 +870,8 @@ func together(t *testing.T, handlers ...*Handler) []Round {
 	return rounds
 }
 
-// TestRanksAreKept: nodes that were in the last round keep their order, and come before new ones,
-// whatever their names.
+// TestRanksAreKept: nodes of the last round keep their order and precede new ones, whatever their
+// names.
 func TestRanksAreKept(t *testing.T) {
 	a, b, c, d := NodeDesc{"a", 1, 0}, NodeDesc{"b", 1, 0}, NodeDesc{"c", 1, 0}, NodeDesc{"d", 1, 0}
 	s := with(a, b, c, d)
@@ -884,8 +884,8 @@ func TestRanksAreKept(t *testing.T) {
 	}
 }
 
-// TestRestartsAreCounted: a round that has failed counts once, however many of its nodes say so,
-// and all nodes of the next one see the same number, although one of them fails again at once.
+// TestRestartsAreCounted: a failed round counts once, however many of its nodes report the failure,
+// and all nodes of the next round see the same count, although one of them fails again at once.
 func TestRestartsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &storetest.Memory{}
@@ -917,7 +917,8 @@ func TestRestartsAreCounted(t *testing.T) {
 	})
 }
 
-// TestRestartsOfARound: they do not change while it lasts, and a node that has left it adds none.
+// TestRestartsOfARound: the count of restarts does not change during a round, and a node that has
+// left the round does not add to it.
 func TestRestartsOfARound(t *testing.T) {
 	a, b := NodeDesc{"a", 1, 0}, NodeDesc{"b", 1, 0}
 	set := settings(2, 2)
@@ -953,15 +954,15 @@ func TestRestartsOfARound(t *testing.T) {
 	}
 }
 
-// TestClocksDiffer: a node whose clock is an hour off is not taken for dead, since heartbeats have
-// the time of the store.
+// TestClocksDiffer: a node whose clock is an hour off does not count as dead, because heartbeats
+// have the time of the store.
 func TestClocksDiffer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &storetest.Memory{}
 		set := *settings(2, 2)
 		set.KeepAliveInterval = time.Second
 		a, b := handler(t, &skewed{Memory: m}, set), handler(t, &skewed{Memory: m}, set)
-		// The store's clock is an hour before that of both nodes.
+		// The store's clock is an hour behind those of both nodes.
 		together(t, a, b)
 		<-time.After(10 * time.Second)
 		s := record(t, m, nil)
@@ -978,7 +979,7 @@ func TestClocksDiffer(t *testing.T) {
 	})
 }
 
-// skewed is a store whose clock is an hour late.
+// skewed is a store whose clock is an hour behind.
 type skewed struct{ *storetest.Memory }
 
 func (s *skewed) Get(ctx context.Context, key string) (store.Entry, error) {
@@ -999,8 +1000,8 @@ func (s *skewed) Wait(ctx context.Context, key string, version uint64) (store.En
 	return e, err
 }
 
-// FuzzDecode: any bytes are a state or an error, and a state that was decoded is encoded to what
-// decodes to it again.
+// FuzzDecode: any bytes decode to a state or an error, and a decoded state survives another
+// encoding and decoding.
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(nil))
 	s := with(node(1), node(2)).waiting(node(3)).redundant(node(4)).completed()

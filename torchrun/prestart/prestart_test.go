@@ -40,7 +40,6 @@ func TestParse(t *testing.T) {
 }
 
 // run runs an interpreter to its end and returns its output.
-
 func run(t *testing.T, p Program, code string, args, env []string) string {
 	t.Helper()
 	i, err := New(p, code)
@@ -69,8 +68,8 @@ func run(t *testing.T, p Program, code string, args, env []string) string {
 	return out.String()
 }
 
-// TestRun: files and modules run with just the arguments and the environment that they are told,
-// whatever bytes these are made of and however long they are.
+// TestRun: files and modules run with exactly the given arguments and environment, whatever bytes
+// they contain and however long they are.
 func TestRun(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {

@@ -19,14 +19,14 @@ import (
 
 var errRefused = errors.New("connection refused")
 
-// cluster is a number of nodes that reach each other as far as the test lets them.
+// cluster is a number of nodes whose connections the test controls.
 type cluster struct {
 	names []string
 	nodes map[string]*Node
 
 	mu    sync.Mutex
 	down  map[string]bool // refuses connections
-	ended map[string]bool // has been seen to end
+	ended map[string]bool // is known to have ended
 	mute  map[string]bool // neither reaches others nor is reached
 	conns map[net.Conn][2]string
 	wg    sync.WaitGroup
@@ -46,7 +46,7 @@ func newCluster(t *testing.T, n int) *cluster {
 	return c
 }
 
-// cut closes the connections between nodes for which that is wanted.
+// cut closes the connections between the nodes that which selects.
 func (c *cluster) cut(which func(a, b string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,8 +135,8 @@ func records(all ...string) (r [][]byte) {
 	return r
 }
 
-// TestDeathBesideADeath: a leader that tries a dead member again and again notices that another one
-// dies, whose connection was idle.
+// TestDeathBesideADeath: a leader that retries a dead member still notices the death of another
+// one, whose connection was idle.
 func TestDeathBesideADeath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, 3)
@@ -176,7 +176,7 @@ func TestLeaderIsFollowed(t *testing.T) {
 				t.Errorf("%s has %q", name, n.journal())
 			}
 		}
-		// One that comes later gets all, and a file is told of.
+		// A member that comes later gets the whole copy and the files.
 		c.nodes["n3"] = new(Node)
 		c.names = append(c.names, "n3")
 		l.SetMembers(c.names)
@@ -198,8 +198,8 @@ func TestLeaderIsFollowed(t *testing.T) {
 	})
 }
 
-// TestDeadAndSilentNodes: those whose machines say that they are gone are not waited for; of the
-// others more than half are needed.
+// TestDeadAndSilentNodes: a leader does not wait for nodes that are known to be dead; of the others
+// it needs more than half.
 func TestDeadAndSilentNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, 3)
@@ -231,10 +231,10 @@ func TestDeadAndSilentNodes(t *testing.T) {
 			t.Errorf("one of two leads: %v", err)
 		}
 		c.silence("n2", false)
-		if err := <-done; err != nil && !errors.Is(err, ErrLost) { // its promise to itself may be the later one
+		if err := <-done; err != nil && !errors.Is(err, ErrLost) { // it may have promised a later term to itself
 			t.Error(err)
 		}
-		// Of two nodes one goes on alone where the other is dead.
+		// Of two nodes one continues alone if the other is dead.
 		c.kill("n0")
 		l.Close()
 		_, found := c.lead(t, "n2", c.names)
@@ -244,7 +244,7 @@ func TestDeadAndSilentNodes(t *testing.T) {
 	})
 }
 
-// TestLeaderIsFenced: what a leader writes after another has begun to lead is in no copy.
+// TestLeaderIsFenced: no copy gets the writes of a leader after another one has begun to lead.
 func TestLeaderIsFenced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t, 3)
@@ -280,8 +280,8 @@ func TestLeaderIsFenced(t *testing.T) {
 	})
 }
 
-// TestRandomLeaders has nodes lead while some are cut off, at random: each record that a leader
-// knew to be kept is found by all later leaders, in the same order.
+// TestRandomLeaders makes nodes lead while random others are unreachable. Later leaders find each
+// record that an earlier leader knew to be kept, in the same order.
 func TestRandomLeaders(t *testing.T) {
 	seeds := uint64(200)
 	if testing.Short() {
@@ -340,7 +340,7 @@ func TestRandomLeaders(t *testing.T) {
 	}
 }
 
-// isWithin returns whether all words are in the text, in this order.
+// isWithin reports whether the text contains all words in this order.
 func isWithin(words, text []string) bool {
 	for _, w := range words {
 		i := slices.Index(text, w)
@@ -352,7 +352,7 @@ func isWithin(words, text []string) bool {
 	return true
 }
 
-// TestLyingNode: a length that is too large ends the connection, and no memory is taken for it.
+// TestLyingNode: a length beyond the bound ends the connection before memory is allocated for it.
 func TestLyingNode(t *testing.T) {
 	near, far := net.Pipe()
 	go func() {

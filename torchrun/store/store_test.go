@@ -14,7 +14,7 @@ func TestMemory(t *testing.T) {
 	storetest.Run(t, func(*testing.T) store.Store { return m })
 }
 
-// TestClock: the clock of a store goes on from the time that it was told.
+// TestClock: a store's clock continues from the given time.
 func TestClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		noon := time.Date(2020, 1, 1, 12, 0, 0, 0, time.UTC)

@@ -49,7 +49,7 @@ func TestStore(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) store.Store { return open(t, s) })
 }
 
-// started takes the revisions from which a client watches.
+// started records the revisions from which a client watches.
 type started struct {
 	grpc.ClientStream
 	from chan<- int64
@@ -62,8 +62,8 @@ func (s started) SendMsg(m any) error {
 	return s.ClientStream.SendMsg(m)
 }
 
-// TestWaitAfterCompaction: one that waits for a key that does not exist asks for no revision that
-// etcd has compacted, which etcd refuses each time.
+// TestWaitAfterCompaction: Wait for a key that does not exist does not watch from a compacted
+// revision, which etcd would refuse each time.
 func TestWaitAfterCompaction(t *testing.T) {
 	t.Parallel()
 	from := make(chan int64, 16)
@@ -105,8 +105,8 @@ func TestWaitAfterCompaction(t *testing.T) {
 	waiting.Wait()
 }
 
-// TestEtcdIsAway: while etcd is down nothing happens to a round, and the next is formed once it is
-// up again.
+// TestEtcdIsAway: a round survives the time in which etcd is down, and the next one forms once etcd
+// is up again.
 func TestEtcdIsAway(t *testing.T) {
 	t.Parallel()
 	server := serve(t)

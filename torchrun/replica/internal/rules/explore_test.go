@@ -10,39 +10,39 @@ import (
 	"testing"
 )
 
-// The exploration of all that a few nodes can come to by the rules. A message that is in flight is
-// delivered at any later time or never, in any order: loss and delay are the same here. Processes
-// are killed, with all that they know, and started again at the same address. Firewalls refuse at
-// any time.
+// This file explores all states that a few nodes can reach by the rules. A message in flight is
+// delivered at any later time or never, in any order, so loss and delay are the same. Processes are
+// killed with all that they know, and started again at the same address. Firewalls refuse
+// connections at any time.
 
-// limits bound what happens in one exploration: its depth, and how often there is each.
+// limits bound an exploration: its depth, and how many events of each kind it has.
 type limits struct {
 	nodes, depth                                          int
-	settled                                               bool // the first node leads, and all know
+	settled                                               bool // the first node leads, and all nodes know that
 	ballots, writes, kills, starts, breaks, reforms, lies uint8
 }
 
-// variant is a rule that is explored in place of today's.
+// variant is a change of the rules that the exploration must find to be wrong.
 type variant struct {
-	// read is what the evidence is taken for; nil: what it is.
+	// read replaces the evidence that a node sees; nil: it is not replaced.
 	read func(Evidence) Evidence
-	// nameless: a process answers for the one that had its address before.
+	// nameless: a process answers in place of the one that had its address before.
 	nameless bool
-	// want, if not empty, is the only fault that is looked for.
+	// want, if not empty, is part of the only fault to report.
 	want string
 	// sudden: new members count as soon as the leader knows of them.
 	sudden bool
 }
 
-// process is what runs at an address.
+// process is the process at an address.
 type process struct {
 	up     bool
 	life   uint8
 	voter  Voter
 	ballot *Ballot
 	tenure *Tenure
-	calls  map[string]uint64 // of the tenure: 1 more than upTo of the call to a member
-	number []int             // of records that the tenure had after so many changes
+	calls  map[string]uint64 // of the tenure: by member, upTo of the call in flight, plus 1
+	number []int             // of the tenure: by number of changes, how many records it had
 }
 
 // message is a question or its reply.
@@ -51,34 +51,34 @@ type message struct {
 	q        *Question
 	r        *Reply
 	term     uint64
-	call     uint64 // 0: of a ballot
+	call     uint64 // 0: the message belongs to a ballot
 }
 
-// Kept is a record that a leader knows to be kept.
+// kept is a record that a leader knows to be stored for good.
 type kept struct {
 	term   uint64
-	before string // what the leader had up to it
+	before string // the leader's records up to this one
 }
 
-// state is all that there is at a moment. States are not changed, but copied.
+// state is the state of all nodes and messages at one moment. A state is never changed, but copied.
 type state struct {
 	procs    []*process
 	messages []message
 	left     limits
-	begun    bool // somebody has wanted to lead
+	begun    bool // some node has tried to lead
 	kept     map[byte]kept
-	gone     string // kept records that all who had them have taken with them
+	gone     string // kept records whose holders are all dead
 	path     *path
 }
 
-// path is how a state has come about.
+// path describes how a state was reached.
 type path struct {
 	from *path
-	why  string // with args, what has led from there
+	why  string // with args, the event that led from there to the state
 	args []any
 }
 
-// name is that of a process at an address.
+// name returns the name of a process at an address.
 func (v variant) name(addr int, life uint8) string {
 	if v.nameless {
 		life = 0
@@ -100,7 +100,7 @@ func begin(l limits, v variant) *state {
 	return s
 }
 
-// Next returns a copy in which one process may be changed.
+// next returns a copy of the state, and its process at addr, which the caller may change.
 func (s *state) next(addr int, why string, args ...any) (*state, *process) {
 	n := *s
 	n.procs, n.messages, n.path = slices.Clone(s.procs), slices.Clone(s.messages), &path{s.path, why, args}
@@ -127,7 +127,7 @@ func (p *process) clone() *process {
 	return &c
 }
 
-// records returns the numbers of a copy's records, each a byte.
+// records returns the numbers of a copy's records, one byte each.
 func (c Copy) records() string {
 	var all []byte
 	for _, r := range c.Records {
@@ -136,7 +136,7 @@ func (c Copy) records() string {
 	return string(all)
 }
 
-// make makes a change of a leader, and all that follows from it.
+// make applies a change by the leader to the leader's own copy.
 func (p *process) make(ch Change) {
 	if r := p.voter.Answer(p.tenure.Do(ch)); r.Promised > p.tenure.term {
 		p.yield()
@@ -145,11 +145,11 @@ func (p *process) make(ch Change) {
 	p.number = append(p.number, len(p.tenure.Copy.Records))
 }
 
-// yield: another node leads, or may.
+// yield ends the process's leadership, because another node leads or may lead.
 func (p *process) yield() { p.tenure, p.calls, p.number = nil, nil, nil }
 
-// react does what a leader does without delay after anything: settle, and send what is lacking to
-// all whom it waits for nothing from.
+// react does what a leader does at once after every event: it settles, and sends to each member
+// without a call in flight the changes that the member lacks.
 func (s *state) react(addr int) {
 	p := s.procs[addr]
 	t := p.tenure
@@ -173,7 +173,7 @@ func (s *state) react(addr int) {
 	}
 }
 
-// successors are all that can happen next.
+// successors returns all states that can follow.
 func (s *state) successors(v variant) (all []*state) {
 	for i, p := range s.procs {
 		if p.up {
@@ -196,7 +196,8 @@ func (s *state) successors(v variant) (all []*state) {
 	return all
 }
 
-// acts are what the process at an address can do by itself, or can be done to it.
+// acts returns the states that follow from what the process at an address does on its own, or from
+// what happens to it.
 func (s *state) acts(i int, v variant) (all []*state) {
 	p := s.procs[i]
 	own := v.name(i, p.life)
@@ -206,8 +207,8 @@ func (s *state) acts(i int, v variant) (all []*state) {
 		*q = process{life: p.life}
 		all = append(all, n)
 	}
-	// A process that was started later takes part when a leader has told it who the members are.
-	// The first that wants to lead is a0: all are alike until then.
+	// A process that was started later takes part once a leader has sent it the list of members.
+	// The first process to try to lead is a0, because all are alike until then.
 	if s.left.ballots > 0 && (i == 0 || s.begun) && (p.life == 0 || len(p.voter.Copy.Members) > 0) {
 		all = append(all, s.campaign(i, v))
 	}
@@ -241,7 +242,7 @@ func (p *process) lead(own string) {
 	p.number = []int{len(whole.Records)}
 }
 
-// campaign has a process ask the others to let it lead.
+// campaign makes a process ask the others to let it lead.
 func (s *state) campaign(i int, v variant) *state {
 	own := v.name(i, s.procs[i].life)
 	n, q := s.next(i, "%s wants to lead", own)
@@ -264,21 +265,22 @@ func (s *state) campaign(i int, v variant) *state {
 	return n
 }
 
-// lie counts what a firewall has said of a process that lives.
+// lie counts a firewall's false evidence about a live process.
 func (s *state) lie(member string, v variant) {
 	if p := s.procs[addrOf(member)]; p.up && v.name(addrOf(member), p.life) == member {
 		s.left.lies--
 	}
 }
 
-// evidence returns what can be seen of a member's process, as far as it counts as dead then.
+// evidence returns the kinds of evidence about a member's process that exist now and that count as
+// its death.
 func (s *state) evidence(member string, v variant) (all []Evidence) {
 	p := s.procs[addrOf(member)]
 	var possible []Evidence
 	switch {
 	case p.up && (v.nameless || v.name(addrOf(member), p.life) == member):
 		if s.left.lies > 0 {
-			possible = []Evidence{{Refused: true}, {Ended: true}} // by a firewall; by a proxy
+			possible = []Evidence{{Refused: true}, {Ended: true}} // from a firewall; from a proxy
 		}
 	case p.up:
 		possible = []Evidence{{Replaced: true}}
@@ -296,7 +298,8 @@ func (s *state) evidence(member string, v variant) (all []Evidence) {
 	return all
 }
 
-// leads are what a leader can do, and what can happen to its connections.
+// leads returns the states that follow from what a leader does, or from what happens to its
+// connections.
 func (s *state) leads(i int, v variant) (all []*state) {
 	p := s.procs[i]
 	own, t := p.tenure.own, p.tenure
@@ -356,7 +359,7 @@ func (s *state) leads(i int, v variant) (all []*state) {
 	return all
 }
 
-// deliver has a message arrive; nil: nobody is there for it.
+// deliver delivers a message; nil: its receiver is gone.
 func (s *state) deliver(k int, v variant) *state {
 	m := s.messages[k]
 	i := addrOf(m.to)
@@ -386,7 +389,7 @@ func (s *state) deliver(k int, v variant) *state {
 		}
 		n.react(i)
 	default:
-		return nil // nobody waits for it any more
+		return nil // no process waits for it
 	}
 	return n
 }
@@ -403,7 +406,7 @@ func (m message) String() string {
 	return fmt.Sprintf("%d changes of %s in term %d after %d", len(m.q.Changes), m.from, m.term, m.q.From)
 }
 
-// check notes which records are kept now, and returns what is wrong.
+// check records which records are kept now, and returns the violations that it finds.
 func (s *state) check(v variant) (wrong []string) {
 	for _, p := range s.procs {
 		t := p.tenure
@@ -451,8 +454,8 @@ func (s *state) check(v variant) (wrong []string) {
 	return wrong
 }
 
-// forget drops the messages that change nothing any more: answers that nobody waits for, and what
-// is sent to processes that are gone.
+// forget drops the messages without an effect: replies that no process waits for, and messages to
+// dead processes.
 func (s *state) forget(v variant) {
 	s.messages = slices.DeleteFunc(s.messages, func(m message) bool {
 		i := addrOf(m.to)
@@ -469,7 +472,7 @@ func (s *state) forget(v variant) {
 	})
 }
 
-// story reports how a state has come about.
+// story returns the events that led to a state.
 func (s *state) story() string {
 	var lines []string
 	for p := s.path; p != nil; p = p.from {
@@ -479,7 +482,7 @@ func (s *state) story() string {
 	return strings.Join(lines, "\n")
 }
 
-// encode appends what makes a state the same as another one, however both have come about.
+// encode appends an encoding that is equal for equal states, whatever the events that led to them.
 func (s *state) encode(b []byte) []byte {
 	b = append(b, bit(s.begun), s.left.ballots, s.left.writes, s.left.kills, s.left.starts, s.left.breaks, s.left.reforms, s.left.lies)
 	for _, r := range slices.Sorted(maps.Keys(s.kept)) {
@@ -581,7 +584,8 @@ func appendNames(b []byte, list []string) []byte {
 	return append(b, ',')
 }
 
-// explore visits all states that can be reached, and returns how many, and the first that is wrong.
+// explore visits all reachable states. It returns their number, and the first state with a
+// violation.
 func explore(l limits, v variant, visit func(*state) string) (count int, wrong *state, what string) {
 	seeds := [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
 	seen := make(map[[16]byte]bool)
@@ -630,8 +634,8 @@ func explore(l limits, v variant, visit func(*state) string) (count int, wrong *
 	return len(seen), nil, ""
 }
 
-// talk has all messages arrive, in their order, but those of a silent process. Who writes to one
-// that is gone sees its end.
+// talk delivers all messages in order, except those from and to a silent process. The sender of a
+// message to a dead process sees the end of the connection.
 func (s *state) talk(silent int, v variant) *state {
 	for len(s.messages) > 0 {
 		m := s.messages[0]
@@ -662,11 +666,12 @@ func (s *state) talk(silent int, v variant) *state {
 	return s
 }
 
-// leadBy has a process lead while all but a silent one talk, and returns whether it does.
+// leadBy makes a process try to lead while all except a silent one communicate, and reports whether
+// it leads.
 func (s *state) leadBy(i, silent int, v variant) (*state, bool) {
 	n, _ := s.next(i, "all talk but %d", silent)
 	n.messages = nil
-	for range len(s.procs) + 1 { // each refusal tells of a later term
+	for range len(s.procs) + 1 { // each refusal reports a later term
 		n = n.campaign(i, v).talk(silent, v)
 		p := n.procs[i]
 		if p.ballot.Won() {
@@ -679,8 +684,8 @@ func (s *state) leadBy(i, silent int, v variant) (*state, bool) {
 	return n, false
 }
 
-// stuck returns what is wrong where more than half of the living, or all, can talk, and cannot go
-// on.
+// stuck describes a process that cannot lead and write although all live processes, or more than
+// half of them, can communicate. It returns "" if it finds none.
 func (s *state) stuck(v variant) string {
 	for silent := -1; silent < len(s.procs); silent++ {
 		if silent >= 0 && !s.enough(silent, v) {
@@ -704,8 +709,8 @@ func (s *state) stuck(v variant) string {
 	return ""
 }
 
-// enough returns whether all living but one are more than half of the living, of all lists of
-// members that they know.
+// enough reports whether the live processes other than one are more than half of the live members
+// of every list of members that they know.
 func (s *state) enough(silent int, v variant) bool {
 	if !s.procs[silent].up {
 		return false
@@ -724,7 +729,7 @@ func (s *state) enough(silent int, v variant) bool {
 		living, talk := 0, 0
 		for _, member := range list {
 			switch i := addrOf(member); {
-			case i == silent: // whether this one is dead cannot be seen
+			case i == silent: // nobody can see whether this one is dead
 				living++
 			case s.procs[i].up && v.name(i, s.procs[i].life) == member:
 				living++
@@ -738,10 +743,10 @@ func (s *state) enough(silent int, v variant) bool {
 	return true
 }
 
-// TestExplore visits all that two or three nodes can come to, with so many ballots, records,
-// deaths, restarts, broken connections and new rounds, in any order: no two leaders' writes both
-// count, no record that was kept is lost while one lives that has it, and where all that live can
-// talk, or more than half, they go on.
+// TestExplore visits all states that two or three nodes can reach with a limited number of ballots,
+// records, deaths, restarts, broken connections and new rounds, in any order. The writes of two
+// leaders never both count, a kept record is never lost while a process with it lives, and the
+// nodes can continue if all live processes, or more than half, can communicate.
 func TestExplore(t *testing.T) {
 	all := []limits{
 		{nodes: 2, ballots: 2, writes: 1, kills: 1, starts: 1, reforms: 1},
@@ -759,14 +764,14 @@ func TestExplore(t *testing.T) {
 	}
 	total := 0
 	for _, l := range all {
-		l.lies = 1 // firewalls and proxies tell something at any time
+		l.lies = 1 // firewalls and proxies give false evidence at any time
 		if l.depth == 0 {
 			l.depth = 1000
 		}
 		visited := 0
 		count, wrong, what := explore(l, variant{}, func(s *state) string {
 			if visited++; visited%16 != 0 && l.writes+l.kills > 0 {
-				return "" // of the large ones a sample: to go on from a state takes longer than to visit it
+				return "" // a sample of the large ones, because to continue from a state takes longer than to visit it
 			}
 			return s.stuck(variant{})
 		})
@@ -779,7 +784,7 @@ func TestExplore(t *testing.T) {
 	t.Logf("%d states", total)
 }
 
-// TestExploreOtherRules: the exploration finds what is wrong with rules that are not these.
+// TestExploreOtherRules: the exploration finds the violations of wrong rules.
 func TestExploreOtherRules(t *testing.T) {
 	refused := func(e Evidence) Evidence { return Evidence{Refused: e.Refused, Ended: e.Refused} }
 	for name, c := range map[string]struct {

@@ -2,8 +2,8 @@ package rules
 
 import "testing"
 
-// TestChangesAreForgotten: a leader does not keep what all have, whatever a dead member lacks, and
-// a member that lacks what is forgotten gets the whole copy.
+// TestChangesAreForgotten: a leader drops the changes that all live members have, and a member that
+// lacks dropped changes gets the whole copy.
 func TestChangesAreForgotten(t *testing.T) {
 	b := NewBallot(1, "a", []string{"a", "b", "c", "d"})
 	b.Dead["d"] = true
