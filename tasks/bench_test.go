@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
-// BenchmarkCall waits for each task before the next.
+// BenchmarkCall waits for each task before it submits the next.
 func BenchmarkCall(b *testing.B) {
 	p := newPlace(b, scheduler.Config{})
 	p.serve(ServeConfig{})
@@ -27,7 +27,8 @@ func BenchmarkCall(b *testing.B) {
 	}
 }
 
-// BenchmarkPipelined has up to 10,000 tasks out; with 1,000 workers too, and with a journal.
+// BenchmarkPipelined has up to 10,000 tasks in flight: with 2 workers, with a journal, and with
+// 1,000 workers.
 func BenchmarkPipelined(b *testing.B) {
 	for _, c := range []struct {
 		name    string
@@ -67,7 +68,7 @@ func BenchmarkPipelined(b *testing.B) {
 	}
 }
 
-// BenchmarkGRPC is what calls of gRPC cost, which go from a client to a server and back: one after
+// BenchmarkGRPC measures gRPC calls from a client to a server and back, for comparison: one after
 // the other, and 100 at a time.
 func BenchmarkGRPC(b *testing.B) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -13,10 +13,10 @@ import (
 )
 
 // secured is a listener that completes handshakes as the driver of an authority's job does, and
-// counts them.
+// passes on the tickets of its peers.
 type secured struct {
 	ln   net.Listener
-	came chan []byte // tickets
+	came chan []byte // the tickets that peers have sent
 }
 
 func newSecured(t *testing.T, a *identity.Authority) *secured {
@@ -51,7 +51,8 @@ func newSecured(t *testing.T, a *identity.Authority) *secured {
 	return s
 }
 
-// TestDialOwn: a worker reaches the scheduler by its launcher, and no stranger in its place.
+// TestDialOwn: a worker reaches the scheduler through its launcher, and refuses a stranger in the
+// launcher's place.
 func TestDialOwn(t *testing.T) {
 	ours, err := identity.NewAuthority("run")
 	if err != nil {

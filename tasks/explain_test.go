@@ -7,7 +7,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
-// TestExplain: a task that waits is explained, by its number and by its function.
+// TestExplain: Explain says why a task waits, by the task's number and by its function.
 func TestExplain(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
 	p.serve(ServeConfig{})

@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 )
 
-// TestHeld: of tasks that are over, a worker keeps what the next scheduler must know, of no more
-// than the newest, and not their arguments.
+// TestHeld: of finished tasks, a worker keeps what the next scheduler must know, for the newest
+// ones only, and without their arguments.
 func TestHeld(t *testing.T) {
 	w, err := newWorker(ServeConfig{Log: quiet(), Dial: func(context.Context) (net.Conn, error) { return nil, net.ErrClosed }})
 	if err != nil {
@@ -37,8 +37,8 @@ func TestHeld(t *testing.T) {
 			t.Fatalf("it keeps %v", a.push)
 		}
 	}
-	// What it has of a connection that has broken comes again, and the scheduler says from where on
-	// it counts.
+	// A worker sends again what it has kept from a broken connection; the scheduler says how much
+	// of that it has already heard.
 	w.hear(&taskspb.FromTasks{Results: []*taskspb.ResultFor{{Of: &taskspb.Attempt{N: 1}}}})
 	near, far := net.Pipe()
 	defer far.Close()

@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
-// bounded is a connection that counts what is written before the peer has spoken, as an agent does
-// that carries it.
+// bounded is a connection that closes if too many bytes are written before the peer has sent any,
+// as an agent closes the connections that it carries.
 type bounded struct {
 	net.Conn
 	mu      sync.Mutex
@@ -44,8 +44,8 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return b.Conn.Write(p)
 }
 
-// A worker that holds many tasks reaches the scheduler through an agent, which closes connections
-// that send much before they have proven who they are.
+// TestHelloOfManyTasks: a worker that holds many tasks reaches the scheduler through an agent,
+// which closes connections that send much before their peer has proven its identity.
 func TestHelloOfManyTasks(t *testing.T) {
 	s := scheduler.New(scheduler.Config{Log: quiet()})
 	defer s.Close()

@@ -11,13 +11,13 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
-// complain fails with a text of so many bytes, which is no UTF-8.
+// complain fails with a text of n bytes that are not UTF-8.
 var complain = Register[int]("complain/v1", func(_ context.Context, n int) (int, error) {
 	return 0, errors.New("no room " + strings.Repeat("\xff", n))
 })
 
-// TestLargeTexts: an error of any size arrives, what cannot be sent is refused by Submit, and names
-// that are no UTF-8 are. Tasks behind one that has failed name it, and not each other.
+// TestLargeTexts: an error of any size arrives; Submit refuses what cannot be sent, and names that
+// are not UTF-8. The errors of tasks behind a failed one name that task, not each other.
 func TestLargeTexts(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
 	p.serve(ServeConfig{})
@@ -55,7 +55,7 @@ func TestLargeTexts(t *testing.T) {
 		}
 	}
 	sent := behind.Err(ctx)
-	here, err := double.Submit(ctx, pool, behind) // which has failed, as the client knows
+	here, err := double.Submit(ctx, pool, behind) // it has failed, as the client knows
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,8 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
-// slowPlace is a scheduler to which connections are made that take long to close, and take long to
-// make, apart from the first.
+// slowPlace is a scheduler whose connections take long to close, and to open, except the first.
 type slowPlace struct {
 	s     *scheduler.Scheduler
 	wg    sync.WaitGroup
@@ -30,7 +29,7 @@ func (p *slowPlace) close() {
 	p.wg.Wait()
 }
 
-// dialer returns how one process connects.
+// dialer returns the Dial function of one process.
 func (p *slowPlace) dialer() func(context.Context) (net.Conn, error) {
 	var again atomic.Bool
 	return func(context.Context) (net.Conn, error) {
@@ -44,7 +43,7 @@ func (p *slowPlace) dialer() func(context.Context) (net.Conn, error) {
 	}
 }
 
-// slowConn is a connection whose first Close returns long after it is closed.
+// slowConn is a connection whose first Close returns long after it has closed the connection.
 type slowConn struct {
 	net.Conn
 	closed atomic.Bool
@@ -70,8 +69,8 @@ var (
 	stayed atomic.Int32
 )
 
-// A worker that has left does not come back: what it had runs elsewhere, and does not count as lost
-// with it.
+// TestLeftForGood: a worker that has left does not reconnect; its tasks run elsewhere and do not
+// count as lost.
 func TestLeftForGood(t *testing.T) {
 	root := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -115,7 +114,7 @@ func TestLeftForGood(t *testing.T) {
 	})
 }
 
-// A client that was closed does not come back.
+// TestClosedForGood: a closed client does not reconnect.
 func TestClosedForGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newSlowPlace()
@@ -131,7 +130,8 @@ func TestClosedForGood(t *testing.T) {
 	})
 }
 
-// A worker that has left begins nothing that was on its way to it: nobody would end it.
+// TestPushAfterLeaving: a worker that has left does not begin a task that was in flight to it,
+// because nobody would end it.
 func TestPushAfterLeaving(t *testing.T) {
 	w, err := newWorker(ServeConfig{Dial: func(context.Context) (net.Conn, error) { return nil, net.ErrClosed }})
 	if err != nil {

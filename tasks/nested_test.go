@@ -7,8 +7,8 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
-// nest calls itself so often as its first argument says, each time so many times as the second one
-// does, and returns how many calls there were.
+// nest calls itself to the given depth, with the given number of calls at each level, and returns
+// the number of calls.
 var (
 	nest   *Func[int]
 	nested *Pool
@@ -45,8 +45,8 @@ func init() {
 	})
 }
 
-// TestNested: tasks that wait for tasks end, however many they are and however few workers there
-// are, also where connections break meanwhile.
+// TestNested: tasks that wait for other tasks end, however many tasks and however few workers there
+// are, even if connections break.
 func TestNested(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
 	p.serve(ServeConfig{Offers: map[string]float64{"cpu": 1}})

@@ -14,13 +14,13 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
-// ends tells the test that it runs, which ends its worker then.
+// ends reports that it runs; the test then ends its worker.
 var (
 	ends    = Register[None]("ends/v1", func(ctx context.Context) error { endings <- ctx; <-ctx.Done(); return ctx.Err() })
 	endings = make(chan context.Context)
 )
 
-// farConn is a connection whose bytes take a while to come.
+// farConn is a connection whose bytes arrive late.
 type farConn struct{ net.Conn }
 
 // Read implements net.Conn.
@@ -30,7 +30,7 @@ func (c farConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// village is a scheduler and workers of a job, which are told apart.
+// village is a scheduler and a job's workers, which have incarnations.
 type village struct {
 	t        *testing.T
 	s        *scheduler.Scheduler
@@ -62,7 +62,7 @@ func (v *village) dialer(from identity.Subject) func(context.Context) (net.Conn,
 	}
 }
 
-// serve runs a worker until vanish is called, as if its process were killed.
+// serve runs a worker until vanish is called, which ends it as if its process were killed.
 func (v *village) serve(name string) (vanish func()) {
 	ctx, end := context.WithCancelCause(context.Background())
 	var serving sync.WaitGroup
@@ -79,7 +79,8 @@ func (v *village) serve(name string) (vanish func()) {
 	}
 }
 
-// ended tells the scheduler of the end of a worker meanwhile, and returns what that ran.
+// ended reports the end of a worker to the scheduler while the worker vanishes, and returns the
+// tasks that the worker ran.
 func (v *village) ended(name string, stopped bool, vanish func()) []string {
 	ran := make(chan []string)
 	go func() { ran <- v.s.Ended(name, stopped) }()
@@ -87,8 +88,8 @@ func (v *village) ended(name string, stopped bool, vanish func()) []string {
 	return <-ran
 }
 
-// TestPoison: a task that ends its worker three times has failed, and its workers are named. What a
-// worker has said of it reaches the scheduler also where the end of its process is known before.
+// TestPoison: a task that ends its worker three times has failed, and its error names the workers.
+// What a worker has reported reaches the scheduler even if the end of its process is known first.
 func TestPoison(t *testing.T) {
 	v := newVillage(t)
 	f, err := ends.Submit(t.Context(), v.pool)
@@ -115,7 +116,7 @@ func TestPoison(t *testing.T) {
 	}
 }
 
-// TestStoppedWorkers: the end of a worker that was told to end counts for none of its tasks.
+// TestStoppedWorkers: the end of a worker that was asked to stop is not counted against its tasks.
 func TestStoppedWorkers(t *testing.T) {
 	v := newVillage(t)
 	f, err := ends.With(Retries(0)).Submit(t.Context(), v.pool)

@@ -16,14 +16,14 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
-// A scheduler that is out of reach may be about to come back.
+// TestReach: a client keeps trying to reach a scheduler that may come back.
 func TestReach(t *testing.T) {
 	refused := &net.OpError{Op: "dial", Net: "unix", Err: syscall.ECONNREFUSED}
 	absent := &net.OpError{Op: "dial", Net: "unix", Err: syscall.ENOENT}
 	for _, c := range []struct {
 		name  string
-		err   error // of all tries but the last
-		tries int   // 0: all fail
+		err   error // of all attempts but the last
+		tries int   // 0: all attempts fail
 		want  error
 		least time.Duration
 		most  time.Duration
@@ -68,7 +68,8 @@ func TestReach(t *testing.T) {
 	})
 }
 
-// A client and a worker that begin while there is no scheduler connect to the one that comes.
+// TestBeginWithoutScheduler: a client and a worker that start before the scheduler connect to it
+// once it is there.
 func TestBeginWithoutScheduler(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
 	tries := make(chan struct{}, 4)

@@ -12,7 +12,7 @@ import (
 
 var bytesOf = Register[int]("bytesof/v1", func(_ context.Context, b []byte) (int, error) { return len(b), nil })
 
-// waits waits until Submit waits for room.
+// waits blocks until Submit waits for room.
 func (p *Pool) waits() {
 	follow.Poll(func() bool {
 		p.mu.Lock()
@@ -21,8 +21,8 @@ func (p *Pool) waits() {
 	})
 }
 
-// TestSubmitWaits: a client that submits without end waits while the scheduler has no room, another
-// client has room nevertheless, and all tasks run once there is a worker.
+// TestSubmitWaits: a client that submits endlessly waits while the scheduler has no room for it;
+// another client still has room, and all tasks run once there is a worker.
 func TestSubmitWaits(t *testing.T) {
 	const memory, n = 2 << 20, 300
 	p := newPlace(t, scheduler.Config{Memory: memory})
@@ -65,8 +65,8 @@ func TestSubmitWaits(t *testing.T) {
 
 var large = Register[[]byte]("large/v1", func(_ context.Context, n int) ([]byte, error) { return make([]byte, n), nil })
 
-// TestDeafClient: the tasks of a client that does not read wait, those of another run, and where it
-// reads again nothing of its results is lost.
+// TestDeafClient: the tasks of a client that does not read wait, while those of another client run;
+// once it reads again, it gets all its results.
 func TestDeafClient(t *testing.T) {
 	p := newPlace(t, scheduler.Config{Memory: 8 << 20})
 	p.serve(ServeConfig{})

@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
-// shapeIn returns what the hash of a function that takes a type has of its fields.
+// shapeIn returns the fields of a type as they enter the hash of a function that takes the type.
 func shapeIn[A any](t *testing.T) string {
 	t.Helper()
 	f, err := newFunction("f", func(context.Context, A) error { return nil }, reflect.TypeFor[None]())
@@ -21,8 +21,8 @@ func shapeIn[A any](t *testing.T) string {
 	return shape
 }
 
-// TestShapeIsHashed: a struct of the same name with other fields is another type, also below
-// others.
+// TestShapeIsHashed: structs of the same name with different fields are different types, also
+// inside other types.
 func TestShapeIsHashed(t *testing.T) {
 	older := func() (direct, below, ref string) {
 		type point struct{ X, Y float64 }
@@ -58,7 +58,7 @@ func TestShapeIsHashed(t *testing.T) {
 	}
 }
 
-// pointed returns what it was given.
+// pointed returns its argument.
 var pointed = Register[*shape]("pointed/v1", func(_ context.Context, s *shape) (*shape, error) { return s, nil })
 
 // TestNilPointer: a nil pointer is a value, as an argument and as a result.

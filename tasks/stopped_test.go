@@ -14,7 +14,7 @@ import (
 
 var (
 	goOn  atomic.Pointer[chan struct{}]
-	begun atomic.Int32 // how many calls of deaf
+	begun atomic.Int32 // number of calls of deaf
 )
 
 // deaf ignores its context.
@@ -24,8 +24,8 @@ var deaf = Register[None]("deaf/v1", func(context.Context) error {
 	return nil
 })
 
-// TestDeafFunction: a function that goes on after the time of its task is up occupies its worker,
-// which the status says, and holds up no other task.
+// TestDeafFunction: a function that continues after its task's time is up occupies its worker, as
+// the status says, and does not hold up other tasks.
 func TestDeafFunction(t *testing.T) {
 	until := make(chan struct{})
 	goOn.Store(&until)
@@ -63,13 +63,13 @@ func TestDeafFunction(t *testing.T) {
 		t.Errorf("it is explained as %+v, %v", all, err)
 	}
 	close(until)
-	if _, err := RunAll(ctx, pool, double, 1); err != nil { // on the worker too that was occupied
+	if _, err := RunAll(ctx, pool, double, 1); err != nil { // this includes the worker that was occupied
 		t.Error(err)
 	}
 }
 
 // TestDeafWorkerLeaves: a worker that leaves does not wait for a function that ignores its context,
-// but for others, and what has not ended counts for nothing.
+// but does for others; the unfinished attempt does not count.
 func TestDeafWorkerLeaves(t *testing.T) {
 	root := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {

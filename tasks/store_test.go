@@ -23,7 +23,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// newSafePlace is newPlace where workers provide values for each other.
+// newSafePlace is newPlace with workers that provide values for each other.
 func newSafePlace(t testing.TB, cfg scheduler.Config) *place {
 	t.Helper()
 	ca, err := identity.NewAuthority("run")
@@ -58,12 +58,12 @@ var (
 	uses = Register[int]("uses/v1", func(_ context.Context, c *counted) (int, error) { return len(c.text), nil })
 )
 
-// counted counts how often it was decoded.
+// counted counts how often it is decoded.
 type counted struct{ text string }
 
 var decoded atomic.Int32
 
-// MarshalBinary and UnmarshalBinary encode it.
+// MarshalBinary and UnmarshalBinary encode and decode the text.
 func (c *counted) MarshalBinary() ([]byte, error) { return []byte(c.text), nil }
 func (c *counted) UnmarshalBinary(b []byte) error {
 	decoded.Add(1)
@@ -78,7 +78,7 @@ func sentWith[R any](f *Future[R], args int) (inlined int) {
 	return args - len(f.spills)
 }
 
-// TestArgumentLimits: what is sent with a task, and what is stored, to the byte.
+// TestArgumentLimits: which arguments are sent with a task and which are stored, to the byte.
 func TestArgumentLimits(t *testing.T) {
 	const k = 100 << 10
 	for _, c := range []struct{ n, size, inlined int }{{1, 0, 1}, {1, k - 1, 1}, {1, k, 1}, {1, k + 1, 0}, {102, k, 102}, {103, k, 102}} {
@@ -102,8 +102,8 @@ func TestArgumentLimits(t *testing.T) {
 	}
 }
 
-// TestResultLimits: a result of 102,400 bytes is stored, a smaller one is not; either arrives, and
-// as an argument too, without going through the client.
+// TestResultLimits: a result of 102,400 bytes is stored and a smaller one is not; either arrives,
+// also as the argument of another task, without passing through the client.
 func TestResultLimits(t *testing.T) {
 	for _, safe := range []bool{true, false} {
 		p := newPlace(t, scheduler.Config{})
@@ -139,8 +139,8 @@ func TestResultLimits(t *testing.T) {
 	}
 }
 
-// TestRef: a value is put once, decoded once per process where functions take a Ref, for each task
-// where they do not, and removed when nobody needs it any more.
+// TestRef: a value is stored once; it is decoded once per process for functions that take a Ref,
+// and for each task otherwise; and it is removed when it is no longer needed.
 func TestRef(t *testing.T) {
 	p := newSafePlace(t, scheduler.Config{})
 	p.serve(ServeConfig{Host: "a"})
@@ -205,7 +205,7 @@ func (p *place) awaitEmpty(t *testing.T) {
 	}
 }
 
-// TestStoredResultsAreDropped: when nothing has the futures any more.
+// TestStoredResultsAreDropped: stored results are removed when their futures are garbage.
 func TestStoredResultsAreDropped(t *testing.T) {
 	p := newSafePlace(t, scheduler.Config{})
 	p.serve(ServeConfig{Host: "a"})
@@ -225,8 +225,8 @@ func TestStoredResultsAreDropped(t *testing.T) {
 	p.awaitEmpty(t)
 }
 
-// TestLostHost: results of a host that is gone are made again, for tasks and for the client; a
-// value that was put is beside the scheduler.
+// TestLostHost: results that were stored on a lost host are computed again, for tasks and for the
+// client; a value that was put is stored beside the scheduler.
 func TestLostHost(t *testing.T) {
 	p := newSafePlace(t, scheduler.Config{WorkerGrace: time.Millisecond})
 	leave := p.serve(ServeConfig{Host: "a"})
@@ -258,8 +258,8 @@ func TestLostHost(t *testing.T) {
 	}
 }
 
-// TestUnreachableHost: where the scheduler cannot reach a worker for its stored results, the log
-// says so once, and Get does not wait longer than the patience.
+// TestUnreachableHost: if the scheduler cannot fetch results that are stored at a worker, the log
+// says so once, and Get does not wait longer than the client's patience.
 func TestUnreachableHost(t *testing.T) {
 	log, hook := logtest.NewNullLogger()
 	p := newSafePlace(t, scheduler.Config{Log: log})
@@ -267,7 +267,7 @@ func TestUnreachableHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.ca = stranger // of the worker, whom the scheduler does not trust
+	p.ca = stranger // of the worker: the scheduler does not trust it
 	p.serve(ServeConfig{Host: "a"})
 	pool := p.connect(ConnectConfig{Patience: time.Nanosecond})
 	f, err := makes.Submit(t.Context(), pool, 200_000, byte(1))
@@ -285,7 +285,7 @@ func TestUnreachableHost(t *testing.T) {
 	}
 }
 
-// opens returns when its gate is open.
+// opens returns once its gate is open.
 var (
 	gates = [2]chan struct{}{make(chan struct{}), make(chan struct{})}
 	opens = Register[int]("opens/v1", func(ctx context.Context, gate int) (int, error) {
@@ -298,8 +298,8 @@ var (
 	})
 )
 
-// TestNothingWritten: a scheduler ends that has told of results and written nothing down. The one
-// after it makes those again that others depend on, or that are stored, as the client says.
+// TestNothingWritten: a scheduler ends that has reported results and recorded none. The next one
+// computes those again that other tasks need or that are stored, as the client tells it.
 func TestNothingWritten(t *testing.T) {
 	unwritten := scheduler.Config{Repeated: true}
 	p := newSafePlace(t, unwritten)
@@ -346,8 +346,8 @@ func TestNothingWritten(t *testing.T) {
 	}
 }
 
-// TestManySources: a large value that several hosts have comes from all of them, and is right where
-// one of them has other bytes under its name.
+// TestManySources: a large value that several hosts have is fetched from all of them, and is
+// correct even if one of them has other bytes under its name.
 func TestManySources(t *testing.T) {
 	p := newSafePlace(t, scheduler.Config{})
 	pool := p.connect(ConnectConfig{})
@@ -396,7 +396,7 @@ func TestManySources(t *testing.T) {
 	}
 }
 
-// awaitWorkers waits until so many workers have joined.
+// awaitWorkers waits until n workers have joined.
 func awaitWorkers(t *testing.T, pool *Pool, n int) {
 	t.Helper()
 	if !follow.Await(t, func() bool {
@@ -407,7 +407,8 @@ func awaitWorkers(t *testing.T, pool *Pool, n int) {
 	}
 }
 
-// TestFullStores: what does not fit is refused with one clear error, wherever it does not fit.
+// TestFullStores: a value that does not fit is refused with one clear error, whichever store is
+// full.
 func TestFullStores(t *testing.T) {
 	p := newSafePlace(t, scheduler.Config{Store: blob.Config{Most: 1 << 20}})
 	p.serve(ServeConfig{Host: "a", StoreBytes: 500_000})
@@ -431,8 +432,8 @@ func TestFullStores(t *testing.T) {
 	}
 }
 
-// TestFullDisk: memory that other programs have filled is an error like that of a store which is
-// full; what was stored before is there, and there is room once they have given it back.
+// TestFullDisk: if other programs have filled the memory, the error is the same as for a full
+// store; earlier values remain, and there is room once the memory is free again.
 func TestFullDisk(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can mount a file system that is filled")
@@ -472,7 +473,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestManyResults: results that are arguments and have more than 10 MiB together arrive.
+// TestManyResults: arguments that are results, of more than 10 MiB together, arrive.
 func TestManyResults(t *testing.T) {
 	p := newSafePlace(t, scheduler.Config{})
 	pool := p.connect(ConnectConfig{})
@@ -492,7 +493,7 @@ func TestManyResults(t *testing.T) {
 	if got := get(t, f, nil); got != fmt.Sprint("150 ", 150*102_000+149*75) {
 		t.Errorf("the function was given %s bytes", got)
 	}
-	g, err := lengths.Submit(t.Context(), pool, args...) // and from the client, which has them now
+	g, err := lengths.Submit(t.Context(), pool, args...) // this time from the client, which has the results now
 	if got := get(t, g, err); got != fmt.Sprint("150 ", 150*102_000+149*75) {
 		t.Errorf("the function was given %s bytes", got)
 	}

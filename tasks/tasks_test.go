@@ -31,14 +31,14 @@ func quiet() *logrus.Logger {
 	return log
 }
 
-// place is a scheduler with a listener on loopback, whose connections can be cut.
+// place is a scheduler that listens on loopback. Its connections can be cut.
 type place struct {
 	t     testing.TB
 	s     *scheduler.Scheduler
 	ln    net.Listener
 	wg    sync.WaitGroup
-	root  string              // of stores
-	ca    *identity.Authority // of those who provide values; nil: none does
+	root  string              // of the stores
+	ca    *identity.Authority // authority of the workers that provide values; nil: none does
 	creds *identity.Credentials
 	mu    sync.Mutex
 	conns map[net.Conn]bool
@@ -90,7 +90,7 @@ func (p *place) scheduler() *scheduler.Scheduler {
 	return p.s
 }
 
-// replace ends the scheduler, and has another one that knows nothing take its place.
+// replace ends the scheduler and starts another one without its state.
 func (p *place) replace(cfg scheduler.Config) {
 	cfg.Log, cfg.Store.Root = quiet(), p.root
 	p.mu.Lock()
@@ -206,11 +206,11 @@ func TestCalls(t *testing.T) {
 	if s := get(t, g, err); s.Name != "box" || len(s.Sides) != 2 || s.Sides[1] != 4 {
 		t.Errorf("grow returned %+v", s)
 	}
-	h, err := double.Submit(ctx, pool, f) // of a task that is over
+	h, err := double.Submit(ctx, pool, f) // the argument's task is over
 	if err != nil {
 		t.Fatal(err)
 	}
-	i, err := sum.Submit(ctx, pool, h, h, 1) // and of one that is not, perhaps
+	i, err := sum.Submit(ctx, pool, h, h, 1) // the arguments' task may still run
 	if n := get(t, i, err); n != 169 {
 		t.Errorf("sum returned %d", n)
 	}
@@ -273,8 +273,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// Tasks and results survive broken connections, each result comes once, and workers that leave or
-// come lose nothing.
+// TestBrokenConnections: tasks and results survive broken connections, each result arrives once,
+// and nothing is lost when workers come or leave.
 func TestBrokenConnections(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
 	leave := p.serve(ServeConfig{Offers: map[string]float64{"cpu": 2}})
@@ -306,7 +306,7 @@ func TestBrokenConnections(t *testing.T) {
 	}
 }
 
-// Each worker gets one call, however busy it is, and one that is lost is not replaced.
+// TestRunAll: each worker gets one call, however busy it is; a lost worker is not replaced.
 func TestRunAll(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
 	for _, host := range []string{"a", "b", "c"} {
@@ -340,7 +340,8 @@ func TestRunAll(t *testing.T) {
 	}
 }
 
-// RunAll leaves out a worker that leaves, and fails where one lacks the function.
+// TestRunAllWithout: RunAll leaves out a worker that is leaving, and fails if a worker lacks the
+// function.
 func TestRunAllWithout(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
 	p.serve(ServeConfig{Host: "a"})
@@ -381,8 +382,8 @@ func TestRunAllWithout(t *testing.T) {
 	}
 }
 
-// Map returns the first error although it cannot submit the other tasks before those end that it
-// has submitted, and these are cancelled then.
+// TestMapFails: Map returns the first error although its window has no room for the remaining
+// tasks, and cancels the submitted ones.
 func TestMapFails(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
 	p.serve(ServeConfig{})
@@ -400,7 +401,7 @@ func TestMapFails(t *testing.T) {
 	}
 }
 
-// first fails where it is called first, and waits otherwise.
+// first fails at its first call, and waits at others.
 var (
 	first = Register[int]("first/v1", func(ctx context.Context, _ int) (int, error) {
 		if firsts.Add(1) == 1 {
@@ -412,7 +413,7 @@ var (
 	firsts atomic.Int32
 )
 
-// A worker that refuses gets nothing until it says otherwise.
+// TestAdmission: a worker that has refused gets no task until it asks to be considered again.
 func TestAdmission(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
 	var busy atomic.Bool
@@ -429,7 +430,7 @@ func TestAdmission(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again <- struct{}{} // and it refuses once more
+	again <- struct{}{} // it refuses once more
 	select {
 	case <-f.Done():
 		t.Fatal("a worker that has refused has run a task")
@@ -442,7 +443,7 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// The scheduler tells what a worker has run, and for how long.
+// TestRan: the scheduler reports what a worker has run, and for how long.
 func TestRan(t *testing.T) {
 	type ran struct {
 		worker, function string

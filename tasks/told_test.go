@@ -15,8 +15,8 @@ import (
 // valve is a connection that can be stopped in each direction.
 type valve struct {
 	net.Conn
-	deaf sync.Mutex  // what comes is not read while it is held
-	mute atomic.Bool // what is written is thrown away
+	deaf sync.Mutex  // while it is held, Read blocks
+	mute atomic.Bool // written bytes are discarded
 }
 
 // Read implements net.Conn.
@@ -35,7 +35,7 @@ func (v *valve) Write(b []byte) (int, error) {
 	return v.Conn.Write(b)
 }
 
-// connectBy is connect by a first connection that can be stopped.
+// connectBy is connect with a first connection that can be stopped.
 func (p *place) connectBy() (*Pool, *valve) {
 	p.t.Helper()
 	first := &valve{}
@@ -54,7 +54,7 @@ func (p *place) connectBy() (*Pool, *valve) {
 	return pool, first
 }
 
-// obeys returns when it is cancelled, as one that has succeeded.
+// obeys runs until it is cancelled, and then succeeds.
 var (
 	obeys = Register[int]("obeys/v1", func(ctx context.Context) (int, error) {
 		obeyed.Add(1)
@@ -64,9 +64,9 @@ var (
 	obeyed atomic.Int32
 )
 
-// TestToldAndForgotten: a scheduler has told that a task was not run because another was cancelled,
-// and ends before it has heard of a third, which depends on it. The next one, which knows nothing,
-// runs none of them.
+// TestToldAndForgotten: a scheduler reports that a task was not run because another was cancelled,
+// and ends before it gets a third task, which depends on the second. The next scheduler, without
+// that state, runs none of them.
 func TestToldAndForgotten(t *testing.T) {
 	unwritten := scheduler.Config{Repeated: true}
 	p := newPlace(t, unwritten)
@@ -116,7 +116,8 @@ func TestToldAndForgotten(t *testing.T) {
 	}
 }
 
-// TestCancelUnheard: a task is cancelled though the connection broke before the scheduler heard it.
+// TestCancelUnheard: a task is cancelled even if the connection breaks before the scheduler gets
+// the cancel.
 func TestCancelUnheard(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
 	p.serve(ServeConfig{})

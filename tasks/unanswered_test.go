@@ -13,15 +13,15 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 )
 
-// unhearing is a scheduler that lives, and does not read once it has welcomed a peer.
+// unhearing is a live scheduler that does not read once it has welcomed a peer.
 type unhearing struct {
 	welcomes bool
 	mu       sync.Mutex
 	gone     bool
-	conns    []net.Conn // its ends
+	conns    []net.Conn // the scheduler's ends
 }
 
-// dial connects to it.
+// dial connects to the scheduler.
 func (d *unhearing) dial(context.Context) (net.Conn, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -48,7 +48,7 @@ func (d *unhearing) say(to net.Conn, m *taskspb.FromTasks) error {
 	return err
 }
 
-// end ends it.
+// end closes all connections and refuses new ones.
 func (d *unhearing) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,7 +58,7 @@ func (d *unhearing) end() {
 	}
 }
 
-// connect returns a client that it has welcomed.
+// connect returns a client that the scheduler has welcomed.
 func (d *unhearing) connect(t *testing.T) *Pool {
 	t.Helper()
 	d.welcomes = true
@@ -69,7 +69,7 @@ func (d *unhearing) connect(t *testing.T) *Pool {
 	return pool
 }
 
-// A client does not wait for ever for a scheduler that does not say hello.
+// TestNoHello: a client does not wait indefinitely for a scheduler that does not say hello.
 func TestNoHello(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d unhearing
@@ -82,7 +82,7 @@ func TestNoHello(t *testing.T) {
 	})
 }
 
-// Close does not wait for ever for a scheduler that does not read.
+// TestCloseUnheard: Close does not wait indefinitely for a scheduler that does not read.
 func TestCloseUnheard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d unhearing
@@ -98,7 +98,7 @@ func TestCloseUnheard(t *testing.T) {
 	})
 }
 
-// A task that Submit does not return is not run.
+// TestSubmitUnheard: a task that Submit does not return is cancelled.
 func TestSubmitUnheard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d unhearing
@@ -129,7 +129,7 @@ func TestSubmitUnheard(t *testing.T) {
 	})
 }
 
-// Whoever has asked a scheduler something that is gone for good gets the pool's error.
+// TestAskInVain: a question to a scheduler that is gone for good returns the pool's error.
 func TestAskInVain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d unhearing
@@ -154,7 +154,7 @@ func TestAskInVain(t *testing.T) {
 	})
 }
 
-// A client that a scheduler refuses does not connect again, and its tasks end.
+// TestRefusedLater: a client that the scheduler refuses does not reconnect, and its tasks end.
 func TestRefusedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d unhearing

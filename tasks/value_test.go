@@ -34,7 +34,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// FuzzDecode: a client that lies gets an error, or a value of the type.
+// FuzzDecode: any bytes decode to a value of the type, or to an error.
 func FuzzDecode(f *testing.F) {
 	types := []reflect.Type{
 		reflect.TypeFor[int8](), reflect.TypeFor[uint](), reflect.TypeFor[string](), reflect.TypeFor[[]byte](), reflect.TypeFor[bool](),

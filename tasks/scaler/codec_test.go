@@ -16,7 +16,7 @@ import (
 
 func b(text string) []byte { return []byte(text) }
 
-// everything has a message of each type, with each of its forms.
+// everything has a message of each type, in each of its forms.
 var everything = []Message{
 	&Task{ID: b("0123456789abcdef"), Source: b("client"), Flags: TaskFlags{Profiling: true, Priority: -2}, Function: b("f"),
 		Args: []Arg{{ArgObject, b("a")}, {ArgTask, b("t")}}},
@@ -52,7 +52,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestLayouts: the frames of numbers have the sizes and offsets that Python's struct gives them.
+// TestLayouts: frames of numbers have the sizes and offsets of Python's struct.
 func TestLayouts(t *testing.T) {
 	heartbeat := &Heartbeat{CPU: 0.258, RSS: 0x1112131415161718, Free: 0x2122232425262728, Queued: 0x3132, LatencyUS: 0x41424344, Locked: true,
 		Processors: []Processor{{PID: 0x51525354, Initialized: true, Suspended: true, CPU: 0.515, RSS: 0x6162636465666768}}}
@@ -86,7 +86,7 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
-// TestClamped: what a field cannot hold is its greatest value, not another one.
+// TestClamped: a value too large for its field becomes the field's largest value.
 func TestClamped(t *testing.T) {
 	got, err := Decode(Encode(&Heartbeat{CPU: 128, Queued: 1 << 20, Processors: []Processor{{CPU: -1}}}))
 	if err != nil {
@@ -141,7 +141,7 @@ func TestDecodeRefuses(t *testing.T) {
 }
 
 func TestObjectIDs(t *testing.T) {
-	// The hashes are what Python's hashlib gives for client-1 and serializer.
+	// Python's hashlib gives these hashes for client-1 and serializer.
 	id := SerializerID(b("client-1"))
 	if got := hex.EncodeToString(id); got != "28224c5e84194032"+"84f6fb7cd5cd53b5679489a29396448f" {
 		t.Errorf("the serializer's id is %s", got)
@@ -154,8 +154,8 @@ func TestObjectIDs(t *testing.T) {
 	}
 }
 
-// TestGolden: what Scaler 1.7.14 and this package have said to each other decodes, and encodes to
-// the same bytes. TestReal… with -update records it anew.
+// TestGolden: the messages that Scaler 1.7.14 and this package have exchanged decode, and encode to
+// the same bytes. TestReal… with -update records them again.
 func TestGolden(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.frames")
 	if err != nil || len(paths) == 0 {
@@ -195,7 +195,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// FuzzDecode: what decodes encodes to the same frames, or to frames that mean the same.
+// FuzzDecode: decoded messages encode to the same frames, or to frames with the same meaning.
 func FuzzDecode(f *testing.F) {
 	for _, m := range everything {
 		f.Add(scalertest.Join(Encode(m)))

@@ -15,7 +15,7 @@ import (
 
 var begin = time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// echo returns its first argument.
+// echoFunc returns its first argument.
 func echoFunc(_ context.Context, args [][]byte) ([]byte, error) { return args[0], nil }
 
 func testCore(t *testing.T, change func(*Config)) *core {
@@ -51,7 +51,7 @@ func newTask(id string, priority int32, args ...string) *Task {
 	return task
 }
 
-// answer gives a core all objects of a request.
+// answer sends a core the objects of a request.
 func answer(c *core, r *ObjectRequest, contents map[string]string) {
 	m := &ObjectResponse{Kind: Content, Objects: Objects{IDs: r.IDs}}
 	for _, id := range r.IDs {
@@ -127,8 +127,8 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestMissingObjects: an answer that lacks an object does not say which. The others are asked for
-// again, each alone, and only the task that needs the lost one fails.
+// TestMissingObjects: an answer that lacks an object does not say which. The core requests the
+// objects again, each alone, and only the task that needs the missing one fails.
 func TestMissingObjects(t *testing.T) {
 	c := testCore(t, func(cfg *Config) { cfg.Slots = 2 })
 	c.message(begin, newTask("t", 0, "a", "gone"))
@@ -152,14 +152,14 @@ func TestMissingObjects(t *testing.T) {
 	if len(a.start) != 1 || string(a.start[0].args[0]) != "1" {
 		t.Errorf("starts %+v", a.start)
 	}
-	answer(c, &ObjectRequest{IDs: [][]byte{b("f")}}, contents) // nobody has asked
+	answer(c, &ObjectRequest{IDs: [][]byte{b("f")}}, contents) // nobody has asked for it
 	if a := c.take(); len(a.send) != 0 || len(a.note) != 1 {
 		t.Errorf("%+v", a)
 	}
 }
 
-// TestObjectTooLarge: objects in one message may be too large together; one that is too large alone
-// fails its task.
+// TestObjectTooLarge: objects that are too large in one message are requested one by one; one that
+// is too large alone fails its task.
 func TestObjectTooLarge(t *testing.T) {
 	c := testCore(t, nil)
 	c.message(begin, newTask("t", 0, "a", "b"))
@@ -181,7 +181,8 @@ func TestObjectTooLarge(t *testing.T) {
 	}
 }
 
-// TestCache: objects are fetched once, forgotten where the scheduler says so, and give way.
+// TestCache: objects are fetched once, dropped when the scheduler says so, and evicted when the
+// cache is full.
 func TestCache(t *testing.T) {
 	c, run := running(t, func(cfg *Config) { cfg.Cache = 8 })
 	c.message(begin, &ObjectInstruction{Kind: Delete, User: b("w1"), Objects: Objects{IDs: [][]byte{b("a"), b("unknown")}}})
@@ -216,7 +217,7 @@ func TestPriorities(t *testing.T) {
 		run = c.take().start[0].run
 		got = append(got, string(c.runs[run].task.ID))
 	}
-	if want := []string{"first", "urgent", "second", "low"}; !slices.Equal(got, want) { // the first had its objects already
+	if want := []string{"first", "urgent", "second", "low"}; !slices.Equal(got, want) { // the first one had its objects already
 		t.Errorf("the order is %v", got)
 	}
 }
@@ -239,10 +240,10 @@ func TestCancel(t *testing.T) {
 		want   string
 	}{
 		{TaskCancel{ID: b("r"), Force: true}, "r C 0"},
-		{TaskCancel{ID: b("r"), Force: true}, "0"}, // it has been given back: no second answer
-		{TaskCancel{ID: b("r")}, "r N 0"},          // a client waits for this one
-		{TaskCancel{ID: b("q")}, "q C 0"},          // its objects were here
-		{TaskCancel{ID: b("t")}, "1"},              // answered when it returns
+		{TaskCancel{ID: b("r"), Force: true}, "0"}, // it was given back already: no second answer
+		{TaskCancel{ID: b("r")}, "r N 0"},          // a client waits for this answer
+		{TaskCancel{ID: b("q")}, "q C 0"},          // its objects were here already
+		{TaskCancel{ID: b("t")}, "1"},              // answered when its call returns
 		{TaskCancel{ID: b("never"), Force: true}, "never N 0"},
 	} {
 		c.message(begin, &step.cancel)
@@ -261,7 +262,7 @@ func TestCancel(t *testing.T) {
 	if got := status(a); got != "t C 1" || len(a.send[0].(*TaskResult).Results) != 6 {
 		t.Errorf("forced: %s, %+v", got, a)
 	}
-	c.message(begin, newTask("t", 0, "a")) // it comes back while the call has not returned
+	c.message(begin, newTask("t", 0, "a")) // the same task again, before its call has returned
 	if a := c.take(); len(a.start) != 0 {
 		t.Error("the slot is taken twice")
 	}
@@ -271,8 +272,8 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestHeartbeats: the next one comes a time after the last one, not before its echo, and early
-// where many bytes of results wait for it.
+// TestHeartbeats: a heartbeat follows the last one after a fixed time, never before the echo of
+// that one, and earlier if many bytes of results wait for its echo.
 func TestHeartbeats(t *testing.T) {
 	c := testCore(t, nil)
 	look := func() usage { return usage{} }
@@ -311,8 +312,9 @@ func TestHeartbeats(t *testing.T) {
 	}
 }
 
-// TestConnectionBreaks: what the scheduler may not have is sent again, what it has is not; then it
-// gives the other tasks to others. A call goes on, and its result counts.
+// TestConnectionBreaks: results that the scheduler may not have are sent again after a
+// reconnection, others are not. Then the scheduler may give the worker's other tasks to others. A
+// running call continues, and its result counts.
 func TestConnectionBreaks(t *testing.T) {
 	c, run := running(t, nil)
 	c.message(begin, &HeartbeatEcho{})
@@ -323,7 +325,7 @@ func TestConnectionBreaks(t *testing.T) {
 	c.finished(run, b("lost"), nil, Profile{})
 	c.message(begin.Add(2*time.Second), newTask("v", 0, "a"))
 	c.message(begin.Add(2*time.Second), newTask("w", 0, "a"))
-	c.message(begin.Add(2*time.Second), &HeartbeatEcho{}) // of the heartbeat before u was done
+	c.message(begin.Add(2*time.Second), &HeartbeatEcho{}) // for the heartbeat before u was done
 	run = c.take().start[0].run
 
 	c.disconnected()
@@ -335,7 +337,7 @@ func TestConnectionBreaks(t *testing.T) {
 	if kinds(a.send) != "OI TR DR HB" || string(a.send[0].(*ObjectInstruction).Contents[0]) != "lost" || string(a.send[2].(*DisconnectRequest).Worker) != "w1" {
 		t.Fatalf("%s: %+v", kinds(a.send), a.send)
 	}
-	c.message(begin.Add(3*time.Second), newTask("v", 0, "a")) // the same one again: it runs already
+	c.message(begin.Add(3*time.Second), newTask("v", 0, "a")) // the same task again: it runs already
 	if a := c.take(); kinds(a.send) != "" || len(a.start) != 0 {
 		t.Errorf("%s, %d starts", kinds(a.send), len(a.start))
 	}
@@ -354,9 +356,9 @@ func TestConnectionBreaks(t *testing.T) {
 	}
 }
 
-// TestRandom: a scheduler of many tasks takes some back, gives them again, and connections break
-// with messages under way lost. Every task has a right result in the end, each connection has one
-// answer at most for each time that it was given a task, and nothing is left behind.
+// TestRandom: a scheduler of many tasks takes some back and sends them again, while connections
+// break and lose messages in flight. In the end every task has a correct result, each connection
+// carries at most one answer for each time that it sent a task, and no state is left.
 func TestRandom(t *testing.T) {
 	for seed := range uint64(300) {
 		s := &model{t: t, r: rand.New(rand.NewPCG(seed, 1)), tasks: 40, open: make(map[string]bool), given: make(map[string]int), results: make(map[string]string)}
@@ -373,11 +375,11 @@ type model struct {
 	r       *rand.Rand
 	c       *core
 	tasks   int
-	open    map[string]bool   // without a result
-	given   map[string]int    // on this connection, less answers
+	open    map[string]bool   // tasks without a result
+	given   map[string]int    // on this connection, minus answers
 	results map[string]string // objects of results
 	runs    []start
-	wire    []Message // to the scheduler
+	wire    []Message // messages to the scheduler
 	id      int
 	joined  bool // the scheduler knows the connection
 	now     time.Time
@@ -468,7 +470,7 @@ func (s *model) finish() {
 	s.c.finished(r.run, append(b("result of "), r.args[0]...), nil, Profile{})
 }
 
-// cut breaks the connection: what is on the wire is lost. The worker has another one at once.
+// cut breaks the connection and loses the messages in flight. The worker reconnects at once.
 func (s *model) cut() {
 	s.wire, s.joined = nil, false
 	s.c.disconnected()
@@ -479,7 +481,7 @@ func (s *model) cut() {
 	s.c.connected(s.now, fmt.Appendf(nil, "w%d", s.id), old, usage{})
 }
 
-// deliver has the scheduler handle the next message.
+// deliver makes the scheduler handle the next message.
 func (s *model) deliver() {
 	if len(s.wire) == 0 {
 		return
@@ -505,7 +507,7 @@ func (s *model) deliver() {
 	case *TaskResult:
 		id := string(m.ID)
 		if !s.open[id] {
-			return // a call of an earlier connection has brought the result
+			return // a call of an earlier connection has the result already
 		}
 		switch m.Status {
 		case Success:

@@ -22,7 +22,7 @@ func startScheduler(t *testing.T, address string) *scalertest.Process {
 	return p
 }
 
-// real is a client of the real Scaler.
+// realClient is a client of the real Scaler.
 type realClient struct {
 	t *testing.T
 	*scalertest.Process
@@ -33,7 +33,7 @@ func startClient(t *testing.T, address string) *realClient {
 	return &realClient{t, scalertest.Start(t, true, []string{"PYTHONPATH=" + scalertest.Sources(t)}, "/usr/bin/python3", "testdata/client.py", address)}
 }
 
-// tell gives a command, and returns at once.
+// tell sends a command and returns at once.
 func (c *realClient) tell(words ...any) {
 	c.t.Helper()
 	text, err := json.Marshal(words)
@@ -45,7 +45,7 @@ func (c *realClient) tell(words ...any) {
 	}
 }
 
-// outcome is what became of a call.
+// clientOutcome is the outcome of a call.
 type clientOutcome struct {
 	Result      any
 	Error, Text string
@@ -79,13 +79,13 @@ func freeAddress(t *testing.T) string {
 	return "tcp://" + ln.Addr().String()
 }
 
-// recorder writes down the frames of a socket.
+// recorder records the frames of a socket.
 type recorder struct {
 	Socket
 	scalertest.Frames
 }
 
-// dial is a Config's Dial.
+// dial returns a function for Config.Dial.
 func (r *recorder) dial(address string) func(context.Context, []byte) (Socket, error) {
 	return func(ctx context.Context, id []byte) (Socket, error) {
 		socket, err := dial(ctx, address, id, 1<<20)
@@ -107,7 +107,7 @@ func (r *recorder) Recv() ([][]byte, error) {
 	return frames, err
 }
 
-// TestRealScheduler: a worker in Go at the scheduler of Scaler 1.7.14, with its client.
+// TestRealScheduler: a worker in Go works for the scheduler and the client of Scaler 1.7.14.
 func TestRealScheduler(t *testing.T) {
 	address := freeAddress(t)
 	scheduler := startScheduler(t, address)
@@ -155,7 +155,7 @@ func TestRealScheduler(t *testing.T) {
 	if one.Error != "NotImplementedError" {
 		t.Errorf("a pickled function: %+v", one)
 	}
-	// One that runs and one that waits are canceled. A new one shows that the slot is free.
+	// One task that runs and one that waits are canceled. A new one shows that the slot is free.
 	client.ask(nil2(), "submit", "wait", []string{"runs", "waits"})
 	<-started
 	client.ask(nil2(), "cancel", 1)
@@ -171,10 +171,10 @@ func TestRealScheduler(t *testing.T) {
 	record.Check(t, "scheduler.frames")
 }
 
-// nil2 takes an answer that says nothing.
+// nil2 returns a place for an answer without content.
 func nil2() any { return new(any) }
 
-// TestRealBalance: the scheduler takes tasks back from a worker that is full, for one that is idle.
+// TestRealBalance: the scheduler takes tasks back from a full worker for an idle one.
 func TestRealBalance(t *testing.T) {
 	address := freeAddress(t)
 	scheduler := startScheduler(t, address)
@@ -230,7 +230,7 @@ func TestRealBalance(t *testing.T) {
 	record.Check(t, "balance.frames")
 }
 
-// TestRealWorkerDies: a worker is killed with tasks, the others do them.
+// TestRealWorkerDies: a worker is killed while it has tasks, and the others run them.
 func TestRealWorkerDies(t *testing.T) {
 	if address := os.Getenv("SCALER_TEST_WORKER"); address != "" {
 		_ = Work(t.Context(), Config{Address: address, Name: "dies", Functions: Functions{"slow": func(ctx context.Context, _ [][]byte) ([]byte, error) {
@@ -270,7 +270,7 @@ func TestRealWorkerDies(t *testing.T) {
 	}
 }
 
-// TestRealSchedulerRestarts: a worker joins the scheduler that comes after the one that was killed.
+// TestRealSchedulerRestarts: after the scheduler was killed, a worker joins the next one.
 func TestRealSchedulerRestarts(t *testing.T) {
 	address := freeAddress(t)
 	scheduler := startScheduler(t, address)

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeScheduler is the ROUTER of a scheduler that a test plays.
+// fakeScheduler is the ROUTER of a scheduler whose part a test plays.
 type fakeScheduler struct {
 	*scalertest.Listener
 	t *testing.T
@@ -34,7 +34,7 @@ type peer struct {
 	*zmtp.Conn
 }
 
-// accept returns the next worker, after its handshake.
+// accept returns the next worker after its handshake.
 func (s *fakeScheduler) accept() *peer {
 	s.t.Helper()
 	return &peer{s.t, s.Accept()}
@@ -62,7 +62,8 @@ func (p *peer) next() Message {
 	return m
 }
 
-// expect returns the next message, of a type. It answers heartbeats and requests for objects.
+// expect returns the next message, which must have this type. It answers heartbeats and requests
+// for objects.
 func expect[M Message](p *peer) M {
 	p.t.Helper()
 	for {
@@ -81,7 +82,7 @@ func expect[M Message](p *peer) M {
 	}
 }
 
-// objectsOf answers a request: an object's content is its id after the sign =, or 2,000 bytes.
+// objectsOf answers a request. An object's content is its id after the sign =, or 2,000 bytes.
 func objectsOf(m *ObjectRequest) *ObjectResponse {
 	r := &ObjectResponse{Kind: Content, Objects: Objects{IDs: m.IDs}}
 	for _, id := range m.IDs {
@@ -103,7 +104,7 @@ func call1(id, function string, args ...string) *Task {
 	return task
 }
 
-// work runs a worker for as long as the test, or until stop. It returns what Work returns.
+// work runs a worker until the test ends or stop is called. It sends the result of Work to ended.
 func work(t *testing.T, cfg Config) (stop context.CancelCauseFunc, ended chan error) {
 	t.Helper()
 	ctx, stop := context.WithCancelCause(t.Context())
@@ -179,7 +180,7 @@ func TestWork(t *testing.T) {
 	}
 }
 
-// TestShutdown: the scheduler ends a worker, which ends what runs.
+// TestShutdown: the scheduler shuts a worker down, which ends its running calls.
 func TestShutdown(t *testing.T) {
 	s := listen(t)
 	_, ended := work(t, Config{Address: s.Address(), Functions: testFunctions()})
@@ -189,14 +190,15 @@ func TestShutdown(t *testing.T) {
 	}
 	p.send(objectsOf(&ObjectRequest{IDs: [][]byte{b("=wait")}}), &Disconnect{Shutdown})
 	expect[*DisconnectRequest](p)
-	p.Close() // it does not wait for more
+	p.Close() // the worker waits for nothing more
 	if err := <-ended; err != nil {
 		t.Errorf("Work returns %v", err)
 	}
 }
 
-// TestLostResult: the connection ends after the object and before the result has been read. Both
-// come again, under another identity, before the old one's tasks are given to others.
+// TestLostResult: the connection ends after the result's object was read and before the result was.
+// The worker sends both again, under another identity, before it lets the scheduler give its other
+// tasks away.
 func TestLostResult(t *testing.T) {
 	s := listen(t)
 	work(t, Config{Address: s.Address(), Functions: testFunctions()})
@@ -223,7 +225,7 @@ func TestLostResult(t *testing.T) {
 	expect[*TaskResult](again)
 }
 
-// TestSchedulerRestarts: a worker outlives a scheduler, and joins the next one at the address.
+// TestSchedulerRestarts: a worker outlives a scheduler and joins the next one at the same address.
 func TestSchedulerRestarts(t *testing.T) {
 	s := listen(t)
 	work(t, Config{Address: s.Address(), Functions: testFunctions()})
@@ -238,7 +240,7 @@ func TestSchedulerRestarts(t *testing.T) {
 	expect[*TaskResult](p)
 }
 
-// TestStrangeScheduler: what a scheduler must not say does not end a worker.
+// TestStrangeScheduler: invalid messages from a scheduler do not end a worker.
 func TestStrangeScheduler(t *testing.T) {
 	s := listen(t)
 	work(t, Config{Address: s.Address(), Functions: testFunctions(), Message: 1 << 10})
@@ -280,7 +282,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// pipe is a Socket whose other end is a test.
+// pipe is a Socket whose other end is the test.
 type pipe struct {
 	id      []byte
 	in, out chan [][]byte
@@ -317,8 +319,8 @@ func (p *pipe) Close() error {
 	return nil
 }
 
-// TestSilentScheduler: no connection ends, but nothing comes: a worker connects anew, and gives up
-// in the end.
+// TestSilentScheduler: connections stay open and nothing arrives on them: a worker reconnects, and
+// finally gives up.
 func TestSilentScheduler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -355,13 +357,14 @@ func TestSilentScheduler(t *testing.T) {
 		if took := time.Since(began); took < 5*time.Minute || took > 5*time.Minute+3*time.Second {
 			t.Errorf("after %v", took)
 		}
-		if heartbeats != 10 || dials < 19 { // one each 30 s, and a second until the next connection
+		if heartbeats != 10 || dials < 19 { // one every 30 s, and a second until the next connection
 			t.Errorf("%d heartbeats, %d dials", heartbeats, dials)
 		}
 	})
 }
 
-// TestSlowScheduler: one that does not read delays neither what it sends nor the end.
+// TestSlowScheduler: a scheduler that does not read delays neither its own messages nor the
+// worker's end.
 func TestSlowScheduler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipe(b("w"))

@@ -20,13 +20,13 @@ import (
 
 const (
 	hash = 32
-	// several is for what each part of a message has one of: the link begins another message, and
-	// the journal another record.
+	// several marks lists whose elements need not be in one message or record: the link begins
+	// another message, and the journal another record.
 	several = -1
 	maxKill = 200 // workers that were lost with a task: deaths of queue.Config.Poison
 )
 
-// largest is how long each text may be, in bytes, and how many elements each list may have.
+// largest has the bound of each text, in bytes, and of each list, in elements.
 var largest = map[protoreflect.FullName]int{
 	"ToTasks.groups": several, "ToTasks.puts": several, "ToTasks.submits": several, "ToTasks.ends": several,
 	"ToTasks.cancels": several, "ToTasks.releases": several, "ToTasks.unputs": several,
@@ -63,20 +63,20 @@ var largest = map[protoreflect.FullName]int{
 	"TaskUse.value": hash, "TaskLoss.killers": maxKill,
 }
 
-// whole is what is measured or counted as a whole.
+// whole has the messages whose size is bounded as a whole.
 var whole = map[protoreflect.FullName]int{"SubmitTask": link.MaxSubmit}
 
-// more is what a message has besides: the results that PushTask has together.
+// more has the additional bytes of a message: PushTask bounds its results together.
 var more = map[protoreflect.FullName]int{"PushTask": link.MaxResults}
 
-// within are messages that are encoded into a field of another one, which bounds them.
+// within has the messages that are encoded into a field of another one, which bounds them.
 var within = map[protoreflect.Name]protoreflect.FullName{"TaskArgs": "SubmitTask.args", "TaskArg": "SubmitTask.args"}
 
-// measured are the messages that were.
+// measured has the messages whose size was computed.
 var measured = map[protoreflect.Name]bool{}
 
-// sizes returns how large a message may be by the table: all of it without its lists of several,
-// and the largest part of those.
+// sizes returns the largest size of a message by the table: of the message without its lists of
+// several, and of the largest element of these lists.
 func sizes(t *testing.T, m protoreflect.MessageDescriptor) (all, part int) {
 	t.Helper()
 	measured[m.Name()] = true
@@ -119,8 +119,7 @@ func sizes(t *testing.T, m protoreflect.MessageDescriptor) (all, part int) {
 	return all + more[name], part
 }
 
-// TestLargestOfEachField: by the bounds of their fields, all messages and records fit, however they
-// are put together.
+// TestLargestOfEachField: within the bounds of their fields, all messages and records fit.
 func TestLargestOfEachField(t *testing.T) {
 	for _, c := range []struct {
 		m    proto.Message
@@ -163,8 +162,8 @@ func TestLargestOfEachField(t *testing.T) {
 	}
 }
 
-// TestTooLarge: a text of any size arrives, cut, and what is larger than may be is refused once;
-// the connection goes on.
+// TestTooLarge: a text of any size arrives, cut; a task or result that is too large is refused
+// once, and the connection remains.
 func TestTooLarge(t *testing.T) {
 	s := New(Config{Run: "r", Log: silent()})
 	defer s.Close()
@@ -211,7 +210,7 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// answer answers the next task of a worker.
+// answer gives this result to a worker's next task.
 func (w *wired) answer(r *taskspb.TaskResult) {
 	w.t.Helper()
 	w.until(func(m *taskspb.FromTasks) bool {

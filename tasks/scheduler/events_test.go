@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestTeller: events are told up to a rate; how many were not is told with the next.
+// TestTeller: events are passed on up to a rate; the next event has the number of those dropped.
 func TestTeller(t *testing.T) {
 	var told []Event
 	e := newTeller(func(e Event) { told = append(told, e) })

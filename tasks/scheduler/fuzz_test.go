@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 )
 
-// attachTo makes a peer whose connection somebody reads.
+// attachTo attaches a peer whose connection is read.
 func attachTo(t *testing.T, s *Scheduler, h *taskspb.TasksHello) (*peer, *link.Link[*taskspb.FromTasks], error) {
 	near, far := net.Pipe()
 	read := make(chan struct{})
@@ -32,8 +32,8 @@ func attachTo(t *testing.T, s *Scheduler, h *taskspb.TasksHello) (*peer, *link.L
 	return p, l, err
 }
 
-// FuzzMessages: whatever a client and two workers say, the scheduler goes on, and what it counts
-// stays right.
+// FuzzMessages: whatever a client and two workers send, the scheduler continues, and its counts
+// stay valid.
 func FuzzMessages(f *testing.F) {
 	hash := []byte("12345678")
 	one := &taskspb.TaskGroup{Function: &taskspb.TaskFunction{Name: "f", Hash: hash}, Demand: []*taskspb.Amount{{Name: "cpu", Milli: 1000}}}

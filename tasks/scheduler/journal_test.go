@@ -27,7 +27,7 @@ func silent() *logrus.Logger {
 	return log
 }
 
-// wired is a peer of a scheduler, over a connection.
+// wired is a peer that is connected to a scheduler.
 type wired struct {
 	t    *testing.T
 	l    *link.Link[*taskspb.ToTasks]
@@ -95,7 +95,7 @@ var (
 	}
 )
 
-// crashed returns the scheduler that goes on with a copy of a journal as it is on the disk now.
+// crashed returns a scheduler that continues with a copy of the journal as it is on disk now.
 func crashed(t *testing.T, path string) *Scheduler {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -116,7 +116,7 @@ func crashed(t *testing.T, path string) *Scheduler {
 
 func number(n uint64) []byte { return fmt.Appendf(nil, "result %d", n) }
 
-// work answers so many of a worker's tasks, and no other that comes with them.
+// work completes the next n tasks of a worker and ignores others that arrive with them.
 func (w *wired) work(n int) {
 	w.t.Helper()
 	w.until(func(m *taskspb.FromTasks) bool {
@@ -137,8 +137,8 @@ func (w *wired) work(n int) {
 	})
 }
 
-// TestJournal: what was acknowledged is there after a crash, whoever comes back then: the tasks
-// run, results that the client has not taken come to it, and what it has taken is gone.
+// TestJournal: what was acknowledged survives a crash, whichever peers come back: the tasks run,
+// the client gets the results that it has not taken, and those that it has taken are gone.
 func TestJournal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	s := New(Config{Run: "r", Journal: path, Log: silent()})
@@ -164,7 +164,7 @@ func TestJournal(t *testing.T) {
 	c.say(func(m *taskspb.ToTasks) { m.Releases = []uint64{1, 2, 3, 4, 5} })
 	w.say(func(m *taskspb.ToTasks) { m.Leaving = true })
 	w.until(func(m *taskspb.FromTasks) bool { return m.GetHeard() >= 40 })
-	c.say(func(m *taskspb.ToTasks) { m.Submits = []*taskspb.SubmitTask{{N: n + 1}} }) // the releases are written before that
+	c.say(func(m *taskspb.ToTasks) { m.Submits = []*taskspb.SubmitTask{{N: n + 1}} }) // the releases are written first
 	c.until(func(m *taskspb.FromTasks) bool { return m.GetAccepted() == n+1 })
 
 	again := crashed(t, path)
@@ -199,7 +199,7 @@ func TestJournal(t *testing.T) {
 	}
 }
 
-// status is what people see.
+// status returns the counts of a status.
 func (s *Scheduler) status() (of struct{ Suspended, Running, Ready, Waiting int }) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,7 +208,8 @@ func (s *Scheduler) status() (of struct{ Suspended, Running, Ready, Waiting int 
 	return of
 }
 
-// TestJournalIsBounded: whatever goes through it, it is not much larger than what is there.
+// TestJournalIsBounded: however much goes through the journal, it is not much larger than its live
+// records.
 func TestJournalIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	s := New(Config{Run: "r", Journal: path, Log: silent()})
@@ -245,7 +246,8 @@ func TestJournalIsBounded(t *testing.T) {
 	}
 }
 
-// TestDiskFull: nothing is acknowledged that is not written, and all of it once there is room.
+// TestDiskFull: the scheduler acknowledges nothing that it could not write, and all of it once
+// there is room.
 func TestDiskFull(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	var old unix.Rlimit
@@ -284,7 +286,7 @@ func TestDiskFull(t *testing.T) {
 		t.Errorf("%d tasks are written", again.q.Suspended())
 	}
 	for len(c.news) > 0 {
-		if m := <-c.news; m.GetAccepted() > 1 { // warnings that no worker is there may come
+		if m := <-c.news; m.GetAccepted() > 1 { // there may be warnings that no worker is there
 			t.Errorf("acknowledged: %v", m)
 		}
 	}
@@ -295,7 +297,7 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// replayed returns a scheduler that has read records.
+// replayed returns a scheduler that has read these records.
 func replayed(all ...[]byte) (*Scheduler, error) {
 	s := New(Config{Log: silent()})
 	r := replay{s: s}
@@ -308,7 +310,7 @@ func replayed(all ...[]byte) (*Scheduler, error) {
 	return s, nil
 }
 
-// records returns a snapshot.
+// snapshot returns the records of a snapshot.
 func (s *Scheduler) snapshot() (all [][]byte) {
 	(&recorder{s: s}).snapshot(func(b []byte) bool {
 		all = append(all, b)
@@ -317,9 +319,9 @@ func (s *Scheduler) snapshot() (all [][]byte) {
 	return all
 }
 
-// TestSnapshotOfReleased: a task that was released is in a snapshot for the sake of one that needs
-// it, though many records are between them, and also where it is released, or the other submitted,
-// while the snapshot is written.
+// TestSnapshotOfReleased: a snapshot contains a released task that another one needs, even if many
+// records are between them, or if one is released or the other submitted while the snapshot is
+// written.
 func TestSnapshotOfReleased(t *testing.T) {
 	record := func(m *taskspb.TasksRecord) []byte {
 		b, err := proto.Marshal(m)
@@ -366,8 +368,8 @@ func TestSnapshotOfReleased(t *testing.T) {
 	}
 }
 
-// FuzzJournal: whatever a journal says, reading it ends, and what it is taken for is read from its
-// snapshot as the same.
+// FuzzJournal: any journal can be read to its end, and a snapshot of what was read is read as the
+// same.
 func FuzzJournal(f *testing.F) {
 	for _, m := range []*taskspb.TasksRecord{
 		{Clients: []*taskspb.TaskClient{{Session: 1}}, Groups: []*taskspb.TaskGroup{oneGroup}, Submits: []*taskspb.TaskSubmitted{
@@ -410,8 +412,8 @@ func FuzzJournal(f *testing.F) {
 	})
 }
 
-// TestFailureIsWritten: what a client is told to have failed, or to be cancelled, is so for the
-// scheduler that goes on with the journal as it is on the disk then.
+// TestFailureIsWritten: what a client was told to have failed or to be cancelled is so for a
+// scheduler that continues with the journal on disk.
 func TestFailureIsWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	s := New(Config{Run: "r", Journal: path, Log: silent()})
@@ -433,7 +435,7 @@ func TestFailureIsWritten(t *testing.T) {
 	}
 }
 
-// TestFailureUnwritten: a client is told of what has failed though the journal cannot be written.
+// TestFailureUnwritten: a client learns of failed tasks even if the journal cannot be written.
 func TestFailureUnwritten(t *testing.T) {
 	s := New(Config{Run: "r", Journal: filepath.Join(t.TempDir(), "none", "journal"), Log: silent()})
 	t.Cleanup(s.Close)

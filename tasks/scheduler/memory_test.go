@@ -10,7 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// emptied waits until nothing of tasks is left.
+// emptied waits until no task takes memory.
 func (s *Scheduler) emptied() bool {
 	return follow.Poll(func() bool {
 		s.mu.Lock()
@@ -19,8 +19,8 @@ func (s *Scheduler) emptied() bool {
 	})
 }
 
-// TestGreedyClient: a client that submits without end, and ignores all that it is told, is ended.
-// What it had is given back, and others go on.
+// TestGreedyClient: the scheduler disconnects a client that submits endlessly and ignores its
+// window. The client's memory is given back, and other clients continue.
 func TestGreedyClient(t *testing.T) {
 	const memory = 1 << 20
 	s := New(Config{Run: "r", Memory: memory, Log: silent()})
@@ -43,7 +43,7 @@ func TestGreedyClient(t *testing.T) {
 		default:
 		}
 	}
-	if most := uint64(overdraft+memory)/uint64(len(args)) + 20; n > most { // which were under way
+	if most := uint64(overdraft+memory)/uint64(len(args)) + 20; n > most { // those in flight
 		t.Errorf("it could submit %d tasks of 1 MiB", n)
 	}
 	if !s.emptied() {
@@ -57,7 +57,7 @@ func TestGreedyClient(t *testing.T) {
 	other.until(func(m *taskspb.FromTasks) bool { return len(m.GetTold()) == 1 })
 }
 
-// TestDyingClient: what a client had that dies is given back.
+// TestDyingClient: the memory of a client that dies is given back.
 func TestDyingClient(t *testing.T) {
 	s := New(Config{Run: "r", ClientGrace: time.Millisecond, Log: silent()})
 	defer s.Close()
@@ -85,7 +85,7 @@ func TestDyingClient(t *testing.T) {
 	}
 }
 
-// TestWindows: each client may have half of what others leave.
+// TestWindows: the window of each client is half of what the others leave.
 func TestWindows(t *testing.T) {
 	const memory = 64 << 20
 	s := New(Config{Run: "r", Memory: memory, Log: silent()})
@@ -104,7 +104,7 @@ func TestWindows(t *testing.T) {
 	one := connectTo(t, s, aClient)
 	told(one, memory/2)
 	submit(one, 1, 8<<20)
-	submit(one, 2, 8<<20) // that it has less changes nothing for itself
+	submit(one, 2, 8<<20) // its own tasks do not change its own window
 	two := connectTo(t, s, &taskspb.TasksHello{Session: 8, Host: "other"})
 	one.until(func(m *taskspb.FromTasks) bool { return m.GetAccepted() == 2 })
 	three := connectTo(t, s, &taskspb.TasksHello{Session: 10, Host: "third"})

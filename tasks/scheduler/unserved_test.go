@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 )
 
-// TestUnserved: a client is told after 5 s that no worker has the function of its tasks, once.
+// TestUnserved: a client learns once, after 5 s, that no worker has the function of its tasks.
 func TestUnserved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{Run: "r", Log: silent()})

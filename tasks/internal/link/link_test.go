@@ -36,7 +36,8 @@ func pair(t *testing.T) (near, far net.Conn) {
 
 func empty() *taskspb.ToTasks { return &taskspb.ToTasks{} }
 
-// TestOrder: what each of several senders says arrives once and in its order, small and large.
+// TestOrder: the messages of several senders, small and large, arrive once, and those of each
+// sender in order.
 func TestOrder(t *testing.T) {
 	near, far := pair(t)
 	l := New(near, empty)
@@ -86,7 +87,8 @@ func TestOrder(t *testing.T) {
 	<-l.done
 }
 
-// TestStuckPeer: a peer that reads nothing keeps nobody who sends, until it is closed.
+// TestStuckPeer: a peer that does not read does not block senders; closing the link ends the waits
+// for it.
 func TestStuckPeer(t *testing.T) {
 	near, _ := pair(t)
 	l := New(near, empty)
@@ -105,13 +107,14 @@ func TestStuckPeer(t *testing.T) {
 		t.Errorf("Written returned %v", err)
 	}
 	l.Close()
-	if err := l.Written(t.Context()); err != nil { // and does not block
+	if err := l.Written(t.Context()); err != nil { // this does not block
 		t.Errorf("of a closed link Written returned %v", err)
 	}
 	l.Say(func(*taskspb.ToTasks) { t.Error("a closed link takes messages") })
 }
 
-// TestWritten: what was sent is in the connection then, also where another goroutine writes it.
+// TestWritten: when Written returns, the messages are in the connection, also if another goroutine
+// has written them.
 func TestWritten(t *testing.T) {
 	near, far := net.Pipe()
 	l := New(near, empty)
@@ -123,14 +126,14 @@ func TestWritten(t *testing.T) {
 	if err := l.Written(t.Context()); err != nil {
 		t.Error(err)
 	}
-	far.Close() // a pipe has no buffer: the peer has it
+	far.Close() // a pipe has no buffer, so the peer has read it all
 	came.Wait()
 	if err := <-read; err != nil {
 		t.Errorf("after Written the peer has read %v", err)
 	}
 }
 
-// TestLastWords: what a peer has sent before it ended is read, also after a write has failed.
+// TestLastWords: what a peer sent before it ended is read, even after a write to it has failed.
 func TestLastWords(t *testing.T) {
 	near, far := pair(t)
 	l := New(near, empty)
@@ -152,7 +155,7 @@ func TestLastWords(t *testing.T) {
 	}
 }
 
-// TestLyingPeer: a length without the bytes takes no memory for them.
+// TestLyingPeer: no memory is allocated for an announced length whose bytes do not arrive.
 func TestLyingPeer(t *testing.T) {
 	near, far := pair(t)
 	head := binary.LittleEndian.AppendUint32(nil, MaxFrame+1)

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestUnreadPauses: the tasks of a client that does not take its results wait, those of others run,
-// and they go on when it does.
+// TestUnreadPauses: if a client does not take its results, its tasks wait while those of other
+// clients run; they continue once it does.
 func TestUnreadPauses(t *testing.T) {
 	q, now := New(Config{Unread: 1000}), time.Unix(1000, 0)
 	g := q.Group("f@1", MakeDemand(map[string]int64{"cpu": Unit}))
@@ -53,7 +53,7 @@ func TestUnreadPauses(t *testing.T) {
 	for id := range ran {
 		of[id.Client]++
 	}
-	// Three results are more than may be; others were with the worker by then.
+	// Three results exceed the limit; a few more tasks were already at the worker.
 	if of[2] != 50 || of[1] < 2 || of[1] > 5 {
 		t.Fatalf("of the client that reads %d have run, of the other %d", of[2], of[1])
 	}
@@ -71,8 +71,8 @@ func TestUnreadPauses(t *testing.T) {
 	}
 }
 
-// TestBytesOfAChain: what tasks take is given back, however they end: by a failure before them, by
-// a cancel, and where a stored result was lost and is made again.
+// TestBytesOfAChain: the memory of tasks is given back however they end: by the failure of a task
+// before them, by a cancel, or when a stored result was lost and is computed again.
 func TestBytesOfAChain(t *testing.T) {
 	q, now := New(Config{}), time.Unix(1000, 0)
 	g := q.Group("f@1", MakeDemand(map[string]int64{"cpu": Unit}))

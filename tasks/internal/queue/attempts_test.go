@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestAttempts: which attempts count, and whether another follows.
+// TestAttempts: which attempts count, and after which ones another attempt follows.
 func TestAttempts(t *testing.T) {
 	of := limits{retries: 2, deaths: 3, lacked: 2}
 	again := of
@@ -37,8 +37,8 @@ func TestAttempts(t *testing.T) {
 	}
 }
 
-// TestAttemptsEnd: whatever becomes of its attempts, no task runs more often than its limits say,
-// those that are taken back apart.
+// TestAttemptsEnd: no task has more attempts than its limits allow, however the attempts end;
+// attempts that are taken back do not count.
 func TestAttemptsEnd(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 1000 {

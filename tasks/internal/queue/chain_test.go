@@ -9,8 +9,8 @@ import (
 	"unsafe"
 )
 
-// TestLongChain: the tasks of a long chain whose first one fails have one text in common, which
-// names it, and their ends take little stack.
+// TestLongChain: when the first task of a long chain fails, the errors of all others share one
+// text, which names the first task, and finishing them takes little stack.
 func TestLongChain(t *testing.T) {
 	defer debug.SetMaxStack(debug.SetMaxStack(1 << 20))
 	const length = 100_000
@@ -45,7 +45,7 @@ func TestLongChain(t *testing.T) {
 	}
 }
 
-// TestRestoredTextsAreShared: texts that come from a journal are in memory once.
+// TestRestoredTextsAreShared: equal texts from a journal are in memory once.
 func TestRestoredTextsAreShared(t *testing.T) {
 	q, now := New(Config{}), time.Unix(1000, 0)
 	g := q.Group("f@1", nil)
@@ -61,7 +61,7 @@ func TestRestoredTextsAreShared(t *testing.T) {
 	}
 }
 
-// TestCut: a text that is cut says how much more there was, and stays UTF-8.
+// TestCut: a cut text says how many bytes are missing and remains valid UTF-8.
 func TestCut(t *testing.T) {
 	if got := Cut("short", 5); got != "short" {
 		t.Errorf("a short text becomes %q", got)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestExplain: each reason for which a task does not run is said.
+// TestExplain: each reason for which a task does not run is explained.
 func TestExplain(t *testing.T) {
 	now := time.Unix(1000, 0)
 	q := New(Config{})
@@ -62,7 +62,7 @@ func TestExplain(t *testing.T) {
 	why(8, "cancelled: it was cancelled")
 }
 
-// TestListed: a function is listed as long as there are tasks of it, and a while longer.
+// TestListed: a function is listed as long as it has tasks, and for listedFor after that.
 func TestListed(t *testing.T) {
 	q, now := New(Config{}), time.Unix(1000, 0)
 	q.Submit(now, Task{ID: ID{1, 1}, Group: q.Group("f@1", nil)})

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// shop is a queue with workers, whose actions the test carries out.
+// shop is a queue with workers; the test performs its actions.
 type shop struct {
 	t   *testing.T
 	q   *Queue
@@ -26,7 +26,7 @@ func newShop(t *testing.T, workers int) *shop {
 	return s
 }
 
-// out returns what is to be done of a kind, and forgets the rest.
+// out returns the queue's actions of one kind and discards the others.
 func (s *shop) out(what What) (all []Action) {
 	for _, a := range s.q.Out {
 		if a.What == what {
@@ -37,7 +37,7 @@ func (s *shop) out(what What) (all []Action) {
 	return all
 }
 
-// later lets time pass, in which nobody says anything.
+// later lets time pass without any message.
 func (s *shop) later(d time.Duration) {
 	for end := s.now.Add(d); !s.q.Next.IsZero() && !s.q.Next.After(end); {
 		s.now = s.q.Next
@@ -48,8 +48,8 @@ func (s *shop) later(d time.Duration) {
 
 func (s *shop) submit(n uint64) { s.q.Submit(s.now, Task{ID: ID{1, n}, Group: s.g}) }
 
-// TestLeaseToTheDead: a lease that a worker is asked for which is gone, or never answers, is asked
-// for elsewhere within its time; the task is not held.
+// TestLeaseToTheDead: if the worker that was asked for a lease is gone or never answers, the queue
+// asks another one in time; the task is not held up.
 func TestLeaseToTheDead(t *testing.T) {
 	for _, name := range []string{"gone", "silent"} {
 		s := newShop(t, 2)
@@ -64,8 +64,7 @@ func TestLeaseToTheDead(t *testing.T) {
 			}
 		}
 		began := s.now
-		// A worker that comes now, or one that has not been asked, is asked at once or after
-		// leaseReply.
+		// The new worker is asked at once, or after leaseReply.
 		s.q.Join(s.now, Worker{ID: 4, Name: "w4", Functions: map[string]bool{"f": true}, Offers: map[string]int64{"cpu": Unit}}, nil)
 		for pushed := false; !pushed; {
 			for i := 0; i < len(s.q.Out); i++ {
@@ -86,8 +85,8 @@ func TestLeaseToTheDead(t *testing.T) {
 	}
 }
 
-// TestSilentWorker: a worker that does not answer for what it was asked to give back keeps none of
-// it, and gets no more at first.
+// TestSilentWorker: if a worker does not answer when tasks are taken back from it, it loses all of
+// them, and gets no others for a while.
 func TestSilentWorker(t *testing.T) {
 	s := newShop(t, 1)
 	s.submit(1)
@@ -126,8 +125,8 @@ func TestSilentWorker(t *testing.T) {
 	}
 }
 
-// TestTraining: a worker that trains gets nothing, and what it had runs elsewhere, which counts for
-// nothing; it gets tasks when it trains no more.
+// TestTraining: a worker that trains gets no tasks; those that it had run elsewhere, without
+// counting as attempts. It gets tasks again when it no longer trains.
 func TestTraining(t *testing.T) {
 	s := newShop(t, 1)
 	s.submit(1)

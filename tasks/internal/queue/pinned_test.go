@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestPinned: a task for one worker fails where that one never runs it: it lacks the function, or
-// offers less, or gets a place in a world before it has run the task.
+// TestPinned: a task for one worker fails if that worker can never run it: it lacks the function,
+// offers too little, or enters a world first.
 func TestPinned(t *testing.T) {
 	q, now := New(Config{}), time.Unix(1000, 0)
 	one := MakeDemand(map[string]int64{CPU: Unit})

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// lose has workers lost one after another that are sent a task, and returns its result after each.
+// lose sends a task to n workers in turn, each of which is lost, and returns the task's result at
+// the end. It calls confirm for each.
 func (s *shop) lose(id ID, n int, confirm func(a Action)) (r Result, over bool) {
 	s.t.Helper()
 	for range n {
@@ -22,8 +23,8 @@ func (s *shop) lose(id ID, n int, confirm func(a Action)) (r Result, over bool) 
 	return s.q.Result(id)
 }
 
-// TestHostLost: the workers of a host that dies are lost one after another. A task that is sent to
-// each of them has lost one worker, and runs again; it does not where it may run once alone.
+// TestHostLost: the workers of a dying host are lost one after another. A task that is sent to each
+// of them counts one loss and runs again; a task without retries does not.
 func TestHostLost(t *testing.T) {
 	s := newShop(t, 6)
 	id := ID{1, 1}
@@ -50,8 +51,8 @@ func TestHostLost(t *testing.T) {
 	}
 }
 
-// TestPoison: a task that ends its worker three times has failed, whether its workers confirm it or
-// are too old for that. The first worker is not asked.
+// TestPoison: a task that ends its worker three times has failed, whether its workers confirm the
+// start of the task or are too old for that. The first worker is not asked to confirm.
 func TestPoison(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		s := newShop(t, 5)
@@ -66,7 +67,7 @@ func TestPoison(t *testing.T) {
 				t.Errorf("the worker %d is asked to confirm: %v", n, a.Confirm)
 			}
 			if n++; a.Confirm {
-				s.q.Begun(99, Held{a.Task, a.Attempt}) // which counts for nothing
+				s.q.Begun(99, Held{a.Task, a.Attempt}) // a worker without the task: it has no effect
 				s.q.Begun(a.Worker, Held{a.Task, a.Attempt})
 			}
 		})
@@ -76,7 +77,7 @@ func TestPoison(t *testing.T) {
 	}
 }
 
-// TestHeldIsBegun: what a worker has when it comes back is confirmed.
+// TestHeldIsBegun: tasks that a worker reports when it reconnects count as confirmed.
 func TestHeldIsBegun(t *testing.T) {
 	s := newShop(t, 3)
 	id := ID{1, 1}

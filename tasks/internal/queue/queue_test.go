@@ -12,7 +12,7 @@ import (
 
 var seeds = flag.Int("seeds", 300, "how many random schedules TestAgainstModel runs")
 
-// sim is a queue with workers that do what random numbers say.
+// sim is a queue with workers that act at random.
 type sim struct {
 	t       *testing.T
 	r       *rand.Rand
@@ -21,10 +21,10 @@ type sim struct {
 	workers map[uint64]*simWorker
 	stored  map[string]map[Object]bool // by host
 	tasks   map[ID]*simTask
-	unsure  map[Held]bool // to be confirmed, and not yet
+	unsure  map[Held]bool // attempts to be confirmed that are not confirmed yet
 	ids     []ID
 	last    uint64
-	calm    bool // nothing bad happens any more
+	calm    bool // no more losses and refusals
 }
 
 type simWorker struct {
@@ -40,7 +40,7 @@ type simAttempt struct {
 	stopped bool
 }
 
-// simTask is what the model knows of a task.
+// simTask is the model's state of a task.
 type simTask struct {
 	id                  ID
 	options             *Options
@@ -101,7 +101,7 @@ func (s *sim) submit() {
 	s.q.Submit(s.now, Task{ID: task.id, Group: s.q.Group([]string{"f", "g"}[s.r.IntN(2)], demand), Priority: int32(s.r.IntN(3)), Options: o})
 }
 
-// act carries out what the queue wants done.
+// act performs the actions of the queue.
 func (s *sim) act() {
 	for len(s.q.Out) > 0 {
 		out := s.q.Out
@@ -112,7 +112,7 @@ func (s *sim) act() {
 				s.unsure[Held{a.Task, a.Attempt}] = true
 			}
 			if w != nil && w.down {
-				continue // it is never heard
+				continue // the action never reaches it
 			}
 			switch a.What {
 			case Push:
@@ -185,7 +185,7 @@ func (s *sim) some() *simWorker {
 	return s.workers[ids[s.r.IntN(len(ids))]]
 }
 
-// confirm has the worker say that it begins one of its first attempts.
+// confirm makes the worker confirm one of its first attempts.
 func (s *sim) confirm(w *simWorker) {
 	if len(w.has) > 0 && !w.down {
 		h := w.has[s.r.IntN(min(2, len(w.has)))].Held
@@ -194,7 +194,7 @@ func (s *sim) confirm(w *simWorker) {
 	}
 }
 
-// work ends one of the worker's first attempts.
+// work finishes one of the worker's first attempts.
 func (s *sim) work(w *simWorker) {
 	if len(w.has) == 0 || w.down {
 		return
@@ -225,7 +225,7 @@ func (s *sim) anywhere(o Object) bool {
 	return false
 }
 
-// end has a worker die, or go.
+// end makes a worker die or leave.
 func (s *sim) end(w *simWorker, left bool) {
 	if real := s.q.workers[w.id]; real != nil && !left {
 		for _, t := range real.sent[:real.running] {
@@ -299,7 +299,7 @@ func (s *sim) rejoin(w *simWorker) {
 	s.q.Join(s.now, s.asWorker(w), held)
 }
 
-// check compares what the queue counts with what there is.
+// check compares the queue's counts with its tasks.
 func (s *sim) check() {
 	var counts [Cancelled + 1]int
 	for _, t := range s.q.tasks {
@@ -324,8 +324,8 @@ func (s *sim) check() {
 	}
 }
 
-// TestAgainstModel has workers and clients do random things, and compares what becomes of each task
-// with what may.
+// TestAgainstModel makes workers and clients act at random, and checks that each task ends in one
+// of the ways that are possible.
 func TestAgainstModel(t *testing.T) {
 	n := *seeds
 	if testing.Short() {
@@ -372,7 +372,8 @@ func TestAgainstModel(t *testing.T) {
 	}
 }
 
-// TestWantUnwritten: the result of a restored task is not lost as long as the task may make it.
+// TestWantUnwritten: the result of a restored task does not count as lost as long as the task may
+// still compute it.
 func TestWantUnwritten(t *testing.T) {
 	now := time.Unix(0, 0)
 	q := New(Config{})
@@ -386,7 +387,7 @@ func TestWantUnwritten(t *testing.T) {
 		t.Error("a value that a restored task may make is given up")
 	}
 	q.Resume(now)
-	q.RestoreOver(now, first, Result{}) // no end
+	q.RestoreOver(now, first, Result{}) // Result{}: the journal has no end of the task
 	if !q.Want(now, told) {
 		t.Error("a value is given up whose task runs")
 	}
@@ -396,11 +397,11 @@ func TestWantUnwritten(t *testing.T) {
 	}
 }
 
-// TestTakenOver: a worker has a task that succeeds, of which one that it needs was not written down
-// and runs again. It is over when that is, and only right if that is.
+// TestTakenOver: a worker holds a task that succeeds. A task that it needs has no recorded end and
+// runs again. The first task is over when the second is, and succeeds only if the second does.
 func TestTakenOver(t *testing.T) {
 	for _, cancelled := range []bool{false, true} {
-		for _, late := range []bool{false, true} { // the worker reports the task after that is known
+		for _, late := range []bool{false, true} { // whether the worker reports its task after the other is over
 			s := newShop(t, 0)
 			first, second, third := ID{1, 1}, ID{1, 2}, ID{1, 3}
 			s.q.Restore(Task{ID: first, Group: s.g})
@@ -420,7 +421,7 @@ func TestTakenOver(t *testing.T) {
 				s.q.Cancel(s.now, first)
 			}
 			s.q.Resume(s.now)
-			for range 2 { // the first and the second, where they run
+			for range 2 { // the first and the second task, if they run
 				s.q.Granted(s.now, 7, s.g)
 				for _, a := range s.out(Push) {
 					s.q.Done(s.now, 7, Held{a.Task, a.Attempt}, Result{State: Succeeded}, time.Millisecond)
@@ -447,8 +448,9 @@ func TestTakenOver(t *testing.T) {
 	}
 }
 
-// TestEnded: what a client knows of a task from an earlier queue becomes of it wherever it is now,
-// also while its worker runs it, and of the tasks that need it.
+// TestEnded: the end of a task that a client knows from an earlier queue becomes the task's end
+// wherever the task is now, even while a worker runs it, and has its effect on the tasks that need
+// it.
 func TestEnded(t *testing.T) {
 	failed := Result{State: Failed, Failure: ByUser, Text: "as it did"}
 	for _, known := range []Result{failed, {State: Cancelled}, {State: Succeeded, Value: []byte("before")}} {
@@ -477,7 +479,7 @@ func TestEnded(t *testing.T) {
 			if stops := len(s.q.Out) > 0 && s.q.Out[0].What == Stop; stops != (where == "running") {
 				t.Errorf("%s: its worker is told to stop: %v", where, stops)
 			}
-			for _, a := range pushed { // and whatever its worker has made of it
+			for _, a := range pushed { // the worker's own result does not count
 				s.q.Done(s.now, a.Worker, Held{a.Task, a.Attempt}, Result{State: Succeeded, Value: []byte("again")}, 0)
 			}
 			if r, over := s.q.Result(first); !over || r.State != known.State || string(r.Value) != string(known.Value) {

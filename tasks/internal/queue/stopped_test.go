@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// TestStoppedKeepsItsDemand: a function that goes on after its task was cancelled keeps what it
-// takes of its worker: the tasks behind it go to others, and none follow until it has ended. After
-// a grace the worker's end is asked for, again and again.
+// TestStoppedKeepsItsDemand: a function that continues after its task was cancelled keeps its
+// resources of the worker: tasks queued behind it go to other workers, and none follow until it has
+// ended. After a grace period the queue asks repeatedly for the worker's end.
 func TestStoppedKeepsItsDemand(t *testing.T) {
 	q, now := New(Config{Grace: 30 * time.Second}), time.Unix(1000, 0)
 	g := q.Group("f@1", MakeDemand(map[string]int64{"cpu": Unit}))
 	at := map[ID]Action{} // where each task is
-	var ends []uint64     // workers that are to be ended
+	var ends []uint64     // workers whose end the queue asks for
 	act := func() {
 		for len(q.Out) > 0 {
 			out := q.Out
@@ -45,7 +45,7 @@ func TestStoppedKeepsItsDemand(t *testing.T) {
 		t.Fatal("no task was sent ahead")
 	}
 	now = now.Add(time.Second)
-	q.Tick(now) // the first one's time is up
+	q.Tick(now) // the first task's time is up
 	now = now.Add(stoppedSoon)
 	q.Tick(now)
 	act()

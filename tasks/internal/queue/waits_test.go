@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestWaits: a task that waits for others lends its processors, whatever comes of it then, and
-// keeps what else it holds: where all that workers run waits, that is said.
+// TestWaits: a task that waits for other tasks lends its processors, however it ends, and keeps its
+// other resources. If all tasks that run wait for one that needs these resources, Unserved says so.
 func TestWaits(t *testing.T) {
 	q, now := New(Config{}), time.Unix(1000, 0)
 	demand := map[string]int64{"cpu": Unit, "gpu": Unit}
@@ -55,12 +55,12 @@ func TestWaits(t *testing.T) {
 		waits(n, 1)
 		free(1)
 	}
-	waits(19, 1) // in a message with a -1 that comes behind it
+	waits(19, 1) // the -1 arrives in a later message
 	waits(19, -1)
 	free(1)
 	waits(19, -1)
 	waits(18, -1)
-	free(-1) // one more than there are
+	free(-1) // one more is taken than there are
 	q.Done(now, 8, attempt(19), Result{State: Succeeded}, time.Second)
 	free(0)
 	q.Done(now, 8, attempt(17), Result{State: Succeeded}, time.Second) // while it waited
@@ -69,7 +69,7 @@ func TestWaits(t *testing.T) {
 	stopped := attempt(15)
 	q.Cancel(now, ID{1, 15})
 	free(0)
-	join(attempt(0), attempt(18), attempt(15)) // again: the others were lost, and it says what waits
+	join(attempt(0), attempt(18), attempt(15)) // after a reconnection: the others were lost, and the worker reports which of its tasks wait
 	free(-2)
 	for _, n := range []uint64{0, 18, 15} {
 		waits(n, 1)

@@ -30,7 +30,7 @@ func newStore(t testing.TB, root, host string) *blob.Store {
 	return s
 }
 
-// serving returns a source that serves connections so.
+// serving returns a source whose connections are served with cfg.
 func serving(t testing.TB, name string, cfg ServeConfig) Source {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -73,7 +73,8 @@ func bring(t testing.TB, src Source, value []byte) blob.ID {
 	return id
 }
 
-// Sources that fail midway, refuse, lie or lack the value keep no other from giving it.
+// TestBadSources: sources that fail midway, refuse, lie or lack the value do not keep another one
+// from providing it.
 func TestBadSources(t *testing.T) {
 	root := t.TempDir()
 	has := newStore(t, root, "has")
@@ -121,8 +122,8 @@ func TestBadSources(t *testing.T) {
 	}
 }
 
-// FuzzServe: whatever a peer says, the store keeps its bounds, and what is answered is within what
-// it has.
+// FuzzServe: whatever a peer sends, the store keeps its bounds, and all replies are parts of stored
+// values.
 func FuzzServe(f *testing.F) {
 	frame := func(all ...*taskspb.ValueRequest) (b []byte) {
 		for _, q := range all {

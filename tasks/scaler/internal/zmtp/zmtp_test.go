@@ -32,7 +32,7 @@ func pair(t *testing.T, limits Limits) (dealer, router *Conn) {
 	return dealer, router
 }
 
-// buffered makes writes of one end of a pipe not wait for reads, as a socket's do not.
+// buffered returns an end of a pipe whose writes do not wait for reads, like those of a socket.
 func buffered(t *testing.T, conn net.Conn) net.Conn {
 	r, w := io.Pipe()
 	out := make(chan []byte, 1024)
@@ -91,7 +91,7 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// TestTooLarge: a message over the limits is dropped, and the next one arrives.
+// TestTooLarge: a message beyond the limits is dropped, and the next one arrives.
 func TestTooLarge(t *testing.T) {
 	dealer, router := pair(t, Limits{Message: 1000, Frames: 3})
 	for _, c := range []struct {
@@ -119,7 +119,7 @@ func TestTooLarge(t *testing.T) {
 	}
 }
 
-// lies returns what a reader makes of the bytes that follow a dealer's handshake.
+// lies returns the error of a reader that gets these bytes after a dealer's handshake.
 func lies(t *testing.T, after []byte) error {
 	t.Helper()
 	a, b := net.Pipe()
@@ -143,7 +143,7 @@ func lies(t *testing.T, after []byte) error {
 	return err
 }
 
-// TestAnnouncedSizes: a size that is only announced takes no memory.
+// TestAnnouncedSizes: no memory is allocated for an announced size.
 func TestAnnouncedSizes(t *testing.T) {
 	for _, size := range []uint64{1 << 39, 1 << 46, 1 << 62, 1<<64 - 1} {
 		if err := lies(t, binary.BigEndian.AppendUint64([]byte{long}, size)); !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
@@ -262,7 +262,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestDialEnds: ctx ends a handshake with a peer that says nothing.
+// TestDialEnds: the end of ctx ends a handshake with a silent peer.
 func TestDialEnds(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -277,7 +277,7 @@ func TestDialEnds(t *testing.T) {
 			return
 		}
 		defer conn.Close()
-		_, _ = io.ReadFull(conn, make([]byte, 64)) // the dealer waits for an answer now
+		_, _ = io.ReadFull(conn, make([]byte, 64)) // the dealer waits for an answer from here on
 		cancel()
 	})
 	defer wg.Wait()
@@ -286,7 +286,7 @@ func TestDialEnds(t *testing.T) {
 	}
 }
 
-// TestDeadline: a deadline of the connection ends a handshake.
+// TestDeadline: the deadline of the connection ends a handshake.
 func TestDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := net.Pipe()
@@ -330,7 +330,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// scripted is a connection whose peer has said all that it says.
+// scripted is a connection whose peer sends fixed bytes.
 type scripted struct {
 	net.Conn
 	in *bytes.Reader
