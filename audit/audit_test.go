@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/audit"
 )
 
-// TestRecord: a record is one line of JSON, and what others have sent cannot make it two, steer a
-// terminal, or make it long.
+// TestRecord: a record is one line of JSON. Input of others can neither make it two lines, nor
+// steer a terminal, nor make it long.
 func TestRecord(t *testing.T) {
 	at := time.Date(2026, 5, 4, 3, 2, 1, 6, time.FixedZone("", 3600))
 	r := audit.Record{
@@ -33,8 +33,8 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreBounded: a flood of refusals leaves a bounded number of records in each minute,
-// and how many there were can be told from them. What is done is always recorded.
+// TestRefusalsAreBounded: a flood of refusals leaves a bounded number of records per minute, which
+// tell how many there were. Other records are never dropped.
 func TestRefusalsAreBounded(t *testing.T) {
 	var got []audit.Record
 	c := audit.NewRecorder(func(r audit.Record) { got = append(got, r) })

@@ -33,7 +33,7 @@ func ExampleScript() {
 	// Output: [node1:8 node2:1] <nil>
 }
 
-// A poll asks a source again and again, and passes on each list that differs from the last.
+// A Poll asks a source repeatedly, and passes on each list that differs from the last.
 func ExamplePoll() {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	poll := discovery.Poll{Source: rack{machines: 1}}
@@ -47,7 +47,7 @@ func ExamplePoll() {
 	// seen enough
 }
 
-// Several sources make one list: the first that names a host says how many slots it has.
+// Merge makes one list of several sources: the first source that names a host determines its slots.
 func ExampleMerge() {
 	all := discovery.Merge(
 		discovery.Named{Name: "script", Source: discovery.Fixed{{Name: "a", Slots: 2}}},

@@ -16,11 +16,11 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// twin merges lists as the documentation says it, host by host: it keeps when each was first
-// listed, and sorts.
+// twin merges lists as documented, host by host: it records when each host was first listed, and
+// sorts.
 type twin struct {
 	round int
-	since map[string][3]int // round, source, place in its list
+	since map[string][3]int // round, source, place in the source's list
 }
 
 func (w *twin) merge(lists []list) list {
@@ -105,7 +105,8 @@ func TestMergeOfNothing(t *testing.T) {
 	})
 }
 
-// Pushes count at once, other sources are asked at the interval, and no news is told twice.
+// TestMergeWatchesAndPolls: pushes count at once, other sources are asked at the interval, and no
+// list is passed on twice.
 func TestMergeWatchesAndPolls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		script := &asked{started: time.Now(), took: 500 * time.Millisecond, answers: []answer{
@@ -166,7 +167,8 @@ func TestMergeKeepsTheListOfOneThatFails(t *testing.T) {
 	})
 }
 
-// A whole that cannot be is refused, although each part of it can, and asked for anew.
+// TestMergeOfTooMuch: a merged list that is not valid is refused, although each part is valid, and
+// the source is watched again.
 func TestMergeOfTooMuch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var half list

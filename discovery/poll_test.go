@@ -18,14 +18,14 @@ import (
 
 var errDown = errors.New("the source is down")
 
-// answer is what a source says when it is asked; one with an error has no list.
+// answer is a source's answer: a list of hosts or an error.
 type answer struct {
 	hosts string
 	err   error
 }
 
-// asked answers one question after the other, the last answer again and again, and notes when it
-// was asked.
+// asked gives one answer after the other, then the last one repeatedly, and records when it was
+// asked.
 type asked struct {
 	answers []answer
 	took    time.Duration // for each answer
@@ -58,7 +58,7 @@ func toHosts(a answer) (list, error) {
 	return hosts, nil
 }
 
-// toText is toHosts' reverse.
+// toText is the reverse of toHosts.
 func toText(hosts list) string {
 	var items []string
 	for _, h := range hosts {
@@ -67,7 +67,7 @@ func toText(hosts list) string {
 	return strings.Join(items, " ")
 }
 
-// heard is what a Poll has told, with times since its beginning.
+// heard records what a Poll has passed on, with times since its start.
 type heard struct {
 	lists    []string
 	listed   []time.Duration
@@ -79,7 +79,7 @@ type heard struct {
 	log      *logtest.Hook
 }
 
-// messages are those of the log at that level.
+// messages returns the messages of the log at this level.
 func (h *heard) messages(level logrus.Level) (messages []string) {
 	for _, e := range h.log.AllEntries() {
 		if e.Level == level {
@@ -91,7 +91,8 @@ func (h *heard) messages(level logrus.Level) (messages []string) {
 
 var errStop = errors.New("the test has seen enough")
 
-// poll runs p in virtual time for so long, and returns what it told. It must be called in a bubble.
+// poll runs p for this length of virtual time and returns what it has passed on. It must be called
+// in a bubble.
 func poll(p Poll, length time.Duration) *heard {
 	started := time.Now()
 	log, hook := logtest.NewNullLogger()
@@ -106,7 +107,7 @@ func poll(p Poll, length time.Duration) *heard {
 	defer cancel()
 	h.result = p.Run(ctx, func(hosts list) {
 		h.lists, h.listed = append(h.lists, toText(hosts)), append(h.listed, time.Since(started))
-		slices.Reverse(hosts) // the list is ours: Poll must not be confused by this
+		slices.Reverse(hosts) // the callee owns the list: changing it must not confuse Poll
 	})
 	h.ended = time.Since(started)
 	return h
@@ -133,7 +134,7 @@ func TestPollTellsOnlyNews(t *testing.T) {
 		if want := []string{"a:1", "a:1 b:1", "b:1 a:1", "b:1 a:2", "", "a:1"}; !slices.Equal(h.lists, want) {
 			t.Errorf("told %q, want %q", h.lists, want)
 		}
-		// The pause of a second, the default, begins when the source has answered.
+		// The default pause of a second begins when the source has answered.
 		for i, got := range source.times {
 			if want := time.Duration(i) * 1100 * time.Millisecond; got != want {
 				t.Fatalf("question %d came at %v, want %v", i+1, got, want)
@@ -194,7 +195,8 @@ func TestPollLaterFailureKeepsTheList(t *testing.T) {
 	})
 }
 
-// What fails all night fills no log; what fails in another way is told at once.
+// TestPollLogsALastingFailureEverMoreSeldom: a failure that lasts is logged at growing intervals;
+// another failure is logged at once.
 func TestPollLogsALastingFailureEverMoreSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := []answer{{hosts: "a:1"}}
@@ -251,7 +253,7 @@ func TestPollEndsPromptly(t *testing.T) {
 	}
 }
 
-// A source that fails because the context has ended has not failed.
+// TestPollEndIsNoFailure: an error of a source after the context has ended is not a failure.
 func TestPollEndIsNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := poll(Poll{Source: &asked{answers: []answer{{hosts: "a:1"}}, took: 2 * time.Second}}, time.Second)
@@ -284,7 +286,7 @@ type discoverFunc func(context.Context) (list, error)
 
 func (f discoverFunc) Discover(ctx context.Context) ([]plan.Host, error) { return f(ctx) }
 
-// pushed is a Watcher: each session pushes its lists, one a second, and ends with its error, or
+// pushed is a Watcher. Each session pushes its lists, one a second, and ends with its error, or
 // else with its context.
 type pushed struct {
 	sessions []session
@@ -363,7 +365,7 @@ func TestPollWatchesAgainAfterAFailure(t *testing.T) {
 			{lists: []string{"a:1", "b:1"}, err: errDown}, // pushes at 0 and 1, fails at 2
 			{err: errDown}, // fails at 12
 			{lists: []string{"b:1", "c:1"}, ends: true},        // pushes at 22 and 23, ends at 24
-			{lists: []string{"d:1"}, refuse: list{{Slots: 1}}}, // pushes at 34, and nonsense at 35
+			{lists: []string{"d:1"}, refuse: list{{Slots: 1}}}, // pushes at 34, and an invalid list at 35
 			{lists: []string{"d:1", "e:1"}},                    // pushes at 45 and 46
 		}}
 		h := poll(Poll{Source: source, Interval: 10 * time.Second}, time.Minute)
@@ -373,7 +375,7 @@ func TestPollWatchesAgainAfterAFailure(t *testing.T) {
 		if want := []time.Duration{0, 1e9, 23e9, 34e9, 46e9}; !slices.Equal(h.listed, want) {
 			t.Errorf("told at %v, want %v", h.listed, want)
 		}
-		// A source stands by its list as long as it watches.
+		// While a source watches, its list counts as current.
 		if want := []time.Duration{0, 10e9, 0, 0}; !slices.Equal(h.ages, want) {
 			t.Errorf("ages %v, want %v", h.ages, want)
 		}
@@ -384,14 +386,15 @@ func TestPollWatchesAgainAfterAFailure(t *testing.T) {
 		if got := h.messages(logrus.InfoLevel); len(got) != 3 {
 			t.Errorf("recoveries: %q", got)
 		}
-		source.found[0](hostList("late:1")) // a session that is over
+		source.found[0](hostList("late:1")) // a session that has ended
 		if len(h.lists) != 5 {
 			t.Errorf("told %q by a session that is over", h.lists[5])
 		}
 	})
 }
 
-// A source that cannot push is asked instead, at once and from then on.
+// TestPollAsksWhatCannotPush: a source that cannot push is polled instead, at once and from then
+// on.
 func TestPollAsksWhatCannotPush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		watches := 0
@@ -426,7 +429,7 @@ func (f watchFunc) Watch(ctx context.Context, found func(list)) error { return f
 
 type list = []plan.Host
 
-// hostList is what "a:2,b:1" says.
+// hostList parses a list such as "a:2,b:1".
 func hostList(text string) list {
 	hosts, err := plan.ParseHostList(text, -1)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// helperScript makes this test's binary a process that only runs a script, for others to kill.
+// helperScript makes this test's binary a process that only runs a script, for tests to kill.
 const helperScript = "DISCOVERY_TEST_SCRIPT"
 
 func TestMain(m *testing.M) {
@@ -159,7 +159,7 @@ func TestScriptStderrGoesToTheLog(t *testing.T) {
 	}
 }
 
-// fifo makes one, by which a test and a script wait for each other.
+// fifo creates a named pipe by which a test and a script wait for each other.
 func fifo(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fifo")
@@ -169,7 +169,7 @@ func fifo(t *testing.T) string {
 	return path
 }
 
-// openUp waits for a script that opens the FIFO and prints "up" to it.
+// openUp waits until a script has opened the FIFO and printed "up" to it.
 func openUp(t *testing.T, fifo string) io.Reader {
 	t.Helper()
 	r, err := os.Open(fifo)
@@ -183,13 +183,13 @@ func openUp(t *testing.T, fifo string) io.Reader {
 	return r
 }
 
-// stubborn is a script with a child that ignores SIGTERM, as its parent does. Both hold the FIFO
-// open for writing until they are gone; the child says first that it is up.
+// stubborn returns a script that ignores SIGTERM, with a child that does so too. Both hold the FIFO
+// open for writing until they are gone; the child first prints "up".
 func stubborn(fifo string) (command string) {
 	return `trap '' TERM; exec 3>` + fifo + `; (echo up >&3; sleep 1000; :) & wait; echo a:1`
 }
 
-// expectGone reads what the script has to say, and the end that comes when all its processes are
+// expectGone checks that the script prints nothing more, and waits until all its processes are
 // gone.
 func expectGone(t *testing.T, r io.Reader) {
 	t.Helper()
@@ -212,7 +212,7 @@ func TestScriptTimeoutKillsTheGroup(t *testing.T) {
 			t.Fatalf("got %v, %v", got, err)
 		}
 		r.SetReadDeadline(sandbox.Limit())
-		said, err := io.ReadAll(r) // the end comes only when nobody holds the FIFO
+		said, err := io.ReadAll(r) // the end comes only when no process holds the FIFO
 		if err != nil {
 			t.Fatalf("somebody is left: %v", err)
 		}
@@ -254,14 +254,15 @@ func TestScriptLeavesNothingBehind(t *testing.T) {
 	if err := os.WriteFile(goOn, []byte("go on\n"), 0); err != nil {
 		t.Fatal(err)
 	}
-	// The child holds the script's stdout too, but is gone with the group.
+	// The child holds the script's stdout too, but is killed with the group.
 	if err := <-result; err != nil {
 		t.Error(err)
 	}
 	expectGone(t, r)
 }
 
-// A process that has left the group may hold stdout, and print more: what is there is half a list.
+// TestScriptWhoseStdoutIsHeldFails: a process that has left the group can hold stdout and print
+// more, so the output may be half a list.
 func TestScriptWhoseStdoutIsHeldFails(t *testing.T) {
 	up, goOn := fifo(t), fifo(t)
 	got, err := discover(t, `setsid sh -c 'exec 3>`+up+`; echo up >&3; read line <`+goOn+`; echo b:1' &
@@ -274,7 +275,8 @@ func TestScriptWhoseStdoutIsHeldFails(t *testing.T) {
 	}
 }
 
-// Scripts are tied to the thread that forked them, which must not end before they do.
+// TestScriptSurvivesTheEndOfThreads: scripts are tied to the thread that forked them, which must
+// not end before they do.
 func TestScriptSurvivesTheEndOfThreads(t *testing.T) {
 	stop := make(chan struct{})
 	churned := make(chan struct{})
@@ -287,7 +289,7 @@ func TestScriptSurvivesTheEndOfThreads(t *testing.T) {
 			default:
 			}
 			done := make(chan struct{})
-			go func() { // a goroutine that ends locked takes its thread with it
+			go func() { // a goroutine that ends locked ends its thread
 				runtime.LockOSThread()
 				close(done)
 			}()
@@ -360,7 +362,7 @@ func TestExampleScripts(t *testing.T) {
 	}
 }
 
-// TestRest: what lies in a pipe is read after a deadline too, and its end is known.
+// TestRest: bytes in a pipe are read even after a deadline, and its end is noticed.
 func TestRest(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -11,14 +11,14 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// TestPollRemovals: an empty list removes nobody before it is seen twice in a row, and a host goes
-// when it was missing from as many lists as is asked.
+// TestPollRemovals: an empty list removes hosts only after two in a row, and a host is removed
+// after it was missing from RemovalAfter lists.
 func TestPollRemovals(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		after int
 		said  string // lists, one a second; "-" is an empty one
-		want  string // at which second, what is told
+		want  string // what is passed on, and in which second
 	}{
 		{"one empty list", 0, "a:1,-,a:1", "0 a:1"},
 		{"two empty lists", 0, "a:1,-,-", "0 a:1,2 -"},
@@ -45,8 +45,8 @@ func TestPollRemovals(t *testing.T) {
 	}
 }
 
-// TestPollRemovalsOfWatchers: a source that pushes changes alone says by its silence that its list
-// stands, once an interval.
+// TestPollRemovalsOfWatchers: if a source pushes only changes, its silence confirms its list once
+// an interval.
 func TestPollRemovalsOfWatchers(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -73,8 +73,7 @@ func TestPollRemovalsOfWatchers(t *testing.T) {
 	}
 }
 
-// TestPollRemovalWhileAWatchFails: while nobody knows what the source would say, its list is not
-// confirmed.
+// TestPollRemovalWhileAWatchFails: while a watch fails, its last list is not confirmed.
 func TestPollRemovalWhileAWatchFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := &pushed{sessions: []session{{lists: []string{"a:1", ""}, err: errDown}, {lists: []string{"a:1"}}}}
@@ -82,7 +81,7 @@ func TestPollRemovalWhileAWatchFails(t *testing.T) {
 	})
 }
 
-// TestPollRemovalsOfMerged: of several sources each has its own count.
+// TestPollRemovalsOfMerged: each of several sources has its own count.
 func TestPollRemovalsOfMerged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		flaky := &asked{started: time.Now(), answers: []answer{{hosts: "a:1"}, {}, {hosts: "a:1"}, {}, {}}}
@@ -91,8 +90,8 @@ func TestPollRemovalsOfMerged(t *testing.T) {
 	})
 }
 
-// TestPollKnowsHosts: what a Poll before this one has told counts like a list, for one source and
-// for several.
+// TestPollKnowsHosts: the list of an earlier Poll counts like a list of this one, for one source
+// and for several.
 func TestPollKnowsHosts(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -122,8 +121,8 @@ func TestPollKnowsHosts(t *testing.T) {
 	}
 }
 
-// TestPollStale: a list of several sources is confirmed once each that has failed has given its own
-// again, also if that is the same list.
+// TestPollStale: the list of several sources is current once each source that failed has given its
+// own list again, even the same one.
 func TestPollStale(t *testing.T) {
 	for _, c := range []struct {
 		name          string
@@ -144,7 +143,7 @@ func TestPollStale(t *testing.T) {
 	}
 }
 
-// checkTold compares what was told, and in which second.
+// checkTold compares the lists that were passed on, with their seconds.
 func (h *heard) checkTold(t *testing.T, want string) {
 	t.Helper()
 	var told []string

@@ -7,8 +7,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// TestToldOnce: what a script says with each run is logged once, whatever number it has; what is
-// new is logged.
+// TestToldOnce: a message that a script prints in each run is logged once, even if a number in it
+// changes; new messages are logged.
 func TestToldOnce(t *testing.T) {
 	var out strings.Builder
 	log := logrus.New()

@@ -20,10 +20,10 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// root is the repository, as seen from here.
+// root is the path of the repository from here.
 const root = ".."
 
-var temp string // for the programs
+var temp string // the folder of the built programs
 
 func TestMain(m *testing.M) {
 	os.Exit(sandbox.Run(m, func(dir string) error { temp = dir; return nil }))
@@ -31,11 +31,11 @@ func TestMain(m *testing.M) {
 
 // page is a file of Markdown.
 type page struct {
-	name string // from the root
+	name string // path from the root
 	text string
 }
 
-// pages reads the pages of the patterns.
+// pages reads the pages that match the patterns.
 func pages(t *testing.T, patterns ...string) (all []page) {
 	t.Helper()
 	for _, pattern := range patterns {
@@ -54,22 +54,22 @@ func pages(t *testing.T, patterns ...string) (all []page) {
 	return all
 }
 
-// userPages are those with commands.
+// userPages returns the pages whose commands are run.
 func userPages(t *testing.T) []page { return pages(t, "README.md", "docs/*.md", "discovery/README.md") }
 
-// block is what stands between fences.
+// block is the text between two fences.
 type block struct {
-	line int    // of its first line
-	info string // behind the opening fence
+	line int    // number of its first line
+	info string // the text after the opening fence
 	text string
 }
 
-// shells returns the blocks of commands of a page: sh, sh job or sh REASON.
+// shells returns the page's blocks of commands: sh, sh job or sh REASON.
 func (p page) shells() []block {
 	return p.find(func(info string) bool { return info == "sh" || strings.HasPrefix(info, "sh ") })
 }
 
-// blocks returns the blocks of a page whose info is one of these.
+// blocks returns the page's blocks with one of these infos.
 func (p page) blocks(infos ...string) []block {
 	return p.find(func(info string) bool { return slices.Contains(infos, info) })
 }
@@ -93,7 +93,7 @@ func (p page) find(wanted func(info string) bool) (found []block) {
 	return found
 }
 
-// prose is the page with an empty line for each line of a block.
+// prose returns the lines of the page, with those of blocks replaced by empty ones.
 func (p page) prose() []string {
 	lines, inside := strings.Split(p.text, "\n"), false
 	for i, line := range lines {
@@ -136,7 +136,7 @@ var bin = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// folder is one in which the commands of a page find what they name.
+// folder is the folder in which the commands of a page run, with the files that they name.
 type folder struct {
 	dir string
 	env []string
@@ -166,8 +166,8 @@ func newFolder(t *testing.T) folder {
 	return s
 }
 
-// command returns a command of the folder, which the end of the test kills with all that it has
-// started.
+// command returns a command that runs in the folder. The end of the test kills it and all processes
+// that it has started.
 func (s folder) command(t *testing.T, name string, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
@@ -178,8 +178,8 @@ func (s folder) command(t *testing.T, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// unrun are blocks "sh REASON" that are not run, but their flags are checked: REASON says what such
-// a block needs. Beside each stands what runs the like of it.
+// unrun has the reasons of blocks "sh REASON" that are not run, but whose flags are checked: what
+// such a block needs, and what runs similar commands.
 var unrun = map[string]string{
 	"hosts":      "other machines: test/e2e/netns has some, which are network namespaces; or more slots than a test may use",
 	"stays":      "does not end by itself, or needs a person at a terminal: test/e2e, test/browser",
@@ -195,7 +195,7 @@ var unrun = map[string]string{
 	"cgo":        "a C compiler: cmd/libhvdrun",
 }
 
-// TestCommands runs the commands of each page, one block after the other.
+// TestCommands runs the commands of each page, block by block.
 func TestCommands(t *testing.T) {
 	n := 0
 	for _, p := range userPages(t) {
@@ -228,7 +228,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// run runs a block by bash; of make, only the target is looked for.
+// run runs a block by bash. Of a make command, only the target is checked.
 func (s folder) run(t *testing.T, at, text string) {
 	t.Helper()
 	var script strings.Builder
@@ -243,7 +243,8 @@ func (s folder) run(t *testing.T, at, text string) {
 	}
 }
 
-// checkTarget reports whether the line is a command of make, whose target must be in the Makefile.
+// checkTarget reports whether the line is a make command, and checks that the Makefile has its
+// target.
 func checkTarget(t *testing.T, at, line string) bool {
 	t.Helper()
 	words := strings.Fields(line)
@@ -285,14 +286,14 @@ func (s folder) runWithJob(t *testing.T, at, text string) {
 	if s.run(t, at, text); t.Failed() {
 		_ = job.Cancel()
 	}
-	_, _ = io.Copy(io.Discard, events) // the driver writes on until its end
+	_, _ = io.Copy(io.Discard, events) // the driver writes until it ends
 	err = job.Wait()
 	if code := job.ProcessState.ExitCode(); code != 128+int(syscall.SIGTERM) {
 		t.Errorf("%s: the job ended with %v\n%s", at, err, &out)
 	}
 }
 
-// checkFlags has hvdrun parse each of its commands in a block, by asking for help besides.
+// checkFlags makes hvdrun parse each of its commands in a block, by adding --help.
 func (s folder) checkFlags(t *testing.T, at, text string) {
 	t.Helper()
 	for line := range strings.Lines(text) {
@@ -309,11 +310,11 @@ func (s folder) checkFlags(t *testing.T, at, text string) {
 	}
 }
 
-// withHelp asks for help where a flag may stand, which is before all others.
+// withHelp adds --help before all flags.
 func withHelp(words []string) []string {
 	if len(words) > 0 && !strings.HasPrefix(words[0], "-") {
 		behind := 1
-		switch words[0] { // have commands of their own
+		switch words[0] { // these have subcommands
 		case "cluster", "submit":
 			behind = 2
 		case "tasks":
@@ -336,8 +337,7 @@ func TestFlagsAreChecked(t *testing.T) {
 	}
 }
 
-// TestOutside: the README's loop builds as a module of its own that has a clone of this one, with
-// what this one requires.
+// TestOutside: the README's loop builds in a module of its own that requires a clone of this one.
 func TestOutside(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the loop is built inside of this module as well; make test builds it outside")
@@ -386,10 +386,10 @@ var (
 	helpName   = regexp.MustCompile(`(?m)^  ([a-z-]+) +[A-Z]`)
 )
 
-// foreign are flags of other programs.
+// foreign has the flags of other programs.
 var foreign = []string{"--no-kill", "--worker-names", "--partition", "--gres", "--time", "--name"}
 
-// TestFlags: each flag that a page names is hvdrun's, or one of horovodrun that is refused.
+// TestFlags: each flag that a page names is hvdrun's, or one of horovodrun's that hvdrun refuses.
 func TestFlags(t *testing.T) {
 	t.Parallel()
 	s := newFolder(t)
@@ -440,7 +440,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// takes reports whether hvdrun knows another name of a flag, or refuses it as horovodrun's.
+// takes reports whether hvdrun accepts a flag under another name, or refuses it as horovodrun's.
 func (s folder) takes(t *testing.T, flag string) bool {
 	out, err := s.command(t, "bin/hvdrun", flag+"=1", "--help").CombinedOutput()
 	return err == nil || strings.Contains(string(out), "of horovodrun is not taken")

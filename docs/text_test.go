@@ -16,8 +16,7 @@ import (
 	"unicode/utf8"
 )
 
-// mostColumns is the longest that a line of prose may be. Tables and blocks are as long as they
-// need.
+// mostColumns is the maximum length of a line of prose. Tables and blocks can have longer lines.
 const mostColumns = 100
 
 // all are the pages about hvdrun as a whole.
@@ -40,7 +39,7 @@ func TestColumns(t *testing.T) {
 
 var link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 
-// TestLinks: what a page links to is there, headings included.
+// TestLinks: the targets of links exist, including headings.
 func TestLinks(t *testing.T) {
 	for _, p := range pages(t, all...) {
 		for i, line := range p.prose() {
@@ -63,7 +62,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// hasAnchor reports whether a page has a heading that GitHub gives this anchor.
+// hasAnchor reports whether a page has a heading to which GitHub gives this anchor.
 func hasAnchor(t *testing.T, path, anchor string) bool {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -93,7 +92,7 @@ func hasAnchor(t *testing.T, path, anchor string) bool {
 
 var filePath = regexp.MustCompile("`((?:[a-z0-9_]+/)+[a-zA-Z0-9_.-]+\\.(?:go|md|txt|proto|yaml|sh)|[a-z]+(?:/[a-z0-9]+)+)`")
 
-// TestPaths: files and folders of the repository that a page names are there.
+// TestPaths: the files and folders that a page names exist.
 func TestPaths(t *testing.T) {
 	n := 0
 	for _, p := range pages(t, all...) {
@@ -101,7 +100,7 @@ func TestPaths(t *testing.T) {
 			for _, m := range filePath.FindAllStringSubmatch(line, -1) {
 				top, _, _ := strings.Cut(m[1], "/")
 				if _, err := os.Stat(filepath.Join(root, top)); err != nil {
-					continue // what is built, or of another repository
+					continue // a built file, or one of another repository
 				}
 				n++
 				if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
@@ -117,7 +116,7 @@ func TestPaths(t *testing.T) {
 
 var measured = regexp.MustCompile(`[0-9][0-9.,]* (?:µs|ms|s|MB)\b`)
 
-// TestFigures: each figure of the README's table stands in BENCHMARKS.md.
+// TestFigures: BENCHMARKS.md has each figure of the README's table.
 func TestFigures(t *testing.T) {
 	benchmarks := pages(t, "BENCHMARKS.md")[0].text
 	n := 0
@@ -138,7 +137,7 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// TestGo: blocks of Go are Go: a file, declarations or statements.
+// TestGo: blocks of Go parse as a file, declarations or statements.
 func TestGo(t *testing.T) {
 	for _, p := range pages(t, all...) {
 		for _, b := range p.blocks("go") {
@@ -160,7 +159,8 @@ var (
 	testName = regexp.MustCompile("^`(?:Test|Fuzz|Benchmark)[A-Z]\\w*`$")
 )
 
-// TestNames: what a page names of a package is declared there, and tests that it names exist.
+// TestNames: the packages declare the names that pages mention, and the tests that pages mention
+// exist.
 func TestNames(t *testing.T) {
 	declared, tests := names(t)
 	n := 0
@@ -176,7 +176,7 @@ func TestNames(t *testing.T) {
 				for _, m := range goName.FindAllStringSubmatch(code, -1) {
 					of := declared[m[1]]
 					if of == nil {
-						continue // a package of others, or a variable
+						continue // a foreign package, or a variable
 					}
 					n++
 					if !of[m[2]] || m[3] != "" && !of[m[3]] {
@@ -191,7 +191,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// names returns the names that packages declare, methods and fields included, and those of tests.
+// names returns the names that packages declare, including methods and fields, and the names of
+// tests.
 func names(t *testing.T) (declared map[string]map[string]bool, tests map[string]bool) {
 	t.Helper()
 	declared, tests = make(map[string]map[string]bool), make(map[string]bool)
@@ -228,7 +229,7 @@ func add(to map[string]bool, idents []*ast.Ident) {
 	}
 }
 
-// TestMessages: each message that docs/troubleshooting.md quotes is in the source.
+// TestMessages: the source has each message that docs/troubleshooting.md quotes.
 func TestMessages(t *testing.T) {
 	texts := literals(t)
 	n := 0
@@ -249,7 +250,8 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// anyHas reports whether a text has the parts of a message, which … separates, in their order.
+// anyHas reports whether a text has the parts of a message, which are separated by …, in their
+// order.
 func anyHas(texts []string, message string) bool {
 	var parts []string
 	for part := range strings.SplitSeq(message, "…") {
@@ -271,7 +273,7 @@ texts:
 	return false
 }
 
-// literals returns the strings of the source, tests apart; those that + joins are one.
+// literals returns the strings of the source without tests. Strings joined by + are one.
 func literals(t *testing.T) (texts []string) {
 	t.Helper()
 	walkSource(t, func(path string, file *ast.File) {
@@ -293,10 +295,10 @@ func literals(t *testing.T) (texts []string) {
 	return append(texts, pythonTexts(t)...)
 }
 
-// continued is where a text of Python goes on in the next line.
+// continued matches the end of a Python string that continues in the next line.
 var continued = regexp.MustCompile(`"\s*\n\s*f?"`)
 
-// pythonTexts returns the lines of hvdrun's package for PyTorch, texts of several lines in one.
+// pythonTexts returns the lines of hvdrun's package for PyTorch, with joined strings.
 func pythonTexts(t *testing.T) (texts []string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(root, "python", "hvdrun", "*.py"))
@@ -337,8 +339,8 @@ func walkSource(t *testing.T, visit func(path string, file *ast.File)) {
 	}
 }
 
-// joined is the text of a literal, or of literals with + between them; "" for anything else. What
-// is between them and no literal is left out.
+// joined returns the text of a literal, or of literals joined by + without the other operands. It
+// returns "" for other expressions.
 func joined(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.BasicLit:

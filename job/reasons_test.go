@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestReasons: each event that leads to another world is a reason once, in few words and in those
-// of the event.
+// TestReasons: each event that leads to another world becomes one short reason, with the event's
+// own words.
 func TestReasons(t *testing.T) {
 	var r Reasons
 	add := func(lines ...string) {
@@ -62,9 +62,8 @@ func TestReasons(t *testing.T) {
 	takes("other: a connection between workers broke / ")
 }
 
-// TestReasonsAreBounded: of any number of events a bounded number is kept, and many hosts leave
-// room for reasons that have a text.
-// TestLateExit: the end of a process that the last world is without is no reason for the next one.
+// TestLateExit: the exit of a process that is not in the last world is not a reason for the next
+// one.
 func TestLateExit(t *testing.T) {
 	var r Reasons
 	for _, line := range []string{
@@ -91,6 +90,8 @@ func TestLateExit(t *testing.T) {
 	}
 }
 
+// TestReasonsAreBounded: however many events there are, the number of reasons is bounded, and many
+// hosts leave room for reasons with a text.
 func TestReasonsAreBounded(t *testing.T) {
 	var r Reasons
 	r.Add(Entry{Name: HostsFound})

@@ -14,7 +14,8 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// limitDescriptors lets this process open so many files more, until restore is called.
+// limitDescriptors allows this process more open files than it has now, up to the given number,
+// until restore is called.
 func limitDescriptors(t *testing.T, more int) (restore func()) {
 	t.Helper()
 	var before unix.Rlimit
@@ -26,7 +27,7 @@ func limitDescriptors(t *testing.T, more int) (restore func()) {
 		t.Fatal(err)
 	}
 	now := before
-	now.Cur = uint64(len(open) - 1 + more) // one of them was that of the folder
+	now.Cur = uint64(len(open) - 1 + more) // one of them was that of /proc/self/fd
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &now); err != nil {
 		t.Fatal(err)
 	}
@@ -37,8 +38,9 @@ func limitDescriptors(t *testing.T, more int) (restore func()) {
 	}
 }
 
-// TestFewDescriptors: whichever descriptor a start lacks, its error says which limit to raise and
-// how. With 5 for each worker and those of one start more, many start at the same time.
+// TestFewDescriptors: whichever descriptor a start lacks, its error names the limit and how to
+// raise it. Many workers can start at the same time if there are 5 descriptors for each and those
+// of one more start.
 func TestFewDescriptors(t *testing.T) {
 	spec := func(ctx context.Context) *launch.Spec {
 		return &launch.Spec{

@@ -69,8 +69,8 @@ func TestStartErrorText(t *testing.T) {
 	}
 }
 
-// A program is looked for as the worker's own shell would: in its PATH, and where that is relative,
-// in its directory.
+// TestLocalLooksInPathOfWorker: a program is looked up as by the worker's own shell: in the
+// worker's PATH, whose relative entries start in the worker's directory.
 func TestLocalLooksInPathOfWorker(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "tools"), 0o755); err != nil {
@@ -89,8 +89,8 @@ func TestLocalLooksInPathOfWorker(t *testing.T) {
 	}
 }
 
-// Nothing of the driver's descriptors reaches a worker: one that held the guard's pipe would keep
-// the guard asleep.
+// TestLocalInheritsNothing: a worker inherits none of the driver's descriptors. If one held the
+// guard's pipe, the guard would never run.
 func TestLocalInheritsNothing(t *testing.T) {
 	guard, err := proc.StartGuard(plan.EnvRunID, "inherit_"+rand.Text())
 	if err != nil {
@@ -104,8 +104,8 @@ func TestLocalInheritsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What this test itself was given without close-on-exec is passed on. The shell opens the
-	// lowest free one to list the directory.
+	// Descriptors that this test itself inherited without close-on-exec are passed on. The shell
+	// opens the lowest free one to list the directory.
 	given := func(fd int) bool {
 		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
 		return err == nil && flags&unix.FD_CLOEXEC == 0
@@ -125,8 +125,8 @@ func TestLocalInheritsNothing(t *testing.T) {
 	}
 }
 
-// A daemon without mark, group or parent keeps the output open and talks on: it cannot be found,
-// but Run returns, and the daemon learns from the broken pipe.
+// TestLocalDoesNotWaitForStrangers: a daemon without mark, group or parent keeps the output open
+// and writes to it. It cannot be found, but Run returns, and the daemon gets a broken pipe.
 func TestLocalDoesNotWaitForStrangers(t *testing.T) {
 	pipe, await, gone := launchtest.HeldPipe(t)
 	out := new(strings.Builder)
@@ -154,8 +154,8 @@ func TestLocalDoesNotWaitForStrangers(t *testing.T) {
 	gone()
 }
 
-// BenchmarkLocalExit measures from the death of a process, whose child holds the output, to the
-// return of Run.
+// BenchmarkLocalExit measures the time from the death of a process, whose child holds the output,
+// to the return of Run.
 func BenchmarkLocalExit(b *testing.B) {
 	var total time.Duration
 	for b.Loop() {
@@ -187,8 +187,8 @@ func (w writes) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestLocalTellsWhatIsLeft: Local knows what a program has left behind, where this process inherits
-// it.
+// TestLocalTellsWhatIsLeft: Local reports the processes that a program has left behind and this
+// process has inherited.
 func TestLocalTellsWhatIsLeft(t *testing.T) {
 	told := 0
 	s := &launch.Spec{

@@ -8,7 +8,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/proc"
 )
 
-// TestMain adopts what workers leave behind, as agents do.
+// TestMain adopts the processes that workers leave behind, as agents do.
 func TestMain(m *testing.M) {
 	if err := proc.Adopt(); err != nil {
 		panic(err)

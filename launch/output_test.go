@@ -20,7 +20,7 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// sink keeps each Write by itself. It needs no lock of its own: Output writes one line at a time.
+// sink records each Write separately. It needs no lock: Output writes one line at a time.
 type sink struct{ writes []string }
 
 func (s *sink) Write(p []byte) (int, error) {
@@ -305,7 +305,8 @@ func TestConsoleFailureSparesFiles(t *testing.T) {
 	wantFile(t, filepath.Join(dir, "rank.2", "stdout"), "[2]<stdout>:a\n[2]<stdout>:b\n")
 }
 
-// The parts in which text comes must not matter. The twin knows the whole text from the start.
+// TestPartsDoNotMatter: the output does not depend on the parts in which text arrives. It is
+// compared with that of the whole text.
 func TestPartsDoNotMatter(t *testing.T) {
 	lineEnds := regexp.MustCompile("[^\r\n]*(\r\n|\r|\n)")
 	rapid.Check(t, func(t *rapid.T) {
@@ -356,7 +357,7 @@ func TestLinesOfManyWorkersStayApart(t *testing.T) {
 	if err := o.Close(); err != nil {
 		t.Fatal(err)
 	}
-	next := make(map[string]int) // number of the line that comes next, by prefix
+	next := make(map[string]int) // number of the next line, by prefix
 	for _, line := range out.writes {
 		prefix, _, _ := strings.Cut(line, ":")
 		words := strings.FieldsFunc(prefix, func(r rune) bool { return strings.ContainsRune("[]<>", r) })

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// The time to wait is over before we have read anything, as where our own reader is slow, and the
-// other end stays open.
+// TestLastWordsAreReadAfterTheBound: output is read even if the time to wait for it is over before
+// the first read, as with a slow reader, and the other end stays open.
 func TestLastWordsAreReadAfterTheBound(t *testing.T) {
 	var out strings.Builder
 	p, err := newPipes(nil, &out, nil, nil)

@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// In a folder where others may make files, a link in place of a rank's file leads nowhere, and the
-// job's output is written elsewhere all the same.
+// TestPlantedOutput: in a folder in which others can create files, hvdrun does not follow a link in
+// place of a rank's file, and still writes the rest of the job's output.
 func TestPlantedOutput(t *testing.T) {
 	dir, victim := t.TempDir(), filepath.Join(t.TempDir(), "victim")
 	rank := filepath.Join(dir, "rank.0")
@@ -36,7 +36,8 @@ func TestPlantedOutput(t *testing.T) {
 	}
 }
 
-// A folder on another disk, and that of a rank there, may be links of this user, but not of others.
+// TestLinkedOutput: the folder of the output, and that of a rank, can be links of this user, for
+// example to another disk, but not links of other users.
 func TestLinkedOutput(t *testing.T) {
 	dir, disk := filepath.Join(t.TempDir(), "logs"), t.TempDir()
 	if err := errors.Join(os.Symlink(disk, dir), os.Mkdir(filepath.Join(disk, "elsewhere"), 0o700),

@@ -13,8 +13,8 @@ import (
 	"github.com/hvdrun/hvdrun/python"
 )
 
-// TestTalk: what a process has written to its socket is read before its end is told, though a child
-// holds the socket open; cleanup is called before Run returns.
+// TestTalk: what a process has written to its socket is read before its end is reported, even if a
+// child holds the socket open; cleanup is called before Run returns.
 func TestTalk(t *testing.T) {
 	var heard, steps []string
 	spec := &launch.Spec{
@@ -55,7 +55,7 @@ func TestTalk(t *testing.T) {
 	}
 }
 
-// TestNoTalk: a process that is given no socket inherits none, and no variable of one.
+// TestNoTalk: without Talk, a process inherits neither a socket nor its variable.
 func TestNoTalk(t *testing.T) {
 	var out bytes.Buffer
 	err := launch.Local{}.Run(t.Context(), &launch.Spec{
@@ -67,7 +67,7 @@ func TestNoTalk(t *testing.T) {
 	}
 }
 
-// TestTalkOfNobody: a process that could not be started has nobody to talk with.
+// TestTalkOfNobody: Talk is not called for a process that could not be started.
 func TestTalkOfNobody(t *testing.T) {
 	err := launch.Local{}.Run(t.Context(), &launch.Spec{
 		Command: []string{"/no/such"}, Talk: func(context.Context, int, net.Conn) func() {
@@ -80,7 +80,8 @@ func TestTalkOfNobody(t *testing.T) {
 	}
 }
 
-// TestEachVariableOnce: a worker finds no variable twice: programs differ in which one they take.
+// TestEachVariableOnce: a worker's environment has each variable once, because programs differ in
+// which of two values they use.
 func TestEachVariableOnce(t *testing.T) {
 	home := t.TempDir()
 	mine := []string{"PATH=/usr/bin:/bin", "HOME=" + home, "PYTHONPATH=/mine", "PYTHONPATH=/other",

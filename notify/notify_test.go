@@ -78,9 +78,7 @@ func TestServiceKeepsTheLatestLoss(t *testing.T) {
 	}
 }
 
-// A loss and an update are sent together, and neither replaces the other.
-
-// told is a pusher whose lines a test sees.
+// told is a pusher that records its lines.
 type told struct {
 	*Pusher
 	lines     []string
@@ -99,7 +97,7 @@ func newTold() *told {
 	return p
 }
 
-// is checks what was told since the last call.
+// is checks the lines since the last call.
 func (p *told) is(t *testing.T, want ...string) {
 	t.Helper()
 	if !slices.Equal(p.lines, want) {
@@ -108,15 +106,16 @@ func (p *told) is(t *testing.T, want ...string) {
 	p.lines = nil
 }
 
-// TestPush: each worker is told once of an update and of a loss, and again of what it says that it
-// lacks; another's answer changes nothing for it.
+// TestPush: each worker gets an update and a loss once, and again if it reports that it lacks them.
+// The answers of one worker do not affect the others. An update and a loss do not replace each
+// other.
 func TestPush(t *testing.T) {
 	p := newTold()
 	p.Push([]string{"a", "b"}, update(1))
 	p.PushLoss([]string{"b"}, Loss{3, []int{1}})
 	p.is(t, "[a b] update 1", "[b] loss 3 [1]")
 	p.Heard("a", 1, Known{}, false)
-	p.Heard("b", 0, Known{}, false) // of something before
+	p.Heard("b", 0, Known{}, false) // an answer to something earlier
 	p.is(t)
 	if p.delivered != 1 {
 		t.Errorf("%d were delivered", p.delivered)
@@ -135,7 +134,7 @@ func TestPush(t *testing.T) {
 	p.is(t)
 }
 
-// TestOvertakenUpdatesAreNotSent: a worker is told of the newest update and loss alone.
+// TestOvertakenUpdatesAreNotSent: a worker gets only the newest update and loss.
 func TestOvertakenUpdatesAreNotSent(t *testing.T) {
 	p := newTold()
 	p.Push([]string{"a"}, update(2))
@@ -150,7 +149,7 @@ func TestOvertakenUpdatesAreNotSent(t *testing.T) {
 	p.is(t, "[a] update 3", "[a] loss 4 [1 2]")
 }
 
-// TestForget: a worker that is forgotten is told nothing any more.
+// TestForget: nothing is sent to a forgotten worker.
 func TestForget(t *testing.T) {
 	p := newTold()
 	p.Push([]string{"a"}, update(2))

@@ -64,7 +64,7 @@ func TestAssignRefuses(t *testing.T) {
 	}
 }
 
-// literalAssign computes ranks literally from their definitions, counting anew for every slot.
+// literalAssign computes ranks literally from their definitions, counting for every slot.
 func literalAssign(ids []plan.SlotID, most int) []plan.Slot {
 	if most > 0 {
 		ids = ids[:min(most, len(ids))]
@@ -134,7 +134,7 @@ func TestAssignAgainstTheDefinition(t *testing.T) {
 	})
 }
 
-// A world's hosts are numbered by their lowest rank.
+// TestWorldGroup: a world's hosts are numbered by their lowest rank.
 func TestWorldGroup(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		slots, err := plan.Assign(someSlots(t), 0, 0)

@@ -114,7 +114,8 @@ func TestWorkerFromEnvNotStartedByHvdrun(t *testing.T) {
 	}
 }
 
-// A process that torchrun has started beside others would train alone.
+// TestWorkerFromEnvUnderTorchrun: a process that torchrun started beside others gets an error,
+// because it would train alone.
 func TestWorkerFromEnvUnderTorchrun(t *testing.T) {
 	for _, c := range []struct {
 		size string
@@ -147,7 +148,7 @@ func TestChoicesOfTheUserAreInherited(t *testing.T) {
 }
 
 func TestWorkerFromEnvNamesTheVariable(t *testing.T) {
-	broken := map[string][]string{ // values that must be refused
+	broken := map[string][]string{ // invalid values
 		"HVD_RUN_ID": {""}, "HVD_INCARNATION": {""}, "HVD_CREDENTIALS": {""}, "HOROVOD_HOSTNAME": {""},
 		"HVD_SLOT":           {"", "x", "-1", "+1", "65536"},
 		"HOROVOD_RANK":       {"", "x", "6", "1e1", "99999999999999999999"},
@@ -174,7 +175,7 @@ func TestWorkerFromEnvNamesTheVariable(t *testing.T) {
 }
 
 // TestOwnWorker: the credentials are in the environment only until they have been read, and the
-// process keeps them. A worker's child is told why it has none.
+// process keeps them. In a worker's child the error says why they are missing.
 func TestOwnWorker(t *testing.T) {
 	start := func(env map[string]string) {
 		for name, value := range env {
@@ -202,7 +203,7 @@ func TestOwnWorker(t *testing.T) {
 	}
 }
 
-// TestOwnSocket: the socket is told once.
+// TestOwnSocket: OwnSocket returns the socket once.
 func TestOwnSocket(t *testing.T) {
 	t.Setenv("HVD_WORKER_SOCKET", "five")
 	if fd, ok := plan.OwnSocket(); ok {
@@ -275,7 +276,7 @@ func FuzzWorkerFromEnv(f *testing.F) {
 			t.Errorf("taken: %+v", w)
 		}
 		again, _, err := plan.WorkerFromEnv(lookupIn(variables(t, w)))
-		w.Algorithm, w.OnlySockets = "", false // Environ leaves them to be inherited
+		w.Algorithm, w.OnlySockets = "", false // workers inherit these, so Environ omits them
 		if w.GroupSize == 0 {
 			w.GroupRank, w.GroupSize = s.CrossRank, s.CrossSize
 		}

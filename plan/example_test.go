@@ -7,7 +7,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// What a discovery script prints: a host a line, with slots or without.
+// A discovery script prints one host per line, with or without slots.
 func ExampleParseHosts() {
 	hosts, err := plan.ParseHosts("node1:8\nnode2 slots=4 # new\nnode3\n", 2)
 	fmt.Println(hosts, err)

@@ -55,7 +55,7 @@ func TestParseHosts(t *testing.T) {
 	}
 }
 
-// refused are invalid lines, with a part of the reason.
+// refused are invalid lines, each with a part of its error.
 var refused = []struct{ line, reason string }{
 	{"a:-1", "negative slots"},
 	{"a slots=-1", "negative slots"},
@@ -209,7 +209,8 @@ func TestParseHostList(t *testing.T) {
 	}
 }
 
-// A list that a program has joined may end with a comma.
+// TestParseHostListTakesLinesAndACommaAtItsEnd: a list that a program has joined may end with a
+// comma.
 func TestParseHostListTakesLinesAndACommaAtItsEnd(t *testing.T) {
 	for _, list := range []string{"a:2,b:1,", "a:2,b:1, ", "a:2\nb:1\n", "\na:2,\r\n\n b slots=1 ,\n"} {
 		got, err := plan.ParseHostList(list, 1)
@@ -219,7 +220,7 @@ func TestParseHostListTakesLinesAndACommaAtItsEnd(t *testing.T) {
 	}
 }
 
-// Batch systems write a line for each slot, as $PBS_NODEFILE has it.
+// TestParseHostfileAddsUp: some batch systems write one line per slot, as in $PBS_NODEFILE.
 func TestParseHostfileAddsUp(t *testing.T) {
 	for _, text := range []string{"a\na\nb\nb\n", "a\nb\na\nb\n", "a:1\nb\nA slots=1\nB:1 # again\n"} {
 		got, err := plan.ParseHostfile(text, 1)
@@ -301,7 +302,7 @@ func FuzzParseHosts(f *testing.F) {
 		if err := plan.CheckHosts(got); err != nil {
 			t.Fatalf("ParseHosts(%q) = %v: %v", text, got, err)
 		}
-		// The plainest form of the result parses to the same hosts.
+		// The result in its plainest form parses to the same hosts.
 		var lines []string
 		for _, h := range got {
 			lines = append(lines, h.String())

@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// TestNodeVariables: a worker of another node gets the job's variables of the driver's environment,
-// and the node's of the agent's; a rank of another launcher reaches no worker, wherever it is.
+// TestNodeVariables: a worker of another node gets the job's variables from the driver's
+// environment, and the node's variables from the agent's. A rank that another launcher has set
+// reaches no worker.
 func TestNodeVariables(t *testing.T) {
 	driver := []string{
 		"PATH=/bin", "SLURM_JOB_ID=7", "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURMD_NODENAME=n1", "SLURM_JOB_GPUS=2",
@@ -45,7 +46,7 @@ func TestNodeVariables(t *testing.T) {
 	}
 }
 
-// TestNodeTable: each row of the table can match, and stands once.
+// TestNodeTable: each row of the table can match, and no row is there twice.
 func TestNodeTable(t *testing.T) {
 	for i, v := range nodeVariables {
 		name := strings.Replace(v.Name, "*", "X", 1)

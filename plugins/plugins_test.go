@@ -46,7 +46,7 @@ func start(t *testing.T, path string, settings map[string]string) *plugin.Plugin
 	return p
 }
 
-// refuses expects that the plugin does not start with a setting that it does not have.
+// refuses checks that the plugin refuses an unknown setting.
 func refuses(t *testing.T, path, known string) {
 	t.Helper()
 	_, err := start(t, path, map[string]string{"colour": "red"}).Discover(t.Context())

@@ -10,7 +10,7 @@ import (
 	"unicode"
 )
 
-// TestUser: what is of Go's library and of hvdrun is told from the user's code.
+// TestUser: frames of Go's library and of hvdrun are distinguished from the user's code.
 func TestUser(t *testing.T) {
 	for name, want := range map[string]bool{
 		"main.train": true, "main.(*loader).next": true, "main.main.func1": true, "example.com/data.Load[...]": true,
@@ -26,7 +26,7 @@ func TestUser(t *testing.T) {
 	}
 }
 
-// TestStandard: the list of the library's packages is complete.
+// TestStandard: the list of the standard library's packages is complete.
 func TestStandard(t *testing.T) {
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
@@ -80,8 +80,8 @@ func TestText(t *testing.T) {
 	}
 }
 
-// FuzzParse: what another process tells is within the bounds, can be shown, and is read again as it
-// was.
+// FuzzParse: what another process reports stays within the bounds, can be printed, and is read back
+// unchanged.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"goroutines":[{"count":-1,"training":true,"frames":[{"func":"main.\u001b[2Jx","file":"a\nb","line":-7}]}],"error":"\u0000"}`))
 	f.Add([]byte(`{"processes":[{"pid":1,"parent":1,"threads":[{"state":"\u202e","kernel":["` + strings.Repeat("é", 300) + `"]}]},{"pid":1,"parent":1}]}`))

@@ -34,13 +34,13 @@ func TestScript(t *testing.T) {
 			t.Fatal(err)
 		}
 		log, _ := logtest.NewNullLogger()
-		// One line after the other, so that a list cut short would show.
+		// One line after the other, so that the test would notice a list that is cut short.
 		command := `while read line; do echo "$line"; done <` + file
 		return discovery.Script{Command: command, Log: log}
 	})
 }
 
-// fake breaks one promise or another.
+// fake is a Discoverer whose Discover is a function.
 type fake struct {
 	discover func(ctx context.Context) ([]plan.Host, error)
 }
@@ -58,8 +58,8 @@ func (f fakeWatcher) Watch(ctx context.Context, found func([]plan.Host)) error {
 
 var errBroken = errors.New("broken")
 
-// liars are Discoverers that break one promise or another about these two hosts; release lets go
-// those that hang.
+// liars returns Discoverers that each break a promise about these two hosts. The hanging ones
+// return when release is closed.
 func liars(want []plan.Host, release chan struct{}) map[string]func() discovery.Discoverer {
 	return map[string]func() discovery.Discoverer{
 		"a part of the list": func() discovery.Discoverer { return discovery.Fixed(want[:1]) },
@@ -106,12 +106,14 @@ func liars(want []plan.Host, release chan struct{}) map[string]func() discovery.
 	}
 }
 
-// follower has one promise to keep: to call found as it must; the test says how it does not.
+// follower returns a Watcher that keeps the promises of a Discoverer and watches by a function that
+// does not keep those of a Watcher.
 func follower(want []plan.Host, watch func(ctx context.Context, found func([]plan.Host)) error) func() discovery.Discoverer {
 	return func() discovery.Discoverer { return fakeWatcher{discovery.Fixed(want), watch} }
 }
 
-// lyingWatchers are Watchers that break a promise as such, and none as Discoverers.
+// lyingWatchers returns Watchers that each break a promise of a Watcher and keep those of a
+// Discoverer.
 func lyingWatchers(want []plan.Host, release chan struct{}) map[string]func() discovery.Discoverer {
 	whole := func() []plan.Host { return slices.Clone(want) }
 	var shared, second atomic.Int32
@@ -177,7 +179,7 @@ func lyingWatchers(want []plan.Host, release chan struct{}) map[string]func() di
 	}
 }
 
-// moody answers a question only when nobody else has one.
+// moody fails if it is asked twice at the same time.
 type moody struct {
 	discovery.Fixed
 	busy *atomic.Int32
@@ -210,7 +212,7 @@ func (m moodyWatcher) Watch(ctx context.Context, found func([]plan.Host)) error 
 	return ctx.Err()
 }
 
-// busy are Discoverers that cannot do two things at once.
+// busy returns Discoverers that cannot do two things at the same time.
 func busy(want []plan.Host, _ chan struct{}) map[string]func() discovery.Discoverer {
 	return map[string]func() discovery.Discoverer{
 		"one question at a time": func() discovery.Discoverer { return moody{Fixed: want, busy: new(atomic.Int32)} },
@@ -220,7 +222,7 @@ func busy(want []plan.Host, _ chan struct{}) map[string]func() discovery.Discove
 	}
 }
 
-// The kit finds out those who do not keep their promises.
+// TestKitFindsBrokenPromises: for each of these Discoverers some check of the kit fails.
 func TestKitFindsBrokenPromises(t *testing.T) {
 	want := []plan.Host{{Name: "a", Slots: 1}, {Name: "b", Slots: 2}}
 	for _, kind := range []func([]plan.Host, chan struct{}) map[string]func() discovery.Discoverer{liars, lyingWatchers, busy} {
@@ -233,14 +235,14 @@ func TestKitFindsBrokenPromises(t *testing.T) {
 					if !slices.ContainsFunc(conformance.All(), func(p conformance.Promise) bool { return p.Check(d, want) != nil }) {
 						t.Error("nobody noticed")
 					}
-					<-time.After(time.Minute) // for goroutines that it left behind
+					<-time.After(time.Minute) // for the goroutines that it has left behind
 				})
 			})
 		}
 	}
 }
 
-// pushing is a Watcher as it should be.
+// pushing is a correct Watcher.
 type pushing struct{ changes chan []plan.Host }
 
 func (p pushing) Discover(ctx context.Context) ([]plan.Host, error) {
@@ -281,7 +283,7 @@ func TestPushing(t *testing.T) {
 	RunChanging(t, func(*testing.T) (discovery.Discoverer, func([]plan.Host)) { return newD(nil) })
 }
 
-// A Watcher that finds out that it cannot push need not.
+// TestNoWatch: a Watcher that finds that it cannot push passes the tests.
 func TestNoWatch(t *testing.T) {
 	newD := func(_ *testing.T, hosts []plan.Host) discovery.Discoverer {
 		return fakeWatcher{discovery.Fixed(hosts), func(context.Context, func([]plan.Host)) error { return discovery.ErrNoWatch }}
@@ -308,7 +310,7 @@ func TestFailing(t *testing.T) {
 	})
 }
 
-// Sources that cannot find their hosts and do not say so.
+// TestKitFindsHiddenFailures: the kit detects sources that hide that they cannot find their hosts.
 func TestKitFindsHiddenFailures(t *testing.T) {
 	failing := fake{func(context.Context) ([]plan.Host, error) { return nil, errBroken }}
 	half := discovery.Fixed{{Name: "a", Slots: 1}}
@@ -339,7 +341,7 @@ func TestKitFindsHiddenFailures(t *testing.T) {
 	}
 }
 
-// Sources that do not follow their hosts.
+// TestKitFindsStaleLists: the kit detects sources that miss changes of their hosts.
 func TestKitFindsStaleLists(t *testing.T) {
 	lists := [][]plan.Host{{{Name: "a", Slots: 1}}, {{Name: "a", Slots: 1}, {Name: "b", Slots: 1}}}
 	var now []plan.Host

@@ -8,7 +8,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// A test of a source runs the kit with a source that finds these hosts.
+// The test of a source runs the kit with a function that returns a source that finds these hosts.
 func ExampleRun() {
 	_ = func(t *testing.T) { // TestConformance
 		discoverytest.Run(t, func(_ *testing.T, hosts []plan.Host) discovery.Discoverer {

@@ -19,15 +19,15 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// pushState begins a stream that announces an encrypted message, which has to be read before it can
-// be known that the key is wrong.
+// pushState returns the beginning of a stream that announces an encrypted message. A member has to
+// read the message before it can find that the key is wrong.
 func pushState(label string, length uint32) []byte {
 	const hasLabel, encrypted = 244, 10
 	words := append([]byte{hasLabel, byte(len(label))}, label...)
 	return binary.BigEndian.AppendUint32(append(words, encrypted), length)
 }
 
-// flood opens streams of which each sends as much of such a message as it can, and returns when all
+// flood opens streams that each send as much of such a message as they can, and returns when all
 // have ended.
 func flood(t *testing.T, addr string, streams int) {
 	t.Helper()
@@ -52,8 +52,8 @@ func flood(t *testing.T, addr string, streams int) {
 	sending.Wait()
 }
 
-// TestFloodOfState: forty streams of 19 MiB do not take a member's memory, and another one joins
-// meanwhile.
+// TestFloodOfState: forty streams of 19 MiB do not fill a member's memory, and another member can
+// join meanwhile.
 func TestFloodOfState(t *testing.T) {
 	a := mustJoin(t, agentConfig("a", 0))
 	runtime.GC()
@@ -81,14 +81,14 @@ func TestFloodOfState(t *testing.T) {
 		t.Error(err)
 	}
 	close(stop)
-	grown := int64(<-peak) - int64(before.HeapAlloc) - 19<<20 // what the strangers themselves send
+	grown := int64(<-peak) - int64(before.HeapAlloc) - 19<<20 // the body that the strangers send
 	t.Logf("the heap grew by %d MiB", grown>>20)
-	if grown > 50<<20 { // 760 MiB came, and the race detector is generous
+	if grown > 50<<20 { // 760 MiB arrived, and the race detector needs some
 		t.Errorf("the heap grew by %d MiB", grown>>20)
 	}
 }
 
-// TestTooLong: a member refuses states that are longer than it reads, and tells of the first.
+// TestTooLong: a member refuses states beyond its bound, and reports the first.
 func TestTooLong(t *testing.T) {
 	keys, err := memberlist.NewKeyring(nil, bytes.Repeat([]byte{1}, keyLen))
 	if err != nil {
@@ -111,7 +111,7 @@ func TestTooLong(t *testing.T) {
 	}
 }
 
-// TestShutdownWithPackets: packets that nobody takes do not hold up the end.
+// TestShutdownWithPackets: packets that nobody receives do not delay the shutdown.
 func TestShutdownWithPackets(t *testing.T) {
 	keys, err := memberlist.NewKeyring(nil, bytes.Repeat([]byte{1}, keyLen))
 	if err != nil {
@@ -136,8 +136,8 @@ func TestShutdownWithPackets(t *testing.T) {
 	}
 }
 
-// TestStreamsAreBounded: of many streams no more than the bounds permit are open, and hold no more
-// bytes.
+// TestStreamsAreBounded: however many streams connect, the numbers of open streams and of bytes
+// that they hold stay within the bounds.
 func TestStreamsAreBounded(t *testing.T) {
 	keys, err := memberlist.NewKeyring(nil, bytes.Repeat([]byte{1}, keyLen))
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// FuzzStranger: whatever comes over TCP or UDP from somebody who has no key, a member knows nobody
-// by it, answers little, and goes on.
+// FuzzStranger: whatever arrives over TCP or UDP from a stranger without the key, a member learns
+// of no other member, answers little, and continues.
 func FuzzStranger(f *testing.F) {
 	cfg := agentConfig("a", 0)
 	m, err := Join(f.Context(), cfg)
@@ -52,8 +52,8 @@ func FuzzStranger(f *testing.F) {
 	})
 }
 
-// FuzzAdmit: what a stream begins with is handed on as it came if a key of the cluster has
-// encrypted it, and else short; and all blocks are there again.
+// FuzzAdmit: the beginning of a stream is passed on unchanged if a key of the cluster has encrypted
+// it, and otherwise cut short; all blocks are returned.
 func FuzzAdmit(f *testing.F) {
 	keys, err := memberlist.NewKeyring([][]byte{bytes.Repeat([]byte{2}, keyLen)}, bytes.Repeat([]byte{1}, keyLen))
 	if err != nil {
@@ -71,7 +71,7 @@ func FuzzAdmit(f *testing.F) {
 		}
 		near, far := net.Pipe()
 		go func() {
-			far.Write(said) // ends with the other side at the latest
+			far.Write(said) // ends when the other side closes, at the latest
 			far.Close()
 		}()
 		counted := identity.NewPending(identity.Gossip).Admit(near)

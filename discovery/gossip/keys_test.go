@@ -13,8 +13,8 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// The key of a cluster is replaced, member by member, and nobody is lost meanwhile. Who has the old
-// key alone is a stranger at the end.
+// TestKeysAreReplaced: the key of a cluster is replaced member by member, and no member is lost
+// meanwhile. At the end the old key alone does not admit a member.
 func TestKeysAreReplaced(t *testing.T) {
 	old, next := testKey, bytes.Repeat([]byte{7}, keyLen)
 	a := mustJoin(t, agentConfig("a", 0))
@@ -24,7 +24,7 @@ func TestKeysAreReplaced(t *testing.T) {
 	f.until("a:2 b:2")
 	f.seen = nil
 	slots := 2
-	heard := func() { // what each says reaches the others
+	heard := func() { // checks that what each member says reaches the others
 		t.Helper()
 		slots++
 		for _, m := range []*Member{a, b} {
@@ -67,7 +67,7 @@ func TestKeysAreReplaced(t *testing.T) {
 	heard()
 }
 
-// Keys that a source is given before it joins are those that it joins with.
+// TestKeysBeforeTheFirstDiscovery: a source joins with the keys that it was given before.
 func TestKeysBeforeTheFirstDiscovery(t *testing.T) {
 	a := mustJoin(t, agentConfig("a", 0))
 	cfg := observerConfig(a.Addr())
@@ -82,8 +82,8 @@ func TestKeysBeforeTheFirstDiscovery(t *testing.T) {
 	}
 }
 
-// A ring has what it is told to have, from any state, and the slices that it has handed out before
-// stay as they are, which the race detector sees.
+// TestReplaceKeys: replaceKeys sets the keys of a ring whatever it had before, and does not change
+// the slices that GetKeys has returned, as the race detector would notice.
 func TestReplaceKeys(t *testing.T) {
 	key := func(n byte) []byte { return bytes.Repeat([]byte{n}, keyLen) }
 	ring, err := memberlist.NewKeyring(nil, key(1))

@@ -34,7 +34,7 @@ func quiet() logrus.FieldLogger {
 	return log
 }
 
-// logBook is a log that can be read.
+// logBook is a log that a test can read.
 type logBook struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -66,16 +66,16 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// began is when the first agent of a test started; others follow by whole seconds.
+// began is the start of the first agent of a test; others start whole seconds later.
 var began = time.Unix(1800000000, 0)
 
-// calm slows probes down, so that on a busy machine nobody is taken for dead who lives.
+// calm slows probes down, so that a member on a busy machine does not count as dead.
 func calm(cfg Config) Config {
 	cfg.ProbeInterval, cfg.ProbeTimeout, cfg.Patience = 500*time.Millisecond, 240*time.Millisecond, 10*time.Second
 	return cfg
 }
 
-// brisk gives probes their usual timing again.
+// brisk restores the usual timing of probes.
 func brisk(cfg Config) Config {
 	cfg.ProbeInterval, cfg.ProbeTimeout, cfg.Patience = 0, 0, 0
 	return cfg
@@ -84,13 +84,13 @@ func brisk(cfg Config) Config {
 // bubble runs a test in virtual time, over a network in memory.
 func bubble(t *testing.T, test func(t *testing.T, n *memNet)) {
 	synctest.Test(t, func(t *testing.T) {
-		t.Cleanup(func() { <-time.After(time.Minute) }) // memberlist's last probes end with their time
+		t.Cleanup(func() { <-time.After(time.Minute) }) // memberlist's last probes end within this time
 		test(t, newMemNet())
 	})
 }
 
-// agentConfig is that of an agent on the loopback network, which started so many seconds after the
-// first.
+// agentConfig returns the configuration of an agent on the loopback network that started this many
+// seconds after the first.
 func agentConfig(name string, seconds int, seeds ...string) Config {
 	return calm(Config{Meta: &Meta{Name: name, Slots: 2, Start: began.Add(time.Duration(seconds) * time.Second), LaunchAddr: ":7947"},
 		BindAddr: "127.0.0.1:0", Join: seeds, Key: testKey, Label: "test", Log: quiet(), RejoinInterval: time.Second})
@@ -106,7 +106,7 @@ func mustJoin(t *testing.T, cfg Config) *Member {
 	return m
 }
 
-// follower is a Watch that goes on.
+// follower is a running Watch.
 type follower struct {
 	t     *testing.T
 	lists chan []plan.Host
@@ -114,7 +114,7 @@ type follower struct {
 	seen  []string // all lists so far
 }
 
-// follow watches a source, which it closes in the end.
+// follow watches a source. It closes the source at the end of the test.
 func follow(t *testing.T, s *Source) *follower {
 	t.Helper()
 	f := &follower{t: t, lists: make(chan []plan.Host, 1000), ended: make(chan error, 1)}
@@ -129,7 +129,7 @@ func follow(t *testing.T, s *Source) *follower {
 	return f
 }
 
-// text is a list as "a:2 b:2 (draining)".
+// text formats hosts as "a:2 b:2 (draining)".
 func text(hosts []plan.Host) string {
 	var words []string
 	for _, h := range hosts {
@@ -141,7 +141,7 @@ func text(hosts []plan.Host) string {
 	return strings.Join(words, " ")
 }
 
-// until waits for a list, and returns when it came and those that came before it.
+// until waits for a list. It returns the time of the list and the lists before it.
 func (f *follower) until(want string) (at time.Time, before []string) {
 	f.t.Helper()
 	deadline := sandbox.Expired()
@@ -175,7 +175,7 @@ func TestConformance(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := NewSource(cfg)
-		s.member = newMember(cfg) // that nobody speaks to
+		s.member = newMember(cfg) // it has no peers
 		for i, h := range hosts {
 			s.member.roster.here(h.Name+"~1", h.Name, &Meta{Name: h.Name, Slots: h.Slots, Start: began.Add(time.Duration(i)), Incarnation: "1"})
 		}
@@ -204,15 +204,15 @@ func TestHostsOldestFirst(t *testing.T) {
 	}
 }
 
-// TestAgentLooksOnce: questions for agents look at the whole cluster only after a change, or while
-// an agent is missing whose time is not over.
+// TestAgentLooksOnce: Agent looks at the whole cluster only after a change, or while a missing
+// agent may still come back.
 func TestAgentLooksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg, err := observerConfig().withDefaults()
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := newMember(cfg) // that nobody speaks to
+		m := newMember(cfg) // it has no peers
 		m.sign()
 		s := NewSource(cfg)
 		s.member = m
@@ -270,7 +270,7 @@ func TestMetaIsUpdated(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.until("a:2 b:4")
-	if said, ok := s.Agent("b"); !ok || !slices.Equal(said.BadSlots, []int{1, 3}) { // the name stays what it was
+	if said, ok := s.Agent("b"); !ok || !slices.Equal(said.BadSlots, []int{1, 3}) { // the name is unchanged
 		t.Errorf("Agent: %+v, %v", said, ok)
 	}
 	meta.BadSlots = []int{9}
@@ -305,14 +305,15 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// TestLeaveAlone: nobody needs to hear the good-bye.
+// TestLeaveAlone: a member can leave if there is no other to receive its good-bye.
 func TestLeaveAlone(t *testing.T) {
 	if err := mustJoin(t, agentConfig("a", 0)).Leave(within(t)); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestLeaveWithoutTime: the good-bye is left out, and nothing breaks that is said at that moment.
+// TestLeaveWithoutTime: a member that has no time to leave omits its good-bye, and updates at that
+// moment break nothing.
 func TestLeaveWithoutTime(t *testing.T) {
 	a := mustJoin(t, agentConfig("a", 0))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -325,8 +326,8 @@ func TestLeaveWithoutTime(t *testing.T) {
 	}
 }
 
-// TestCrash: the bound that is documented is checked with much to spare, since the machine may be
-// busy.
+// TestCrash: a crashed host is removed from the list within three times the documented bound,
+// because the machine may be busy.
 func TestCrash(t *testing.T) {
 	a := mustJoin(t, brisk(agentConfig("a", 0)))
 	mustJoin(t, brisk(agentConfig("b", 1, a.Addr())))
@@ -345,7 +346,7 @@ func TestCrash(t *testing.T) {
 	}
 }
 
-// TestRestart: before anybody has noticed the death, at the same address.
+// TestRestart: an agent restarts at the same address before its death was noticed.
 func TestRestart(t *testing.T) {
 	a := mustJoin(t, agentConfig("a", 0))
 	b := mustJoin(t, agentConfig("b", 1, a.Addr()))
@@ -367,7 +368,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestRestartUnwatched: a Watch that begins again knows what the last one said.
+// TestRestartUnwatched: a new Watch compares with the last list of the previous one.
 func TestRestartUnwatched(t *testing.T) {
 	a := mustJoin(t, agentConfig("a", 0))
 	b := mustJoin(t, agentConfig("b", 1, a.Addr()))
@@ -423,8 +424,8 @@ func TestConflict(t *testing.T) {
 	}
 }
 
-// TestRestartElsewhere: the predecessor at another address is waited for until it is known to be
-// dead.
+// TestRestartElsewhere: an agent that restarts at another address is listed once its predecessor is
+// known to be dead.
 func TestRestartElsewhere(t *testing.T) {
 	a := mustJoin(t, brisk(agentConfig("a", 0)))
 	b := mustJoin(t, brisk(agentConfig("b", 1, a.Addr())))
@@ -478,7 +479,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
-// quietAddr is an address at which nobody listens before the test does.
+// quietAddr returns an address at which nothing listens yet.
 func quietAddr(t *testing.T) string {
 	t.Helper()
 	network, err := sandbox.Net()
@@ -488,7 +489,7 @@ func quietAddr(t *testing.T) string {
 	return fmt.Sprint(network, "1:", DefaultPort)
 }
 
-// TestSeedsComeLater: an agent that may wait is let in when its seed is there.
+// TestSeedsComeLater: an agent that may wait joins once its seed is there.
 func TestSeedsComeLater(t *testing.T) {
 	seed := quietAddr(t)
 	cfg := agentConfig("b", 1, seed)
@@ -501,7 +502,7 @@ func TestSeedsComeLater(t *testing.T) {
 	f.until("a:2 b:2")
 }
 
-// told is a log of which the first line is read.
+// told is a log whose first line a test reads.
 type told chan string
 
 func (c told) Write(p []byte) (int, error) {
@@ -512,7 +513,7 @@ func (c told) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestObserverIsFirst: an observer with patience comes before its seed listens.
+// TestObserverIsFirst: an observer with patience can start before its seed listens.
 func TestObserverIsFirst(t *testing.T) {
 	seed := quietAddr(t)
 	cfg := observerConfig(seed)
@@ -531,14 +532,14 @@ func TestObserverIsFirst(t *testing.T) {
 	f.until("a:2")
 }
 
-// TestOwnSeed: an observer that is a seed itself begins with what the others know, and is let in
-// where there are no others.
+// TestOwnSeed: an observer that is itself a seed begins with what the other seeds know, and starts
+// alone if it finds no member.
 func TestOwnSeed(t *testing.T) {
 	own := quietAddr(t)
 	a := mustJoin(t, agentConfig("a", 1))
 	mustJoin(t, agentConfig("b", 2, a.Addr()))
 	follow(t, NewSource(observerConfig(a.Addr()))).until("a:2 b:2")
-	cfg := observerConfig(own, a.Addr(), "127.0.0.1:1") // and one where nobody listens
+	cfg := observerConfig(own, a.Addr(), "127.0.0.1:1") // and a seed at which nobody listens
 	cfg.BindAddr = own
 	s := NewSource(cfg)
 	f := follow(t, s)
@@ -553,7 +554,7 @@ func TestOwnSeed(t *testing.T) {
 	mustJoin(t, cfg)
 }
 
-// TestOwnSeedNotFirst: an observer that is a seed itself, in a cluster that had members, does not
+// TestOwnSeedNotFirst: an observer that is itself a seed of a cluster that had members does not
 // take their silence for a cluster without hosts.
 func TestOwnSeedNotFirst(t *testing.T) {
 	bubble(t, func(t *testing.T, n *memNet) {
@@ -580,7 +581,7 @@ func TestOwnSeedNotFirst(t *testing.T) {
 		s, _ = source(a)
 		follow(t, s).until("a:2")
 
-		// Another agent joins by the seed that the observer is.
+		// Another agent joins through the observer, which is its seed.
 		n.isolate(a.Addr(), true)
 		s, own := source(a)
 		f := follow(t, s)
@@ -591,7 +592,7 @@ func TestOwnSeedNotFirst(t *testing.T) {
 	})
 }
 
-// TestSilence: an observer that is cut off does not take everybody for dead.
+// TestSilence: an observer that is cut off does not take all others for dead.
 func TestSilence(t *testing.T) { bubble(t, testSilence) }
 
 func testSilence(t *testing.T, n *memNet) {
@@ -629,7 +630,7 @@ func testSilence(t *testing.T, n *memNet) {
 	if hosts, err := s.Discover(within(t)); !errors.Is(err, errSilent) {
 		t.Errorf("cut off, found %v, %v", hosts, err)
 	}
-	b.Close() // meanwhile
+	b.Close() // while the observer is cut off
 	n.isolate(port.addr.String(), false)
 	for {
 		if lists, err = watch("a:2"); !errors.Is(err, errSilent) {
@@ -642,7 +643,7 @@ func testSilence(t *testing.T, n *memNet) {
 	}
 }
 
-// TestPartitionHeals: two halves that have long buried each other find together by their seeds.
+// TestPartitionHeals: two halves that have declared each other dead join again through their seeds.
 func TestPartitionHeals(t *testing.T) {
 	bubble(t, func(t *testing.T, n *memNet) {
 		port := func(cfg Config) Config {
@@ -658,7 +659,7 @@ func TestPartitionHeals(t *testing.T) {
 		for _, length := range []time.Duration{0, 2 * deadTime} {
 			n.isolate(c.Addr(), true)
 			f.until("a:2 b:2")
-			<-time.After(length) // the bubble's
+			<-time.After(length) // in virtual time
 			n.isolate(c.Addr(), false)
 			f.until("a:2 b:2 c:2")
 		}

@@ -9,8 +9,8 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// memNet is a network in memory. Unlike memberlist's MockNetwork it loses packets for those who do
-// not listen, as UDP does, and can cut members off.
+// memNet is a network in memory. Unlike memberlist's MockNetwork it loses packets to members that
+// do not listen, as UDP does, and can isolate members.
 type memNet struct {
 	mu    sync.Mutex
 	ports map[string]*memPort
@@ -29,7 +29,7 @@ type memPort struct {
 	once    sync.Once
 }
 
-// port adds the next free address to the network.
+// port adds a member with the next free address to the network.
 func (n *memNet) port() *memPort {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -40,14 +40,14 @@ func (n *memNet) port() *memPort {
 	return p
 }
 
-// isolate cuts an address off, or lets it back.
+// isolate cuts an address off from the network, or reconnects it.
 func (n *memNet) isolate(addr string, cut bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.cut[addr] = cut
 }
 
-// to returns where addr leads from p; nil: nowhere.
+// to returns the member at addr as seen from p; nil: it cannot be reached.
 func (p *memPort) to(addr string) *memPort {
 	p.net.mu.Lock()
 	defer p.net.mu.Unlock()

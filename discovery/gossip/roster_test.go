@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// scene is a roster with a clock of its own.
+// scene is a roster with its own clock.
 type scene struct {
 	*roster
 	now time.Time
@@ -17,13 +17,13 @@ func newScene() *scene { return &scene{newRoster(), time.Unix(5000, 0)} }
 
 const sceneGrace = time.Second
 
-// joins says that the agent with this node name, "host~incarnation", lives.
+// joins reports that the agent with this node name, "host~incarnation", is alive.
 func (s *scene) joins(node, addr string, start int64) {
 	host, incarnation, _ := strings.Cut(node, "~")
 	s.here(node, addr, &Meta{Name: host, Slots: 1, Start: time.Unix(start, 0), Incarnation: incarnation})
 }
 
-// sees looks and compares: incarnations of hosts, oldest first.
+// sees checks the current view: the incarnations of hosts, oldest first.
 func (s *scene) sees(t *testing.T, want string) view {
 	t.Helper()
 	return s.seesIf(t, true, want)
@@ -52,7 +52,7 @@ func TestRosterOrder(t *testing.T) {
 	s.joins("b~1", "3", 10)
 	s.joins("a~1", "4", 20)
 	s.here("observer", "5", nil)
-	s.sees(t, "z~1 b~1 c~1 a~1") // the oldest start; then who was seen first; then by name
+	s.sees(t, "z~1 b~1 c~1 a~1") // by start; then by when they were seen first; then by name
 	s.joins("y~1", "6", 5)
 	s.sees(t, "y~1 z~1 b~1 c~1 a~1")
 }
@@ -67,7 +67,7 @@ func TestRosterDeath(t *testing.T) {
 		t.Errorf("looks next at %v, want %v", v.next, want)
 	}
 	s.pass(sceneGrace / 2)
-	s.joins("a~1", "1", 1) // it contradicts
+	s.joins("a~1", "1", 1) // it contradicts its death
 	s.pass(sceneGrace)
 	s.sees(t, "a~1 b~1")
 	s.away(s.now, "a~1")
@@ -76,7 +76,7 @@ func TestRosterDeath(t *testing.T) {
 		t.Error("looks again for nothing")
 	}
 	s.joins("a~1", "1", 1)
-	s.sees(t, "a~1 b~1") // a list has said that it was gone
+	s.sees(t, "a~1 b~1") // a list has omitted it, so it is the youngest now
 }
 
 func TestRosterDrainingLeavesAtOnce(t *testing.T) {
@@ -100,8 +100,8 @@ func TestRosterSilence(t *testing.T) {
 		t.Error("does not say that it knows nothing")
 	}
 	s.joins("b~1", "2", 2)
-	// This member was away, and hears the others one by one: those that it has not heard yet have
-	// time to be heard.
+	// This member was cut off, and hears of the others one by one: those that it has not heard of
+	// yet have some time left.
 	if v := s.sees(t, "a~1 b~1"); v.withheld {
 		t.Error("still says that it knows nothing")
 	}
@@ -160,7 +160,7 @@ func TestRosterConflict(t *testing.T) {
 	if len(v.conflicts) != 1 || v.conflicts[0].kept.addr != "1" || v.conflicts[0].refused.addr != "2" {
 		t.Errorf("conflicts %+v", v.conflicts)
 	}
-	s.joins("a~3", "3", 1) // whose the host is, it stays with, whatever others say of their start
+	s.joins("a~3", "3", 1) // the host stays with its agent, whatever start others claim
 	if v = s.sees(t, "a~1"); len(v.conflicts) != 1 {
 		t.Errorf("conflicts %+v", v.conflicts)
 	}
@@ -168,11 +168,11 @@ func TestRosterConflict(t *testing.T) {
 		t.Errorf("says again %+v", v.conflicts)
 	}
 	s.away(s.now, "a~1")
-	s.sees(t, "a~3") // of several, the oldest
+	s.sees(t, "a~3") // of several claims, the oldest start wins
 }
 
-// TestRosterHolderIsNotUnderstood: an agent whose Meta cannot be understood any more leaves its
-// host to another that claims it.
+// TestRosterHolderIsNotUnderstood: an agent whose Meta can no longer be decoded loses its host to
+// another agent that claims it.
 func TestRosterHolderIsNotUnderstood(t *testing.T) {
 	s := newScene()
 	s.joins("a~1", "1", 5)
@@ -191,7 +191,7 @@ func TestRosterRival(t *testing.T) {
 	s.joins("b~1", "8", 1)
 	s.joins("a~2", "1", 1)
 	if p := s.rival(s.now, sceneGrace, "a~1", "1", me); p != nil {
-		t.Errorf("rival %+v", p) // one is younger, one is another host's, one had this address before
+		t.Errorf("rival %+v", p) // one is younger, one is of another host, one had this address before
 	}
 	s.joins("a~3", "7", 4)
 	if p := s.rival(s.now, sceneGrace, "a~1", "1", me); p == nil || p.node != "a~3" {

@@ -24,10 +24,10 @@ const simRounds = 5
 // listedBound is the documented bound from a crash to the list without the host.
 const listedBound = 2 * time.Second
 
-// TestSimulation measures, in clusters of members in one process and over a network in memory, from
-// a new agent's Join, or an agent's crash, to the list of an observer, and to the last of all
-// members. Time is that of the bubble: what is measured is the protocol, on processors and a
-// network that cost nothing.
+// TestSimulation measures, in clusters of members in one process over a network in memory, the time
+// from a new agent's Join, or from an agent's crash, until an observer's list has the change and
+// until all members know it. It uses virtual time, so it measures the protocol, with processors and
+// a network that take no time.
 func TestSimulation(t *testing.T) {
 	var table strings.Builder
 	fmt.Fprintf(&table, "%8s %12s %28s %28s %28s %28s\n", "members", "all joined", "join → list", "join → everybody", "crash → list", "crash → everybody")
@@ -56,14 +56,14 @@ func TestSimulation(t *testing.T) {
 	t.Logf("median (least–most) of %d:\n%s", simRounds, &table)
 }
 
-// spread returns the median and both ends.
+// spread returns the median, minimum and maximum.
 func spread(d []time.Duration) string {
 	slices.Sort(d)
 	ms := func(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 	return fmt.Sprintf("%v (%v–%v)", ms(d[len(d)/2]), ms(d[0]), ms(d[len(d)-1]))
 }
 
-// simulation is a cluster of n members, one of them the observer of a Source.
+// simulation is a cluster of n members, one of which is the observer of a Source.
 type simulation struct {
 	t       *testing.T
 	net     *memNet
@@ -91,7 +91,7 @@ func newSimulation(t *testing.T, network *memNet, n int) *simulation {
 	var watching sync.WaitGroup
 	watching.Go(func() {
 		s.source.Watch(ctx, func(hosts []plan.Host) {
-			select { // only the latest counts
+			select { // only the latest list counts
 			case <-s.lists:
 			default:
 			}
@@ -120,7 +120,7 @@ func (s *simulation) join() *Member {
 	return m
 }
 
-// listed waits for a list of so many hosts.
+// listed waits for a list of n hosts.
 func (s *simulation) listed(n int, since time.Time) time.Duration {
 	s.t.Helper()
 	deadline := sandbox.Expired()
@@ -136,7 +136,7 @@ func (s *simulation) listed(n int, since time.Time) time.Duration {
 	return time.Since(since)
 }
 
-// known waits until each agent knows so many others that live.
+// known waits until each agent knows n other live agents.
 func (s *simulation) known(n int, since time.Time) time.Duration {
 	s.t.Helper()
 	deadline := sandbox.Expired()
@@ -168,7 +168,7 @@ func (m *Member) agentsKnown() (n int) {
 	return n
 }
 
-// round lets an agent join, and another one be cut off: it says no good-bye, and does not refuse
+// round adds an agent, and cuts another one off: that one says no good-bye and does not refuse
 // connections either.
 func (s *simulation) round() {
 	start := time.Now()
@@ -183,7 +183,7 @@ func (s *simulation) round() {
 	victim.Close()
 }
 
-// measure waits until the list and all agents say what is so.
+// measure waits until the list and all agents agree with the simulation.
 func (s *simulation) measure(start time.Time, list, all *[]time.Duration) {
 	s.t.Helper()
 	var knowing sync.WaitGroup

@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// racks is the source of a plugin, with a setting: --discovery-config room=2.
+// racks is the source of a plugin with one setting: --discovery-config room=2.
 type racks struct{ room string }
 
 func (r *racks) Configure(settings map[string]string) error {
@@ -24,7 +24,7 @@ func (r *racks) Discover(context.Context) ([]plan.Host, error) {
 	return []plan.Host{{Name: "machine-in-" + r.room, Slots: 8}}, nil
 }
 
-// The main function of a plugin. It returns when hvdrun has ended the plugin.
+// The main function of a plugin calls Serve, which returns when hvdrun has ended the plugin.
 func ExampleServe() {
 	plugin.Serve(&racks{})
 }

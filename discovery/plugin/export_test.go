@@ -6,5 +6,5 @@ const (
 	ProtocolVersion = protocolVersion
 )
 
-// VersionError is a plugin of another version of the protocol.
+// VersionError is the error for a plugin with another version of the protocol.
 type VersionError = versionError

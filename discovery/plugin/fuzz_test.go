@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// FuzzHandshake: a first line of a plugin that go-plugin gets to see names a socket of this
-// machine, and a certificate.
+// FuzzHandshake: a first line that is passed to go-plugin names a socket of this machine and a
+// certificate.
 func FuzzHandshake(f *testing.F) {
 	f.Add("1|1|unix|/tmp/plugin1|grpc|" + strings.Repeat("A", 600))
 	f.Add("1|1|tcp|127.0.0.1:9|grpc|" + strings.Repeat("A", 600))
@@ -33,7 +33,7 @@ func FuzzHandshake(f *testing.F) {
 	})
 }
 
-// FuzzLines: what a plugin prints comes in lines with a bound, none of it twice.
+// FuzzLines: the output of a plugin is split into lines of bounded length, without repetition.
 func FuzzLines(f *testing.F) {
 	f.Add("a\n\r\nb", 3)
 	f.Add(strings.Repeat("x", 40), 2000)
@@ -51,7 +51,7 @@ func FuzzLines(f *testing.F) {
 	})
 }
 
-// FuzzHostList: a list of hosts that a plugin sends is one that can be, or is refused.
+// FuzzHostList: a plugin's list of hosts is valid or refused.
 func FuzzHostList(f *testing.F) {
 	for _, list := range []*discoverypb.HostList{
 		{Hosts: []*discoverypb.Host{{Name: "a", Slots: 2}, {Name: "b", Draining: true}}},

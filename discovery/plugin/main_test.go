@@ -36,11 +36,11 @@ import (
 )
 
 const (
-	modeVariable = "PLUGIN_TEST_MODE" // what this binary is in place of a test
-	heldVariable = "PLUGIN_TEST_HELD" // a named pipe that it holds open for writing as long as it lives
+	modeVariable = "PLUGIN_TEST_MODE" // the part that this binary plays instead of running tests
+	heldVariable = "PLUGIN_TEST_HELD" // a named pipe that the binary holds open for writing as long as it lives
 )
 
-// TestMain plays a plugin, or its host, where a test has started this binary as one.
+// TestMain plays a plugin or its host if a test has started this binary as one.
 func TestMain(m *testing.M) {
 	mode := os.Getenv(modeVariable)
 	if mode == "" {
@@ -116,20 +116,20 @@ func play(mode string) {
 	}
 }
 
-// forever waits for a signal that nobody sends. A select without cases ends a program that has no
-// other goroutine and no cgo.
+// forever waits for a signal that never arrives. A select without cases would end a program that
+// has no other goroutine and no cgo.
 func forever() {
 	never := make(chan os.Signal, 1)
 	signal.Notify(never, syscall.SIGUSR1)
 	<-never
 }
 
-// source finds what its settings say.
+// source finds the hosts of its settings.
 type source struct {
 	hosts []plan.Host
-	feed  string // a named pipe of lists, a line each, to push
+	feed  string // a named pipe with lists to push, one per line
 	fault string
-	crash string // a file; as long as it exists, Discover panics, and so does Configure where it holds anything
+	crash string // a file: while it exists, Discover panics, and so does Configure if it is not empty
 }
 
 func (s *source) Configure(settings map[string]string) error {
@@ -151,7 +151,7 @@ func (s *source) Configure(settings map[string]string) error {
 	return nil
 }
 
-// parse reads words of the form host:slots, with a ! at the end where the host is draining.
+// parse reads words of the form host:slots, with a ! at the end if the host is draining.
 func parse(text string) ([]plan.Host, error) {
 	hosts := []plan.Host{}
 	for _, word := range strings.Fields(text) {
@@ -181,7 +181,7 @@ func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	return s.hosts, nil
 }
 
-// Watch pushes the hosts, and then what the feed says.
+// Watch pushes the hosts of the settings, then the lists of the feed.
 func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	if s.fault == "error" {
 		return errors.New("the racks cannot be watched")
@@ -200,9 +200,10 @@ func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 	return ctx.Err()
 }
 
-// follow opens the feed before the first list is out: what is pushed after that must not be lost.
+// follow opens the feed before it passes on the first list, because no list that is pushed after
+// that may be lost.
 func (s *source) follow(ctx context.Context, found func([]plan.Host)) error {
-	feed, err := os.OpenFile(s.feed, os.O_RDWR, 0) // both, so that it has no end
+	feed, err := os.OpenFile(s.feed, os.O_RDWR, 0) // for both, so that it never ends
 	if err != nil {
 		return err
 	}
@@ -233,13 +234,13 @@ type quiet struct{ *source }
 
 func (quiet) Watch() {}
 
-// hanging never answers, not even when nobody waits any longer.
+// hanging never answers, even when nobody waits any more.
 type hanging struct{}
 
 func (hanging) Discover(context.Context) ([]plan.Host, error)  { select {} }
 func (hanging) Watch(context.Context, func([]plan.Host)) error { select {} }
 
-// serveAs serves nothing, as another product's plugin or one of another version.
+// serveAs serves no source, like a plugin of another product or another version.
 func serveAs(cookie, value string, version int) {
 	goplugin.Serve(&goplugin.ServeConfig{
 		HandshakeConfig:  goplugin.HandshakeConfig{MagicCookieKey: cookie, MagicCookieValue: value},
@@ -257,8 +258,8 @@ func (nothing) GRPCClient(context.Context, *goplugin.GRPCBroker, *grpc.ClientCon
 	return nil, nil
 }
 
-// raw is a plugin written without go-plugin, from what discovery.proto says: it cannot be asked to
-// end, but ends with SIGTERM, and has no settings.
+// raw is a plugin written without go-plugin, from the text of discovery.proto: it cannot be asked
+// to end, but ends at SIGTERM, and has no settings.
 type raw struct {
 	discoverypb.UnimplementedDiscoveryServer
 }
@@ -322,7 +323,7 @@ func certificateOnly() string {
 	return encoded
 }
 
-// playHost watches a plugin until somebody kills it.
+// playHost watches a plugin until it is killed.
 func playHost() {
 	self, err := os.Executable()
 	if err != nil {

@@ -27,7 +27,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// newPlugin returns this binary as a plugin, which the test closes at its end, and the log.
+// newPlugin returns this binary as a plugin, which is closed at the end of the test, and its log.
 func newPlugin(t testing.TB, mode string, settings map[string]string, change ...func(*plugin.Config)) (*plugin.Plugin, *logtest.Hook) {
 	t.Helper()
 	self, err := os.Executable()
@@ -50,7 +50,7 @@ func newPlugin(t testing.TB, mode string, settings map[string]string, change ...
 	return p, hook
 }
 
-// text writes hosts as parse reads them.
+// text formats hosts as parse reads them.
 func text(hosts []plan.Host) string {
 	var words []string
 	for _, h := range hosts {
@@ -71,7 +71,7 @@ func discover(t *testing.T, p *plugin.Plugin) (string, error) {
 	return text(hosts), err
 }
 
-// watched is a Watch under way.
+// watched is a running Watch.
 type watched struct {
 	lists chan string
 	ended chan error
@@ -97,7 +97,7 @@ func receive[T any](t testing.TB, from <-chan T, what string) T {
 	panic("unreachable")
 }
 
-// newFifo makes a named pipe.
+// newFifo creates a named pipe.
 func newFifo(t testing.TB) string {
 	path := filepath.Join(t.TempDir(), "fifo")
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
@@ -106,7 +106,7 @@ func newFifo(t testing.TB) string {
 	return path
 }
 
-// held makes a named pipe for plugins to hold; gone waits until nobody does.
+// held creates a named pipe for plugins to hold open; gone waits until none does.
 func held(t testing.TB) (entry string, gone func()) {
 	path := newFifo(t)
 	pipe, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -151,7 +151,7 @@ func TestNoWatch(t *testing.T) {
 	}
 }
 
-// What is wrong with a plugin is said in one line.
+// TestStartErrors: one line says what is wrong with a plugin.
 func TestStartErrors(t *testing.T) {
 	for _, c := range []struct{ mode, want string }{
 		{"version", "it speaks version 2 of the discovery protocol, and this hvdrun version 1"},
@@ -226,8 +226,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestVariablesOfAnotherPlugin: what go-plugin says to a plugin by variables does not come from
-// this process's own environment, where a Kubernetes Service or another launcher may have put it.
+// TestVariablesOfAnotherPlugin: the variables that go-plugin sets for a plugin do not come from
+// this process's environment, where a Kubernetes Service or another launcher can have set them.
 func TestVariablesOfAnotherPlugin(t *testing.T) {
 	for name, value := range map[string]string{
 		"PLUGIN_MIN_PORT": "tcp://10.0.0.1:80", "PLUGIN_PROTOCOL_VERSIONS": "99", "PLUGIN_CLIENT_CERT": "none",
@@ -258,7 +258,7 @@ func TestAnswersOfThePlugin(t *testing.T) {
 	}
 }
 
-// What a plugin sends is not believed, and does not cost its life.
+// TestLists: invalid lists of a plugin are refused, and the plugin stays alive.
 func TestLists(t *testing.T) {
 	for _, c := range []struct{ list, want string }{
 		{"large", "larger than max"},
@@ -292,7 +292,7 @@ func TestHangingPluginIsKilled(t *testing.T) {
 	}
 }
 
-// The end of the caller's patience is no fault of the plugin.
+// TestCallerGivesUp: if the caller's context ends, the plugin is not blamed.
 func TestCallerGivesUp(t *testing.T) {
 	p, hook := newPlugin(t, "hang", nil)
 	why := errors.New("enough")
@@ -342,7 +342,7 @@ func TestCrash(t *testing.T) {
 	if got, err := discover(t, p); got != "a:1" || err != nil {
 		t.Error("after the crash:", got, err)
 	}
-	// A start that fails is retried too.
+	// A failed start is retried too.
 	if err := os.WriteFile(crash, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -374,7 +374,7 @@ func children(t *testing.T) []string {
 	return ids
 }
 
-// signalChildren sends a signal to all of this process's children: the plugins.
+// signalChildren sends a signal to all children of this process, which are plugins.
 func signalChildren(t *testing.T, sig syscall.Signal) {
 	t.Helper()
 	ids := children(t)
@@ -392,8 +392,8 @@ func signalChildren(t *testing.T, sig syscall.Signal) {
 	}
 }
 
-// A plugin that is killed in mid-watch is a failure, the list stays, and the watch goes on with the
-// next process.
+// TestKilledInMidWatch: a plugin that is killed during a watch is reported as a failure, the list
+// stays, and the watch continues with the next process.
 func TestKilledInMidWatch(t *testing.T) {
 	feed := newFifo(t)
 	p, hook := newPlugin(t, "good", map[string]string{"hosts": "a:1", "feed": feed})
@@ -448,7 +448,7 @@ func quietLog() logrus.FieldLogger {
 	return log
 }
 
-// One that falls silent in mid-watch is found out, though nobody has asked it anything.
+// TestStoppedInMidWatch: a plugin that stops during a watch is noticed without a call.
 func TestStoppedInMidWatch(t *testing.T) {
 	entry, gone := held(t)
 	p, _ := newPlugin(t, "good", nil, func(cfg *plugin.Config) {
@@ -464,7 +464,7 @@ func TestStoppedInMidWatch(t *testing.T) {
 	gone()
 }
 
-// A process that is stopped does not answer, but is killed all the same.
+// TestCloseOfStoppedPlugin: Close kills a stopped process, which does not answer.
 func TestCloseOfStoppedPlugin(t *testing.T) {
 	entry, gone := held(t)
 	p, _ := newPlugin(t, "good", nil, func(cfg *plugin.Config) { cfg.Env = append(cfg.Env, entry) })
@@ -521,7 +521,8 @@ func TestCloseUnused(t *testing.T) {
 	}
 }
 
-// Nothing is left of the files that both ends need to meet, be the folder for them short or long.
+// TestTemporaryFiles: the files by which both ends meet are removed, whether the path of their
+// folder is short or long.
 func TestTemporaryFiles(t *testing.T) {
 	for _, dir := range []string{"short", strings.Repeat("l", 100)} {
 		temp := filepath.Join(t.TempDir(), dir)
@@ -542,7 +543,7 @@ func TestTemporaryFiles(t *testing.T) {
 	}
 }
 
-// The host is killed, and its plugin goes too.
+// TestHostIsKilled: when the host is killed, its plugin ends too.
 func TestHostIsKilled(t *testing.T) {
 	for _, child := range []string{"good", "deaf"} {
 		t.Run(child, func(t *testing.T) {
@@ -580,7 +581,7 @@ func TestOutputIsLogged(t *testing.T) {
 	}
 }
 
-// awaitLogged waits for a line that is logged some time.
+// awaitLogged waits until a line is logged.
 func awaitLogged(t *testing.T, hook *logtest.Hook, part, want string) {
 	t.Helper()
 	for deadline := sandbox.Limit(); ; {
@@ -593,7 +594,7 @@ func awaitLogged(t *testing.T, hook *logtest.Hook, part, want string) {
 	}
 }
 
-// Callers of all sorts meet a plugin that is killed again and again.
+// TestConcurrency: callers of all kinds share a plugin that is killed repeatedly.
 func TestConcurrency(t *testing.T) {
 	p, _ := newPlugin(t, "good", map[string]string{"hosts": "a:1"})
 	if _, err := discover(t, p); err != nil {
@@ -659,7 +660,8 @@ func BenchmarkDiscover(b *testing.B) {
 	}
 }
 
-// BenchmarkPush is from a plugin's push, one read of a pipe included, until Poll has found it.
+// BenchmarkPush measures the time from a plugin's push, including one read of a pipe, until Poll
+// has passed the list on.
 func BenchmarkPush(b *testing.B) {
 	feed := newFifo(b)
 	p, _ := newPlugin(b, "good", map[string]string{"hosts": "a:1", "feed": feed})

@@ -8,8 +8,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// FuzzReply: whatever a name server answers, the hosts are of a list that can be, or there is an
-// error.
+// FuzzReply: whatever a name server answers, the result is a valid list of hosts or an error.
 func FuzzReply(f *testing.F) {
 	for _, texts := range [][]string{
 		{"workers.example. 60 IN CNAME w.example.", "w.example. 30 IN A 10.0.0.1", "w.example. 30 IN AAAA ::ffff:10.0.0.1"},

@@ -11,15 +11,15 @@ import (
 	"github.com/miekg/dns"
 )
 
-// server is a DNS server on loopback, by UDP and TCP on one port, that answers from a table.
+// server is a DNS server on loopback, over UDP and TCP on the same port, that answers from a table.
 type server struct {
 	t    *testing.T
 	addr string
 
 	mu      sync.Mutex
 	records map[string][]dns.RR // "name type" → answer
-	rcodes  map[string]int      // the same → code
-	soa     dns.RR              // goes with answers that there is nothing
+	rcodes  map[string]int      // by the same key: response code
+	soa     dns.RR              // sent with answers without records
 	behave  func(w dns.ResponseWriter, q *dns.Msg) (handled bool)
 	asked   []string // "udp name type"
 }
@@ -31,7 +31,7 @@ func serve(t *testing.T) *server {
 	s.soa = record(t, "example. 60 IN SOA ns.example. root.example. 1 2 3 4 30")
 	var packets net.PacketConn
 	var stream net.Listener
-	for try := 0; ; try++ { // the port that one got may be taken for the other
+	for try := 0; ; try++ { // the port of one protocol can be in use for the other
 		var err error
 		if packets, err = net.ListenPacket("udp", "127.0.0.1:0"); err != nil {
 			t.Fatal(err)
@@ -67,7 +67,7 @@ func record(t *testing.T, text string) dns.RR {
 	return rr
 }
 
-// set gives the name and type, as "a.example A", these records, and no code but success.
+// set sets the records of a name and type, such as "a.example A", and clears its response code.
 func (s *server) set(key string, texts ...string) {
 	s.t.Helper()
 	var rrs []dns.RR
@@ -96,7 +96,7 @@ func (s *server) behaves(f func(w dns.ResponseWriter, q *dns.Msg) bool) {
 	s.behave = f
 }
 
-// questions returns what was asked so far, sorted, and forgets it.
+// questions returns the questions since the last call, sorted.
 func (s *server) questions() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -67,7 +67,8 @@ func fails(t *testing.T, s *source, want ...string) {
 	}
 }
 
-// The kit's lists as service records; that of 500 hosts does not fit into a datagram.
+// TestKit runs the kit with service records. The answer with 500 hosts does not fit into a
+// datagram.
 func TestKit(t *testing.T) {
 	discoverytest.Run(t, func(t *testing.T, hosts []plan.Host) discovery.Discoverer {
 		srv := serve(t)
@@ -151,7 +152,8 @@ func TestServices(t *testing.T) {
 	fails(t, configured(t, at, "names=_two._tcp.example", "slots_from=weight"), "host a has 2 slots and also 3")
 }
 
-// Who was there before keeps its place, whatever becomes of priorities.
+// TestOrderIsKept: hosts that were listed before keep their places, whatever their priorities
+// become.
 func TestOrderIsKept(t *testing.T) {
 	srv := serve(t)
 	s := configured(t, "names=_s.example", "servers="+srv.addr)
@@ -168,7 +170,7 @@ func TestOrderIsKept(t *testing.T) {
 	finds(t, s, "b:1 c:1 a:1 d:1")
 	set("b", "a")
 	finds(t, s, "b:1 a:1")
-	set("b", "c", "a") // c is new again
+	set("b", "c", "a") // c counts as new
 	finds(t, s, "b:1 a:1 c:1")
 }
 
@@ -177,7 +179,7 @@ func TestAliases(t *testing.T) {
 	at := "servers=" + srv.addr
 	srv.set("w.example A", "w.example. 60 CNAME x.example.", "X.example. 60 CNAME y.example.", "y.example. 60 A 10.0.0.1", "z.example. 60 A 10.0.0.2")
 	finds(t, configured(t, at, "names=w.example", "type=A"), "10.0.0.1:1")
-	// A server that does not follow them itself.
+	// A server that does not follow aliases.
 	srv.set("p.example A", "p.example. 60 CNAME q.example.")
 	srv.set("q.example A", "q.example. 60 A 10.0.0.3")
 	finds(t, configured(t, at, "names=p.example", "type=A"), "10.0.0.3:1")
@@ -240,7 +242,7 @@ func TestResolvConf(t *testing.T) {
 	fails(t, s, "names no server")
 }
 
-// reply answers with a message that f has spoilt.
+// reply answers with a message that f has changed.
 func reply(w dns.ResponseWriter, q *dns.Msg, f func(m *dns.Msg)) bool {
 	m := new(dns.Msg).SetReply(q)
 	f(m)
@@ -284,7 +286,7 @@ func TestStrangeServers(t *testing.T) {
 	}
 }
 
-// A server from before EDNS is asked in its own words.
+// TestNoEDNS: a server from before EDNS is asked again without it.
 func TestNoEDNS(t *testing.T) {
 	srv := serve(t)
 	srv.set("w.example A", "w.example. 60 A 10.0.0.1")
@@ -303,7 +305,7 @@ func TestTCPOnlyWhereNeeded(t *testing.T) {
 	var texts []string
 	for i := range 200 {
 		texts = append(texts, fmt.Sprintf("w.example. 60 A 10.0.0.%d", i))
-		if i != 70 && i != 199 { // the last that fit into 1232 bytes, and all
+		if i != 70 && i != 199 { // the most that fit into 1232 bytes, and all
 			continue
 		}
 		srv.set("w.example A", texts...)
@@ -334,7 +336,7 @@ func TestEndsWithContext(t *testing.T) {
 		_, err := s.Discover(ctx)
 		ended <- err
 	}()
-	if _, _, err := silent.ReadFrom(make([]byte, 512)); err != nil { // the question is there
+	if _, _, err := silent.ReadFrom(make([]byte, 512)); err != nil { // the question has arrived
 		t.Fatal(err)
 	}
 	cancel()
@@ -348,8 +350,8 @@ func TestEndsWithContext(t *testing.T) {
 	}
 }
 
-// watched runs Watch in virtual time, against a real server. Each step changes what the server says
-// at a moment.
+// watched runs Watch in virtual time against a real server. Each step changes the server's answers
+// at its time.
 func watched(t *testing.T, s *source, length time.Duration, steps map[time.Duration]func()) (lists []string, result error) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -362,7 +364,7 @@ func watched(t *testing.T, s *source, length time.Duration, steps map[time.Durat
 		}
 		result = s.Watch(ctx, func(hosts []plan.Host) {
 			lists = append(lists, fmt.Sprintf("%v %s", time.Since(start), toText(hosts)))
-			clear(hosts) // they are ours
+			clear(hosts) // the callee owns the list
 		})
 		lists = append(lists, fmt.Sprintf("%v end", time.Since(start)))
 	})
@@ -384,9 +386,9 @@ func TestWatchHonoursTTL(t *testing.T) {
 	a(10, 1)()
 	lists, err := watched(t, s, 300*time.Second, map[time.Duration]func(){
 		time.Second:              a(20, 1, 2), // seen at 10 s
-		11 * time.Second:         a(0, 2),     // seen at 30 s; 0 is 1 s
-		30500 * time.Millisecond: a(3600, 3),  // seen at 31 s; an hour is a minute
-		32 * time.Second:         a(5),        // seen at 91 s: nothing, for the 30 s of the SOA record
+		11 * time.Second:         a(0, 2),     // seen at 30 s; a TTL of 0 counts as 1 s
+		30500 * time.Millisecond: a(3600, 3),  // seen at 31 s; an hour counts as a minute
+		32 * time.Second:         a(5),        // seen at 91 s: no records, for the 30 s of the SOA record
 		92 * time.Second:         a(40, 4),    // seen at 121 s
 	})
 	want := []string{"0s 10.0.0.1:1", "10s 10.0.0.1:1 10.0.0.2:1", "30s 10.0.0.2:1", "31s 10.0.0.3:1", "1m31s ", "2m1s 10.0.0.4:1", "5m0s end"}
@@ -401,7 +403,8 @@ func TestWatchHonoursTTL(t *testing.T) {
 	}
 }
 
-// The smallest time to live of all names and types counts, that of aliases as well.
+// TestWatchSmallestTTL: the smallest time to live of all names and types counts, including that of
+// aliases.
 func TestWatchSmallestTTL(t *testing.T) {
 	srv := serve(t)
 	srv.set("w.example A", "w.example. 7 CNAME x.example.", "x.example. 50 A 10.0.0.1")

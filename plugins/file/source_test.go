@@ -24,7 +24,7 @@ import (
 
 func configured(t *testing.T, settings ...string) *source {
 	t.Helper()
-	values := map[string]string{"rescan": "0"} // inotify alone must do
+	values := map[string]string{"rescan": "0"} // so that only inotify finds changes
 	for _, s := range settings {
 		key, value, _ := strings.Cut(s, "=")
 		values[key] = value
@@ -50,7 +50,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// replace puts a file with that text in the place of another in one step.
+// replace replaces a file by one with this text, atomically.
 func replace(t *testing.T, path, text string) {
 	t.Helper()
 	fresh := filepath.Join(filepath.Dir(path), ".fresh")
@@ -66,7 +66,7 @@ func toText(hosts []plan.Host) string {
 	return strings.Join(items, " ")
 }
 
-// watching is a Watch that goes on.
+// watching is a running Watch.
 type watching struct {
 	t     *testing.T
 	lists chan string
@@ -86,7 +86,7 @@ func watch(t *testing.T, s *source) *watching {
 	return w
 }
 
-// next expects that list as the next one.
+// next checks that the next list is this one.
 func (w *watching) next(want string) {
 	w.t.Helper()
 	select {
@@ -101,7 +101,7 @@ func (w *watching) next(want string) {
 	}
 }
 
-// fails expects the end, and no list before.
+// fails returns the error with which the watch ends, and checks that no list comes before.
 func (w *watching) fails() error {
 	w.t.Helper()
 	select {
@@ -149,7 +149,7 @@ func TestKitDirectory(t *testing.T) {
 	})
 }
 
-// Where leases are not to be had, the kit holds as well.
+// TestKitWithoutLeases: the kit passes on file systems without leases.
 func TestKitWithoutLeases(t *testing.T) {
 	discoverytest.Run(t, func(t *testing.T, hosts []plan.Host) discovery.Discoverer {
 		path := filepath.Join(t.TempDir(), "hosts")
@@ -231,8 +231,8 @@ func TestReadErrors(t *testing.T) {
 	}
 }
 
-// A file that is open for writing is not read before it is closed: nobody knows what is still to
-// come.
+// TestHalfWritten: a file that is open for writing is not read until it is closed, because more can
+// follow.
 func TestHalfWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	write(t, path, "a:1\nb:1\n")
@@ -269,7 +269,7 @@ func probe(t *testing.T, path string) leaseState {
 	return readLease(f)
 }
 
-// Without leases a file that goes on changing is not read.
+// TestHalfWrittenWithoutLeases: without leases, a file that keeps changing is not read.
 func TestHalfWrittenWithoutLeases(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	f, err := os.Create(path)
@@ -294,7 +294,7 @@ func TestHalfWrittenWithoutLeases(t *testing.T) {
 	}
 }
 
-// Lists that are written over each other in place, by whoever does not know better, never mix.
+// TestOverwrittenInPlace: lists that are written over each other in place never mix.
 func TestOverwrittenInPlace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	long := strings.Repeat("# a long list\n", 1000)
@@ -389,7 +389,7 @@ func TestWatchFails(t *testing.T) {
 	if err := watch(t, s).fails(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
-	write(t, path, "a:1\n") // it appears later
+	write(t, path, "a:1\n") // the file appears later
 	w := watch(t, s)
 	w.next("a:1")
 	must(t, os.Remove(path))
@@ -406,7 +406,8 @@ func TestWatchFails(t *testing.T) {
 	}
 }
 
-// A file that is not there yet is noticed when it comes, be its directory made only then.
+// TestWatchAppears: a file that does not exist yet is noticed when it appears, even if its folder
+// does not exist either.
 func TestWatchAppears(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a", "b", "hosts")
@@ -414,7 +415,7 @@ func TestWatchAppears(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	write(t, path, "a:1\n")
 	w.next("a:1")
-	// Another directory takes the place of one above it.
+	// Another folder replaces one above the file.
 	must(t, os.MkdirAll(filepath.Join(dir, "new", "b"), 0o755))
 	write(t, filepath.Join(dir, "new", "b", "hosts"), "b:1\n")
 	must(t, os.Rename(filepath.Join(dir, "a"), filepath.Join(dir, "old")))
@@ -470,7 +471,7 @@ func (m *configMap) update(files map[string]string) {
 }
 
 func TestWatchConfigMap(t *testing.T) {
-	for _, name := range []string{"hosts", ""} { // the file, and the directory
+	for _, name := range []string{"hosts", ""} { // the file, and its folder
 		t.Run(name, func(t *testing.T) {
 			m := &configMap{t: t, dir: t.TempDir()}
 			m.update(map[string]string{"hosts": "a:1\n"})
@@ -507,8 +508,8 @@ func TestWatchDirectory(t *testing.T) {
 	}
 }
 
-// A file that leaves a directory for a moment, as it does under some editors, takes no hosts with
-// it.
+// TestWatchDirectoryEditor: a file that is missing from a folder for a moment, as with some
+// editors, does not remove its hosts.
 func TestWatchDirectoryEditor(t *testing.T) {
 	dir := t.TempDir()
 	one, two := filepath.Join(dir, "1"), filepath.Join(dir, "2")
@@ -522,7 +523,7 @@ func TestWatchDirectoryEditor(t *testing.T) {
 	w.next("a:2 b:2")
 }
 
-// Where inotify hears nothing, as of files that another machine changes, rescan does.
+// TestRescan: rescan finds changes that inotify does not report, such as those by another machine.
 func TestRescan(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	write(t, path, "a:1\n")
@@ -534,7 +535,7 @@ func TestRescan(t *testing.T) {
 	w.next("b:1")
 }
 
-// Where the system allows no more watches, the source is to be asked instead.
+// TestNoWatch: if the system allows no more watches, the source has to be polled.
 func TestNoWatch(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	write(t, path, "a:1\n")

@@ -81,7 +81,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// splitText gives the documents of a stream, and the error at its end.
+// splitText returns the documents of a stream and the error at its end.
 func splitText(text string, events bool) ([]string, error) {
 	var documents []string
 	err := split(strings.NewReader(text), events, func() {}, func(d []byte) error {

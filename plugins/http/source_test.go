@@ -59,8 +59,8 @@ func configured(t *testing.T, values ...string) *source {
 	return s
 }
 
-// server answers with what a test says. It ends before what its handlers wait for, which is their
-// request's context.
+// server starts a server with this handler. At the end of the test it closes its connections, which
+// ends the contexts for which handlers wait.
 func server(t *testing.T, h http.HandlerFunc) string {
 	t.Helper()
 	srv := httptest.NewServer(h)
@@ -188,7 +188,7 @@ func TestNotModified(t *testing.T) {
 			}
 		})
 	}
-	// One that says so without having been asked.
+	// A server that answers "not modified" to a request without a condition.
 	fails(t, configured(t, "url="+server(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNotModified) })),
 		"status 304 (Not Modified)")
 }
@@ -229,7 +229,7 @@ func TestBadAnswers(t *testing.T) {
 	closed := httptest.NewServer(nil)
 	closed.Close()
 	fails(t, configured(t, "url="+closed.URL), "connection refused")
-	// After a failure, the server is asked as before.
+	// After a failure, the next request is the same as before.
 	bad := true
 	s := configured(t, "url="+server(t, func(w http.ResponseWriter, r *http.Request) {
 		if bad = !bad; bad {
@@ -329,7 +329,7 @@ func TestRedirects(t *testing.T) {
 	}
 }
 
-// authority makes certificates.
+// authority issues certificates.
 type authority struct {
 	t    *testing.T
 	dir  string
@@ -390,11 +390,11 @@ func TestTLS(t *testing.T) {
 			http.Redirect(w, r, plain, http.StatusFound)
 			return
 		}
-		w.Header().Set("Connection", "close") // so that each call shakes hands
+		w.Header().Set("Connection", "close") // so that each request has a handshake
 		fmt.Fprintf(w, `[{"name":"p-%d"}]`, r.ProtoMajor)
 	}))
 	srv.Config.ErrorLog = quiet()
-	srv.EnableHTTP2 = true // which is not taken
+	srv.EnableHTTP2 = true // the client does not use it
 	srv.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, ClientCAs: a.pool, ClientAuth: tls.RequireAndVerifyClientCert}
 	srv.StartTLS()
 	t.Cleanup(srv.Close)
@@ -408,7 +408,7 @@ func TestTLS(t *testing.T) {
 	s := configured(t, mine...)
 	finds(t, s, "p-1:1")
 	first := client.Load()
-	a.issue("client", nil) // renewed in its place
+	a.issue("client", nil) // renewed in the same files
 	s.cfg.Load().client.CloseIdleConnections()
 	finds(t, s, "p-1:1")
 	if client.Load() == first {
@@ -421,7 +421,7 @@ func TestTLS(t *testing.T) {
 	fails(t, configured(t, append(trust, "cert_file="+other.path("client.crt"), "key_file="+other.path("client.key"))...), "tls: ")
 }
 
-// pipes is a network of its own, whose connections live in a bubble of virtual time.
+// pipes is a network in memory, whose connections can be used in a bubble of virtual time.
 type pipes struct {
 	conns chan net.Conn
 	once  sync.Once
@@ -453,7 +453,7 @@ func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return nil, errors.New("nobody listens")
 }
 
-// watched runs Watch in virtual time against that handler, and returns the lists with their times,
+// watched runs Watch in virtual time against the handler. It returns the lists with their times,
 // and the error.
 func watched(t *testing.T, length time.Duration, h http.HandlerFunc, values ...string) (lists []string, result error) {
 	t.Helper()
@@ -470,7 +470,7 @@ func watched(t *testing.T, length time.Duration, h http.HandlerFunc, values ...s
 		defer cancel()
 		result = s.Watch(ctx, func(hosts []plan.Host) {
 			lists = append(lists, fmt.Sprintf("%v %s", time.Since(start), toText(hosts)))
-			clear(hosts) // they are ours
+			clear(hosts) // the callee owns the list
 		})
 		lists = append(lists, fmt.Sprintf("%v end", time.Since(start)))
 	})
@@ -516,7 +516,7 @@ func say(w http.ResponseWriter, text string) {
 	w.(http.Flusher).Flush()
 }
 
-// after waits in virtual time; it returns false where the client is gone before.
+// after waits in virtual time. It returns false if the client disconnects first.
 func after(r *http.Request, d time.Duration) bool {
 	select {
 	case <-time.After(d):
@@ -534,15 +534,15 @@ func TestWatchStream(t *testing.T) {
 			say(w, `[{"name":"a"}]`+"\n")
 			after(r, 3*time.Second)
 			say(w, "\n"+`[{"name":"a"}]`+"\n"+`[{"name":"b"}]`+"\n")
-			after(r, 30*time.Second) // then it ends, as servers do, and is asked again
+			after(r, 30*time.Second) // then it ends, as servers do, and the client asks again
 		case 2:
 			say(w, `[{"name":"b"}]`+"\n")
 			after(r, time.Second)
-			say(w, `[{"name":"c"}]`+"\n") // at 34 s; then it ends early, and is asked again after the interval
-		case 3: // 38 s: silent for too long, and asked again
+			say(w, `[{"name":"c"}]`+"\n") // at 34 s; then it ends early, and the client asks again after the interval
+		case 3: // 38 s: silent for too long, so the client asks again
 			say(w, `[{"name":"d"}]`+"\n")
 			after(r, time.Hour)
-		case 4: // 158 s: a heartbeat keeps it
+		case 4: // 158 s: heartbeats keep it open
 			say(w, `[{"name":"e"}]`+"\n")
 			for range 9 {
 				after(r, time.Minute)
@@ -577,7 +577,7 @@ func TestWatchStreamFails(t *testing.T) {
 	}
 }
 
-// A stream that breaks is an error, even though it has given documents.
+// TestWatchStreamBreaks: a stream that breaks is an error, although it has sent documents.
 func TestWatchStreamBreaks(t *testing.T) {
 	lists, err := watched(t, time.Hour, func(w http.ResponseWriter, r *http.Request) {
 		say(w, "[]\n")

@@ -42,7 +42,8 @@ users:
   user: {USER}
 `
 
-// writeKubeconfig writes one for this server, with these lines in place of the words in capitals.
+// writeKubeconfig writes a kubeconfig for this server, with these lines for its cluster and its
+// user.
 func writeKubeconfig(t *testing.T, server, cluster, user string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config")
@@ -55,7 +56,7 @@ func caData(a *apiServer) string {
 		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Certificate().Raw}))
 }
 
-// ask discovers by a kubeconfig's context here.
+// ask discovers with the context "here" of a kubeconfig.
 func ask(t *testing.T, path string) (string, error) {
 	t.Helper()
 	s := newSource()
@@ -83,7 +84,7 @@ func TestKubeconfig(t *testing.T) {
 			t.Errorf("%s: %s, %v", what, got, err)
 		}
 	}
-	path := writeKubeconfig(t, a.URL, "certificate-authority: ca.pem", "tokenFile: token") // both beside the file
+	path := writeKubeconfig(t, a.URL, "certificate-authority: ca.pem", "tokenFile: token") // both are in the kubeconfig's folder
 	writeFile(t, filepath.Join(filepath.Dir(path), "ca.pem"),
 		string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Certificate().Raw})))
 	writeFile(t, filepath.Join(filepath.Dir(path), "token"), a.token)
@@ -96,7 +97,7 @@ func TestKubeconfigRefuses(t *testing.T) {
 	a := newServer(t)
 	ca := caData(a)
 	for _, c := range []struct{ server, cluster, user, says string }{
-		{a.URL, "", "token: " + a.token, "certificate"}, // of an authority that this machine does not know
+		{a.URL, "", "token: " + a.token, "certificate"}, // the system does not know the certificate's authority
 		{a.URL, "insecure-skip-tls-verify: true", "token: x-secret", "insecure-skip-tls-verify"},
 		{a.URL, ca + "\n    proxy-url: http://proxy:1", "token: x-secret", "proxy-url"},
 		{a.URL, ca, "exec: {command: aws, args: [eks, get-token]}", "exec"},
@@ -132,7 +133,7 @@ func TestKubeconfigRefuses(t *testing.T) {
 	}
 }
 
-// selfSigned returns a certificate and its key, as PEM.
+// selfSigned returns a certificate and its key as PEM.
 func selfSigned(t *testing.T, name string) (certPEM, keyPEM string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -153,8 +154,8 @@ func selfSigned(t *testing.T, name string) (certPEM, keyPEM string) {
 		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}))
 }
 
-// TestClientCertificate asks a server that knows its clients by certificates, and takes a new one
-// when it is in the file.
+// TestClientCertificate: the client authenticates with a certificate, and uses a new one once its
+// file has it.
 func TestClientCertificate(t *testing.T) {
 	a := newServer(t)
 	a.put(newPod("a", "10.0.0.1", 1))
@@ -178,7 +179,7 @@ func TestClientCertificate(t *testing.T) {
 	asked := make(chan string, 1)
 	a.setAnswer(func(_ http.ResponseWriter, r *http.Request) bool {
 		asked <- r.TLS.PeerCertificates[0].Subject.CommonName
-		r.Header.Set("Authorization", "Bearer first-secret") // who has shown a certificate needs no token
+		r.Header.Set("Authorization", "Bearer first-secret") // a client with a certificate needs no token
 		return false
 	})
 	again := time.NewTicker(50 * time.Millisecond) // client-go reads the files once a second

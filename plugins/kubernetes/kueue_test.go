@@ -6,15 +6,15 @@ import (
 	"testing"
 )
 
-// TestAdmission: what is asked for follows what Kueue admits.
+// TestAdmission: the number of requested pods follows what Kueue admits.
 func TestAdmission(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		quota  int // pods that Kueue admits
 		want   int
-		asked  int // by the Job at first
+		asked  int // pods that the Job requests at first
 		looks  int
-		expect string // what is asked for at each look
+		expect string // pods that are requested at each look
 	}{
 		{"all fits", 8, 8, 1, 3, "8 8 8"},
 		{"nothing more fits", 1, 8, 1, 12, "8 8 4 4 2 2 2 2 2 2 2 2"},
@@ -48,13 +48,13 @@ func TestAdmission(t *testing.T) {
 
 const elasticMeta = `,"labels":{"kueue.x-k8s.io/queue-name":"team"},"annotations":{"kueue.x-k8s.io/elastic-job":"true"}`
 
-// elasticText is a Job that Kueue has gated.
+// elasticText returns a Job that Kueue has gated.
 func elasticText(parallelism int) string {
 	return strings.Replace(jobText(parallelism, elasticMeta), `"containers"`, `"schedulingGates":[{"name":"kueue.x-k8s.io/elastic-job"}],"containers"`, 1)
 }
 
-// queueTexts are a LocalQueue with its reservation of processors, and its ClusterQueue, with that
-// of all queues.
+// queueTexts returns a LocalQueue with its reservation of processors, and its ClusterQueue with the
+// reservation of all its queues.
 func queueTexts(own, all, nominal, more string) [2]string {
 	usage := func(total string) string {
 		return fmt.Sprintf(`{"flavorsReservation":[{"name":"flavor","resources":[{"name":"cpu","total":%q}]}]}`, total)
@@ -66,8 +66,8 @@ func queueTexts(own, all, nominal, more string) [2]string {
 	}
 }
 
-// TestScaleElastic: an elastic Job grows as Kueue admits its pods, gives back what the quota has no
-// more where that may be read, and asks for the least where it was suspended.
+// TestScaleElastic: an elastic Job grows as Kueue admits its pods, gives back what exceeds the
+// quota if the quota can be read, and requests the least after it was suspended.
 func TestScaleElastic(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -77,7 +77,7 @@ func TestScaleElastic(t *testing.T) {
 		queues  [2]string
 		quotas  string
 		calls   int
-		want    string // the parallelism that is set; "": none
+		want    string // the parallelism that is set; "": it is not changed
 	}{
 		{"all at first", elasticText(2), 2, 0, [2]string{}, "", 1, "4"},
 		{"a first look at what waits", elasticText(4), 1, 3, [2]string{}, "", 1, ""},

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// shuffled returns the pods in any order, as a list or a store holds them.
+// shuffled returns the pods in a random order, as lists and stores have them.
 func shuffled(pods ...*pod) []*pod {
 	rand.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
 	return pods
@@ -140,7 +140,7 @@ func TestOrderAndNames(t *testing.T) {
 	if hosts, _, err := defaults(t, "host", "name").hostsOf(shuffled(x, y, z)); err != nil || text(hosts) != "z:1 x:1 y:1" {
 		t.Errorf("%v, %v", hosts, err)
 	}
-	// Pods on the network of their node: the successor of one that is terminating is not draining.
+	// Pods on the network of their node: the successor of a terminating pod is not draining.
 	young := at(newPod("young", "10.0.0.1", 3), 9)
 	for range 20 {
 		if hosts, _, err := defaults(t).hostsOf(shuffled(terminate(z), young)); err != nil || text(hosts) != "10.0.0.1:3" {
@@ -155,7 +155,7 @@ func TestOrderAndNames(t *testing.T) {
 	}
 }
 
-// offline is a client whose server says this, up to the limits that are usual.
+// offline returns a client whose server answers with this body, with the default limits.
 func offline(t testing.TB, body []byte) *client { return within(t, body, maxList, maxEvent) }
 
 func within(t testing.TB, body []byte, list, event int64) *client {

@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// asPlugin makes this program the plugin, which need not be linked a second time.
+// asPlugin makes this program the plugin, so that the plugin need not be linked again.
 const asPlugin = "run-as-the-plugin"
 
 func TestMain(m *testing.M) {

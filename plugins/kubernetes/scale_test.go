@@ -12,7 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/discovery"
 )
 
-// jobServer answers for a Job and a quota beside pods, and notes what is changed.
+// jobServer answers requests for a Job, quotas and queues, and records changes of the Job.
 type jobServer struct {
 	mu          sync.Mutex
 	job, quotas string
@@ -38,7 +38,7 @@ func (j *jobServer) answer(w http.ResponseWriter, r *http.Request) bool {
 	case j.conflict:
 		status(w, http.StatusConflict, "the object has been modified")
 	default:
-		body, _ := io.ReadAll(r.Body) // of a test
+		body, _ := io.ReadAll(r.Body) // it comes from the test
 		j.changes = append(j.changes, r.Method+" "+string(body))
 		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Success"}`)
 	}
@@ -53,7 +53,7 @@ func (j *jobServer) queue(w http.ResponseWriter, text string) {
 	fmt.Fprint(w, text)
 }
 
-// jobText is a Job with a parallelism, whose pods have two slots, 500m of cpu and a GPU.
+// jobText returns a Job with this parallelism, whose pods have two slots, 500m of cpu and a GPU.
 func jobText(parallelism int, more string) string {
 	return fmt.Sprintf(`{"kind":"Job","apiVersion":"batch/v1","metadata":{"name":"agents","resourceVersion":"7"%s},"spec":{"parallelism":%d,
 		"completionMode":"Indexed","template":{"metadata":{"annotations":{"hvdrun.dev/slots":"2"}},"spec":{"containers":[{"name":"agent",
@@ -64,8 +64,8 @@ func quotaText(resource, hard, used string) string {
 	return fmt.Sprintf(`{"metadata":{"name":"team"},"spec":{"hard":{%q:%q}},"status":{"used":{%[1]q:%[3]q}}}`, resource, hard, used)
 }
 
-// TestScale: the parallelism is what the slots need, within what quotas allow, and never below the
-// least; a quota has to say so twice.
+// TestScale: the parallelism is what the slots need, as far as quotas allow, and never below the
+// least; a quota counts at the second look.
 func TestScale(t *testing.T) {
 	for _, c := range []struct {
 		name        string
@@ -73,7 +73,7 @@ func TestScale(t *testing.T) {
 		more        string
 		quotas      string
 		calls       int
-		want        string // the parallelism that is set; "": none
+		want        string // the parallelism that is set; "": it is not changed
 	}{
 		{"slots alone", 1, "", "", 1, "4"},
 		{"as it is", 4, "", "", 3, ""},
@@ -117,8 +117,8 @@ func TestScale(t *testing.T) {
 	}
 }
 
-// TestScaleEnds: the Job is deleted in the end; one that is gone, and one that somebody changes at
-// the same time, are no error.
+// TestScaleEnds: the Job is deleted at the end. It is no error if the Job is gone, or if another
+// client changes it at the same time.
 func TestScaleEnds(t *testing.T) {
 	a := newServer(t)
 	j := &jobServer{job: jobText(1, ""), conflict: true}

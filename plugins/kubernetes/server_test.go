@@ -27,9 +27,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// apiServer behaves as Kubernetes' does where pods of one namespace are concerned: versions, pages
-// of one consistent list, watches that go on from any version which is not forgotten yet,
-// bookmarks, tokens.
+// apiServer behaves like Kubernetes' API server for the pods of one namespace: versions, pages of a
+// consistent list, watches from any version that is not forgotten yet, bookmarks, tokens.
 type apiServer struct {
 	*httptest.Server
 	t *testing.T
@@ -39,20 +38,20 @@ type apiServer struct {
 	created   int
 	pods      []*pod // by name
 	history   []frame
-	forgotten int                     // versions up to this one cannot be watched from
-	lists     map[int][]*pod          // that pages are read from, by version
-	watchers  map[chan frame]struct{} // each with a request behind it
+	forgotten int                     // watches from versions before this one fail
+	lists     map[int][]*pod          // by version; pages are read from these
+	watchers  map[chan frame]struct{} // one per open request
 	token     string
 	requests  []url.Values
-	answer    func(w http.ResponseWriter, r *http.Request) bool // instead of pods, where it returns true
+	answer    func(w http.ResponseWriter, r *http.Request) bool // answers in place of a, if it returns true
 }
 
-// frame is what a watch sends: an event, or something that goes wrong.
+// frame is a part of a watch's stream: an event, or a fault.
 type frame struct {
 	version int
 	text    string
-	end     bool // of the stream, after the text
-	abort   bool // of the connection, after the text
+	end     bool // the stream ends after the text
+	abort   bool // the connection breaks after the text
 }
 
 func newServer(t *testing.T) *apiServer {
@@ -176,7 +175,7 @@ func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, query url.Valu
 	}
 }
 
-// each sends something to all who watch now.
+// each sends a frame to all current watches.
 func (a *apiServer) each(f frame) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -185,7 +184,7 @@ func (a *apiServer) each(f frame) {
 	}
 }
 
-// put creates or changes a pod, and tells those who watch.
+// put creates or changes a pod and sends the event to all watches.
 func (a *apiServer) put(p *pod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -219,7 +218,7 @@ func (a *apiServer) remove(name string) {
 	a.t.Errorf("there is no pod %s", name)
 }
 
-// changed is called with the lock held.
+// changed records a change of a pod and sends it to all watches. The caller holds the lock.
 func (a *apiServer) changed(kind string, p *pod) {
 	a.version++
 	p.ResourceVersion = strconv.Itoa(a.version)
@@ -230,7 +229,7 @@ func (a *apiServer) changed(kind string, p *pod) {
 	}
 }
 
-// bookmark tells who watches how far they have come, though nothing they look at has changed.
+// bookmark sends all watches a bookmark with a new version.
 func (a *apiServer) bookmark() (version string) {
 	a.mu.Lock()
 	a.version++
@@ -241,7 +240,7 @@ func (a *apiServer) bookmark() (version string) {
 	return version
 }
 
-// forget makes the server know nothing of what was before.
+// forget makes the server forget all earlier versions.
 func (a *apiServer) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -249,14 +248,14 @@ func (a *apiServer) forget() {
 	a.history, a.forgotten, a.lists = nil, a.version, map[int][]*pod{}
 }
 
-// setAnswer makes it answer so instead.
+// setAnswer sets the function that answers requests first.
 func (a *apiServer) setAnswer(answer func(w http.ResponseWriter, r *http.Request) bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.answer = answer
 }
 
-// asked returns the requests so far.
+// asked returns the queries of all requests so far.
 func (a *apiServer) asked() []url.Values {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -284,7 +283,7 @@ func (p *pod) setReady(ready bool) {
 	}{"Ready", text})
 }
 
-// terminate returns the pod as it is once somebody has deleted it.
+// terminate returns the pod as it is after its deletion was requested.
 func terminate(p *pod) *pod {
 	q := *p
 	at := metav1.Date(2026, 2, 1, 0, 0, 0, 0, time.UTC)
@@ -292,7 +291,8 @@ func terminate(p *pod) *pod {
 	return &q
 }
 
-// mount writes what a pod with a service account finds, and returns the folder and the environment.
+// mount writes the files of a pod with a service account, and returns their folder and the pod's
+// environment.
 func (a *apiServer) mount() (dir string, lookup func(string) (string, bool)) {
 	a.t.Helper()
 	dir = a.t.TempDir()
@@ -363,7 +363,7 @@ func newSourceFor(t *testing.T, a *apiServer, pairs ...string) (*source, *journa
 	return s, logged
 }
 
-// text is a list as text: n1:2 n2:2/draining.
+// text formats a list as n1:2 n2:2/draining.
 func text(hosts []plan.Host) string {
 	var words []string
 	for _, h := range hosts {

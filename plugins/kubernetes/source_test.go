@@ -58,7 +58,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// setHosts makes these the hosts, by their addresses. The order must be that in which they came.
+// setHosts makes these the hosts, by their addresses, which must be in the order of their creation.
 func setHosts(a *apiServer, hosts []plan.Host) {
 	wanted := map[string]bool{}
 	for _, h := range hosts {
@@ -80,7 +80,7 @@ func setHosts(a *apiServer, hosts []plan.Host) {
 	}
 }
 
-// watching is a Watch under way.
+// watching is a running Watch.
 type watching struct {
 	t     *testing.T
 	lists chan string
@@ -129,7 +129,7 @@ func (w *watching) end() error {
 	}
 }
 
-// noWaits makes the source wait for nothing, and keeps what it would have waited.
+// noWaits makes the source skip its pauses, and returns a function that returns them.
 func noWaits(s *source) func() []time.Duration {
 	var mu sync.Mutex
 	var waits []time.Duration
@@ -151,7 +151,7 @@ func TestWatchFollowsPods(t *testing.T) {
 	w.expect("10.0.0.1:2")
 	unready := newPod("a-0", "10.0.0.2", 4)
 	unready.setReady(false)
-	a.put(unready) // is no news
+	a.put(unready) // does not change the list
 	a.put(two)
 	w.expect("10.0.0.1:2 10.0.0.2:4")
 	a.bookmark()
@@ -172,7 +172,7 @@ func TestWatchFollowsPods(t *testing.T) {
 	}
 }
 
-// TestWatchGoesOn breaks watches in the ways in which they break.
+// TestWatchGoesOn: a watch continues after each of the ways in which it can break.
 func TestWatchGoesOn(t *testing.T) {
 	a := newServer(t)
 	a.put(newPod("a", "10.0.0.1", 1))
@@ -181,7 +181,7 @@ func TestWatchGoesOn(t *testing.T) {
 	w := startWatch(t, s)
 	w.expect("10.0.0.1:1")
 	asks := func() int { return len(a.asked()) }
-	// grow adds a pod and waits until it is found, so that the watch has progressed.
+	// grow adds a pod and waits until it is found, so that the watch has made progress.
 	pods := 1
 	want := "10.0.0.1:1"
 	grow := func() {
@@ -210,7 +210,7 @@ func TestWatchGoesOn(t *testing.T) {
 	version := a.bookmark()
 	grow()
 	before := asks()
-	a.forget() // and the next watch is too late
+	a.forget() // the next watch is from a forgotten version
 	a.mu.Lock()
 	a.remove1("p2")
 	a.mu.Unlock()
@@ -227,7 +227,7 @@ func TestWatchGoesOn(t *testing.T) {
 	}
 }
 
-// remove1 deletes a pod without telling anybody; the lock is held.
+// remove1 deletes a pod without an event. The caller holds the lock.
 func (a *apiServer) remove1(name string) {
 	for i, p := range a.pods {
 		if p.Name == name {
@@ -244,7 +244,7 @@ func TestABookmarkIsGoneOnFrom(t *testing.T) {
 	noWaits(s)
 	w := startWatch(t, s)
 	w.expect("10.0.0.1:1")
-	a.put(newPod("b", "10.0.0.2", 1)) // the watch is there
+	a.put(newPod("b", "10.0.0.2", 1)) // shows that the watch is open
 	w.expect("10.0.0.1:1 10.0.0.2:1")
 	version := a.bookmark()
 	before := len(a.asked())
@@ -256,7 +256,8 @@ func TestABookmarkIsGoneOnFrom(t *testing.T) {
 	}
 }
 
-// TestASlowStream sends an event byte by byte, and then half of one without an end to the other.
+// TestASlowStream: an event may arrive byte by byte, and half an event does not delay the end of
+// the watch.
 func TestASlowStream(t *testing.T) {
 	a := newServer(t)
 	a.put(newPod("a", "10.0.0.1", 1))
@@ -264,7 +265,7 @@ func TestASlowStream(t *testing.T) {
 	noWaits(s)
 	w := startWatch(t, s)
 	w.expect("10.0.0.1:1")
-	a.put(newPod("b", "10.0.0.2", 1)) // the watch is there
+	a.put(newPod("b", "10.0.0.2", 1)) // shows that the watch is open
 	w.expect("10.0.0.1:1 10.0.0.2:1")
 	p := newPod("c", "10.0.0.3", 1)
 	p.ResourceVersion = "1"
@@ -275,7 +276,7 @@ func TestASlowStream(t *testing.T) {
 	}
 	w.expect("10.0.0.1:1 10.0.0.2:1 10.0.0.3:1")
 	a.each(frame{text: event[:len(event)/2]})
-	if err := w.end(); !errors.Is(err, context.Canceled) { // at once, though the event is not whole
+	if err := w.end(); !errors.Is(err, context.Canceled) { // at once, although the event is incomplete
 		t.Error(err)
 	}
 }
@@ -311,7 +312,7 @@ func TestTokensAreReplaced(t *testing.T) {
 	w := startWatch(t, s)
 	w.expect("10.0.0.1:1")
 	a.put(newPod("b", "10.0.0.2", 1))
-	w.expect("10.0.0.1:1 10.0.0.2:1") // the watch is there
+	w.expect("10.0.0.1:1 10.0.0.2:1") // shows that the watch is open
 	a.mu.Lock()
 	a.token = "second-secret"
 	a.mu.Unlock()
@@ -322,7 +323,7 @@ func TestTokensAreReplaced(t *testing.T) {
 	if hosts, err := s.Discover(t.Context()); err != nil || text(hosts) != "10.0.0.1:1 10.0.0.2:1" {
 		t.Errorf("%v, %v", hosts, err)
 	}
-	a.each(frame{end: true}) // and the watch goes on with it
+	a.each(frame{end: true}) // the watch continues with the new token
 	a.put(newPod("c", "10.0.0.3", 1))
 	w.expect("10.0.0.1:1 10.0.0.2:1 10.0.0.3:1")
 	if strings.Contains(logged.String(), "secret") {
@@ -330,8 +331,8 @@ func TestTokensAreReplaced(t *testing.T) {
 	}
 }
 
-// TestATokenReplacedMeanwhile has the server refuse a token that is replaced while the request is
-// under way.
+// TestATokenReplacedMeanwhile: the server refuses a token that is replaced during the request,
+// which is then repeated.
 func TestATokenReplacedMeanwhile(t *testing.T) {
 	a := newServer(t)
 	a.put(newPod("a", "10.0.0.1", 1))
@@ -389,7 +390,7 @@ func TestTheTokenIsNeverTold(t *testing.T) {
 	}
 }
 
-// TestListsAreWhole answers with what is no list, or not all of it.
+// TestListsAreWhole: an answer that is not a list, or an incomplete one, is an error.
 func TestListsAreWhole(t *testing.T) {
 	a := newServer(t)
 	for i := range 10 {
@@ -489,7 +490,7 @@ func TestBackoff(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if len(waits()) != 13 { // the first is answered at once
+	if len(waits()) != 13 { // without a wait before the first attempt
 		t.Errorf("waited %v", waits())
 	}
 	for i, d := range waits() {
@@ -498,7 +499,7 @@ func TestBackoff(t *testing.T) {
 			t.Errorf("wait %d: %v, want %v to %v", i+1, d, most/2, most)
 		}
 	}
-	// Once the server answers, and the watch has heard something, all is forgotten.
+	// Once the server answers and the watch has received something, the failures are forgotten.
 	a.setAnswer(nil)
 	w := startWatch(t, s)
 	w.expect("")
@@ -524,7 +525,7 @@ func TestBackoffAsTheServerAsks(t *testing.T) {
 				return false
 			}
 			w.Header().Set("Retry-After", c.after)
-			http.Error(w, "slowly", http.StatusTooManyRequests) // in plain text, as a server that is under pressure
+			http.Error(w, "slowly", http.StatusTooManyRequests) // in plain text, like a server under pressure
 			return true
 		})
 		if err := s.Watch(t.Context(), func([]plan.Host) {}); err == nil || !strings.Contains(err.Error(), "429") {
@@ -571,8 +572,8 @@ func TestWatchesThatCannotBe(t *testing.T) {
 	}
 }
 
-// TestWatchesThatAreNotAnswered: client-go takes a connection that is closed, and silence, for an
-// empty watch.
+// TestWatchesThatAreNotAnswered: client-go returns an empty watch if a connection is closed or
+// silent; the source counts it as unanswered.
 func TestWatchesThatAreNotAnswered(t *testing.T) {
 	for _, broken := range []error{io.EOF, os.ErrDeadlineExceeded} {
 		a := newServer(t)

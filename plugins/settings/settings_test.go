@@ -56,7 +56,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// All faults are told at once.
+// TestAllFaults: one error names all faults.
 func TestAllFaults(t *testing.T) {
 	r := Read("p", map[string]string{"a": "x", "c": "", "b": ""})
 	r.Int("a", 0, 0, 1)

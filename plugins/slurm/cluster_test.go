@@ -30,9 +30,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(sandbox.Run(m, nil)) }
 
-// cluster is a real Slurm on this machine: a controller and some nodes n1, n2 …, each of them a
-// slurmd with two GPUs, which are other devices in truth. All of it lives in a folder and in
-// processes of this test, whoever runs it.
+// cluster is a real Slurm on this machine: a controller and nodes n1, n2 …, each of which is a
+// slurmd with two GPUs that are in truth other devices. All of it is in one folder and in processes
+// of this test, and needs no root.
 type cluster struct {
 	t       *testing.T
 	dir     string
@@ -61,7 +61,7 @@ func startCluster(t *testing.T, nodes int) *cluster {
 	}
 	c := &cluster{t: t, dir: dir, nodes: nodes}
 	t.Setenv("SLURM_CONF", c.path("slurm.conf"))
-	t.Cleanup(c.stop) // before the variables are set back
+	t.Cleanup(c.stop) // before the variables are restored
 	c.configure()
 	c.start("munged", "--foreground", "--force", "--key-file="+c.path("munge.key"), "--socket="+c.path("munge.socket"),
 		"--pid-file="+c.path("munge.pid"), "--log-file="+c.path("munge.log"), "--seed-file="+c.path("munge.seed"))
@@ -74,14 +74,13 @@ func startCluster(t *testing.T, nodes int) *cluster {
 	return c
 }
 
-// awaitIdle waits until all nodes are up and have nothing to do, so that who asks for them gets
-// them at once.
+// awaitIdle waits until all nodes are up and idle, so that a job gets them at once.
 func (c *cluster) awaitIdle() {
 	c.t.Helper()
 	c.await("all nodes to be idle", func() bool {
-		out, _ := exec.Command("sinfo", "--noheader", "--partition=all", "--Node", "--format=%T").Output() // it fails until the controller is up
+		out, _ := exec.Command("sinfo", "--noheader", "--partition=all", "--Node", "--format=%T").Output() // fails until the controller is up
 		states := strings.Fields(string(out))
-		return len(states) == c.nodes && !slices.ContainsFunc(states, func(s string) bool { return s != "idle" }) // idle* is silent
+		return len(states) == c.nodes && !slices.ContainsFunc(states, func(s string) bool { return s != "idle" }) // idle* means that the node does not respond
 	})
 }
 
@@ -98,7 +97,7 @@ func (c *cluster) configure() {
 	}
 	host, _, _ = strings.Cut(host, ".")
 	ports := freePorts(c.t, c.nodes+1)
-	// Without EnableIPv6, the daemons find no address to listen at where there is only 127.0.0.1.
+	// Without EnableIPv6, the daemons find no address to listen at if there is only 127.0.0.1.
 	conf := fmt.Sprintf(`ClusterName=test
 SlurmctldHost=%[1]s(127.0.0.1)
 SlurmctldPort=%[2]d
@@ -153,8 +152,7 @@ GresTypes=gpu
 	}
 }
 
-// freePorts returns ports that nobody listens on, and that nobody gets who asks the kernel for any:
-// those are higher.
+// freePorts returns free ports below those that the kernel chooses for others.
 func freePorts(t *testing.T, n int) (ports []int) {
 	t.Helper()
 	for range 1000 {
@@ -163,7 +161,7 @@ func freePorts(t *testing.T, n int) (ports []int) {
 		if err != nil {
 			continue
 		}
-		defer l.Close() // not before all are found
+		defer l.Close() // only once all are found
 		if ports = append(ports, port); len(ports) == n {
 			return ports
 		}
@@ -192,7 +190,7 @@ func (c *cluster) start(program string, args ...string) {
 	c.daemons = append(c.daemons, d)
 }
 
-// stop ends all jobs and daemons, the youngest first, and makes sure that nothing is left.
+// stop ends all jobs and daemons, the youngest first, and checks that no process is left.
 func (c *cluster) stop() {
 	if len(c.daemons) > 1 {
 		if err := exec.Command("scancel", "--me").Run(); err != nil {
@@ -209,7 +207,7 @@ func (c *cluster) stop() {
 		case <-sandbox.Expired():
 			syscall.Kill(-d.cmd.Process.Pid, syscall.SIGKILL)
 			<-d.ended
-			if !c.t.Failed() { // a slurmd without its controller takes its time
+			if !c.t.Failed() { // a slurmd without its controller takes long to end
 				c.t.Errorf("%s did not end when it was asked to", d.name)
 			}
 		}
@@ -223,14 +221,14 @@ func (c *cluster) stop() {
 	}
 }
 
-// leftBehind returns processes other than this one that know the folder.
+// leftBehind returns other processes with the folder in their environment or arguments.
 func (c *cluster) leftBehind() (pids []int) {
 	files, err := filepath.Glob("/proc/[0-9]*/environ")
 	if err != nil {
 		c.t.Error(err)
 	}
 	for _, file := range files {
-		environ, _ := os.ReadFile(file) // gone, or somebody else's
+		environ, _ := os.ReadFile(file) // it can be gone, or another user's
 		cmdline, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "cmdline"))
 		var pid int
 		fmt.Sscanf(file, "/proc/%d/", &pid)
@@ -249,7 +247,7 @@ func (c *cluster) tellLogs() {
 	}
 }
 
-// await asks until it is so. A daemon that ends before is told.
+// await waits until so returns true. It fails the test if a daemon ends first.
 func (c *cluster) await(what string, so func() bool) {
 	c.t.Helper()
 	late := sandbox.Expired()
@@ -272,7 +270,7 @@ func (c *cluster) await(what string, so func() bool) {
 	}
 }
 
-// do runs a command to its end and returns all that it prints.
+// do runs a command to its end and returns its output.
 func (c *cluster) do(program string, args ...string) string {
 	c.t.Helper()
 	ctx, cancel := context.WithDeadline(c.t.Context(), sandbox.Limit())
@@ -286,7 +284,7 @@ func (c *cluster) do(program string, args ...string) string {
 
 var granted = regexp.MustCompile(`Granted job allocation (\d+)`)
 
-// allocate gets a job of no program, which lasts until it is cancelled.
+// allocate starts a job without a program, which lasts until it is cancelled.
 func (c *cluster) allocate(args ...string) (jobID string) {
 	c.t.Helper()
 	out := c.do("salloc", append([]string{"--no-shell"}, args...)...)
@@ -321,8 +319,8 @@ func newReal(t *testing.T, values map[string]string, lookup func(string) (string
 	return s, &logged
 }
 
-// TestRealSlurm asks a Slurm that is no fake. It takes some seconds, most of them for the daemons
-// to start.
+// TestRealSlurm runs the plugin against a real Slurm. It takes some seconds, mostly for the start
+// of the daemons.
 func TestRealSlurm(t *testing.T) {
 	c := startCluster(t, 3)
 	t.Run("life of a job", func(t *testing.T) { testRealLife(t, c) })
@@ -332,8 +330,8 @@ func TestRealSlurm(t *testing.T) {
 	t.Run("hostlist", func(t *testing.T) { testRealHostlist(t, c) })
 }
 
-// testRealLife watches a job from its start to its end, while an administrator drains, loses and
-// takes away its nodes.
+// testRealLife watches a job from its start to its end, while an administrator drains nodes,
+// declares them failed, and takes them away.
 func testRealLife(t *testing.T, c *cluster) {
 	id := c.allocate("--no-kill", "-N3", "--gres=gpu:2")
 	s, logged := newReal(t, map[string]string{"job_id": id, "interval": "50ms"}, env())
@@ -364,7 +362,7 @@ func testRealLife(t *testing.T, c *cluster) {
 	c.do("scontrol", "update", "nodename=n3", "state=noresp")
 	expect("n1:2/draining n2:2")
 	c.do("scontrol", "update", "nodename=n1", "state=down", "reason=fan")
-	expect("n2:2") // the job was not killed
+	expect("n2:2") // the job continues without n1
 	c.do("scancel", id)
 	expect("")
 	cancel()
@@ -386,7 +384,7 @@ func testRealLife(t *testing.T, c *cluster) {
 	c.awaitIdle()
 }
 
-// testRealInside uses the environment that Slurm gives to a job's programs, where the tasks are not
+// testRealInside uses the environment that Slurm gives to the programs of a job whose tasks are not
 // spread evenly.
 func testRealInside(t *testing.T, c *cluster) {
 	out := c.do("salloc", "-N2", "-n7", "--nodelist=n[1-2]", "sh", "-c", "env; scontrol show job -d $SLURM_JOB_ID")
@@ -419,7 +417,7 @@ func testRealNames(t *testing.T, c *cluster) {
 	}
 	c.allocate("--job-name=grows", "-N1", "-n3", "--nodelist=n1")
 	c.allocate("--job-name=other", "-N1", "-n1", "--nodelist=n1")
-	if got := found(t, s); got != "n2:2 n1:3" && got != "n1:3 n2:2" { // they may have started within one second
+	if got := found(t, s); got != "n2:2 n1:3" && got != "n1:3 n2:2" { // they can start within the same second
 		t.Error(got)
 	}
 	c.do("scancel", "--me")
@@ -452,7 +450,7 @@ func testRealProcess(t *testing.T, c *cluster) {
 	c.do("scancel", id)
 }
 
-// testRealHostlist holds the expander against Slurm's own.
+// testRealHostlist compares expandHostlist with Slurm's own expansion.
 func testRealHostlist(t *testing.T, c *cluster) {
 	rapid.Check(t, func(rt *rapid.T) {
 		list, want := anyList(rt, false)

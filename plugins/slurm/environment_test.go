@@ -10,8 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// TestNodeVariables runs a job on two nodes of which one has lost a GPU to another job: each worker
-// has the variables of its own node, and is no task of Slurm's.
+// TestNodeVariables runs a job on two nodes, one of which has given a GPU to another job: each
+// worker has the variables of its own node, and none that make it a task of Slurm's.
 func TestNodeVariables(t *testing.T) {
 	if testing.Short() {
 		t.Skip("some seconds with a real Slurm: make check-slurm")

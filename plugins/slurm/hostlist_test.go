@@ -42,8 +42,8 @@ func TestExpandHostlistRefuses(t *testing.T) {
 	}
 }
 
-// anyList draws a list as Slurm would write it, and what it stands for, made another way. Text
-// behind the last brackets is of younger versions.
+// anyList draws a list in Slurm's notation, and returns the names for which it stands, computed in
+// another way. Text after the last brackets occurs in newer versions.
 func anyList(t *rapid.T, suffixes bool) (list string, names []string) {
 	var items []string
 	for range rapid.IntRange(1, 4).Draw(t, "items") {

@@ -16,7 +16,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
-// gateSteps is the number of steps from one gate of the training to the next.
+// gateSteps is the number of steps between two gates of the training.
 const gateSteps = 8
 
 // elasticJob is a job that asks a real Slurm for its nodes.
@@ -28,11 +28,12 @@ type elasticJob struct {
 	started time.Time
 }
 
-// TestElasticJob runs examples/slurm on a real Slurm with two nodes, of which another has one: the
-// job begins with one, grows when Slurm has another, is preempted there by a job of a higher
-// priority, has it again, has another driver when its own is killed, gives the node back, asks for
-// it again, goes on when its oldest allocation ends, and is done. The grace of a preemption is ten
-// minutes: a drain that comes at its end is too late. It takes half a minute.
+// TestElasticJob runs examples/slurm on a real Slurm with two nodes, one of which another job has.
+// The job begins with one node, grows when the other one is free, is preempted there by a job of
+// higher priority, and gets the node again. Its driver is killed and resumed. It gives the node
+// back, asks for it again, continues when its oldest allocation ends, and is done. The grace period
+// of a preemption is ten minutes: a drain at its end would be too late for the test. It takes half
+// a minute.
 func TestElasticJob(t *testing.T) {
 	if testing.Short() {
 		t.Skip("half a minute with a real Slurm: make check-slurm")
@@ -87,8 +88,8 @@ func TestElasticJob(t *testing.T) {
 	j.finish(steps)
 }
 
-// TestDriverInJob runs the same scripts by sbatch: the driver is a job of one node itself, has an
-// agent there, and asks for one more node, which it gives back and gets again.
+// TestDriverInJob runs the same scripts by sbatch: the driver is itself in a job of one node, has
+// an agent there, and asks for one more node, which it gives back and gets again.
 func TestDriverInJob(t *testing.T) {
 	if testing.Short() {
 		t.Skip("some seconds with a real Slurm: make check-slurm")
@@ -120,7 +121,7 @@ func TestDriverInJob(t *testing.T) {
 	})
 }
 
-// finish waits until the job is done and all nodes are given back, and checks what it has computed.
+// finish waits until the job is done and has given back all nodes, and checks its results.
 func (j *elasticJob) finish(steps int) {
 	t := j.t
 	t.Helper()
@@ -148,8 +149,8 @@ func (j *elasticJob) finish(steps int) {
 	}
 }
 
-// runElastic starts the job by examples/slurm/train.sh, which run executes. The training stops at
-// the gates.
+// runElastic starts the job by examples/slurm/train.sh, which the command run executes. The
+// training stops at the gates.
 func (c *cluster) runElastic(steps int, run []string, gates ...string) *elasticJob {
 	t := c.t
 	t.Helper()
@@ -167,8 +168,8 @@ func (c *cluster) runElastic(steps int, run []string, gates ...string) *elasticJ
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("HOME", home)                                                  // for the key
-	script := fmt.Sprintf("#!/bin/sh\nshift\nexec sh '%s' \"$@\"\n", train) // without hvdrun, which is in HVDRUN
+	t.Setenv("HOME", home)                                                  // the job's key is there
+	script := fmt.Sprintf("#!/bin/sh\nshift\nexec sh '%s' \"$@\"\n", train) // hvdrun's path is in HVDRUN, not among the arguments
 	if err := os.WriteFile(c.path("driver"), []byte(script), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -208,12 +209,12 @@ func (c *cluster) runElastic(steps int, run []string, gates ...string) *elasticJ
 	return j
 }
 
-// say logs what has happened, and how long after the start.
+// say logs an event and the time since the start.
 func (j *elasticJob) say(what string) {
 	j.t.Logf("%6.1f s  %s", time.Since(j.started).Seconds(), what)
 }
 
-// size waits for a world of that size.
+// size waits for a world of n workers.
 func (j *elasticJob) size(n int, what string) {
 	j.t.Helper()
 	j.world(what, func() bool { return j.World.Size == n })
@@ -241,7 +242,7 @@ func (j *elasticJob) open(gate string) {
 	}
 }
 
-// scale sets the bound of the job.
+// scale sets the job's largest number of workers.
 func (j *elasticJob) scale(most string) {
 	j.t.Helper()
 	if out, err := j.Subcommand(j.t.Context(), "scale", "--max-np", most, j.folder()).CombinedOutput(); err != nil {
@@ -250,7 +251,7 @@ func (j *elasticJob) scale(most string) {
 	j.say("bound set to " + most)
 }
 
-// folder returns the job's folder, which train.sh has made.
+// folder returns the job's folder, which train.sh has created.
 func (j *elasticJob) folder() string {
 	j.t.Helper()
 	found, err := filepath.Glob(j.path("home/.hvdrun-*/job"))
@@ -260,7 +261,7 @@ func (j *elasticJob) folder() string {
 	return found[0]
 }
 
-// killDriver kills hvdrun, and not the script that runs it.
+// killDriver kills hvdrun but not the script that runs it.
 func (j *elasticJob) killDriver() {
 	j.t.Helper()
 	for _, pid := range j.Processes() {

@@ -13,17 +13,16 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// queue is a Slurm with the jobs of one name, which runs those that a test lets run. It prints as
-// Slurm 22.05 does.
+// queue is a Slurm with jobs of one name, which the test starts. Its output is that of Slurm 22.05.
 type queue struct {
 	jobs  []*queued
 	last  int
-	ended map[string]string        // what scontrol shows of jobs that have ended
-	acts  []string                 // commands that change something, since the last look
-	fail  string                   // this program fails
-	own   *queued                  // the job that job_id names
-	drain []string                 // nodes that are drained
-	steps map[string]chan struct{} // by their nodes; closed: it has ended
+	ended map[string]string        // by id: what scontrol shows of jobs that have ended
+	acts  []string                 // commands with an effect, since the last check
+	fail  string                   // the program that fails
+	own   *queued                  // the job of job_id
+	drain []string                 // drained nodes
+	steps map[string]chan struct{} // by node; closed when the step has ended
 }
 
 type queued struct{ id, state, end, preempted, node, comment string }
@@ -92,7 +91,7 @@ func (q *queue) submit(comment string) *queued {
 	return j
 }
 
-// start lets a job run on the node that has its number.
+// start makes a job run on the node with its number.
 func (q *queue) start(id string) *queued {
 	i := slices.IndexFunc(q.jobs, func(j *queued) bool { return j.id == id })
 	j := q.jobs[i]
@@ -100,7 +99,7 @@ func (q *queue) start(id string) *queued {
 	return j
 }
 
-// leave ends a job; scontrol shows it so.
+// leave ends a job, which scontrol shows as given.
 func (q *queue) leave(id, shown string) {
 	q.jobs = slices.DeleteFunc(q.jobs, func(j *queued) bool { return j.id == id })
 	q.ended[id] = shown
@@ -130,7 +129,7 @@ func newPooled(t *testing.T, settings ...string) *pooled {
 	return p
 }
 
-// scale asks for so many slots, and expects these commands and then this list.
+// scale asks for slots, and checks the commands and then the list of hosts.
 func (p *pooled) scale(most int, list string, acts ...string) {
 	p.t.Helper()
 	if err := p.Scale(p.t.Context(), 1, most); err != nil {
@@ -156,14 +155,14 @@ func TestPool(t *testing.T) {
 		p.start("2")
 		p.scale(4, "")
 
-		// The third is preempted: Slurm has asked it to end, and another is submitted.
+		// The third job is preempted: Slurm has asked it to end, and another one is submitted.
 		p.scale(6, "", sbatch)
 		p.start("3").preempted = "2026-11-24T19:09:38"
 		p.scale(6, "n3-3:2/draining", sbatch)
 		p.leave("3", "   JobState=COMPLETED Reason=None\n   PreemptEligibleTime=2026-11-24T19:09:37 PreemptTime=2026-11-24T19:09:38\n")
 		p.scale(6, "")
 
-		// The time of the first ends soon.
+		// The first job's time ends soon.
 		one.end = time.Now().Add(59 * time.Second).Format("2006-01-02T15:04:05")
 		p.scale(6, "n1-1:2/draining", "scancel --signal=TERM 1", sbatch)
 		p.scale(6, "n1-1:2/draining")
@@ -171,13 +170,13 @@ func TestPool(t *testing.T) {
 		p.scale(6, "n1-1:2/draining")
 		p.leave("1", "")
 
-		// Jobs that wait are given back first, then the youngest. Those of others count, and stay.
+		// Waiting jobs are given back first, then the youngest. Jobs of others count, and stay.
 		p.queue.submit("somebody's")
 		p.start("6")
 		p.scale(2, "n2-2:2/draining", "scancel 5", "scancel 4", "scancel --signal=TERM 2")
 		p.leave("5", "")
 		p.leave("4", "")
-		<-time.After(61 * time.Second) // it does not end
+		<-time.After(61 * time.Second) // it does not end by itself
 		p.scale(2, "n2-2:2/draining", "scancel 2")
 		p.leave("2", "")
 		p.scale(1, "")
@@ -189,7 +188,7 @@ func TestPool(t *testing.T) {
 }
 
 // TestPoolDrainedNode: a job whose node is drained is given back, so that its agent drains and
-// Slurm has the node. A job that a person has submitted, and one of job_id, are not.
+// Slurm gets the node. A job that a person has submitted, and that of job_id, are not given back.
 func TestPoolDrainedNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPooled(t, "job_id", "90", "step", "agent")
@@ -210,7 +209,7 @@ func TestPoolDrainedNode(t *testing.T) {
 	})
 }
 
-// TestPoolFaults: jobs that end by themselves at once are submitted more and more slowly.
+// TestPoolFaults: if jobs end early, others are submitted after growing pauses.
 func TestPoolFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPooled(t)
@@ -227,16 +226,16 @@ func TestPoolFaults(t *testing.T) {
 		if n := strings.Count(p.logged.String(), "ended soon after its start"); n != 3 {
 			t.Errorf("%d warnings: %s", n, &p.logged)
 		}
-		p.start("4") // it runs for long, and all is forgotten
+		p.start("4") // it runs for long, so the failures are forgotten
 		p.scale(2, "")
 		<-time.After(2 * time.Minute)
 		p.scale(2, "")
 		p.leave("4", "   JobState=FAILED Reason=NonZeroExitCode\n")
 		p.scale(2, "", sbatch)
-		p.leave("5", "   JobState=CANCELLED Reason=None\n") // by a person
+		p.leave("5", "   JobState=CANCELLED Reason=None\n") // cancelled by a person
 		p.scale(2, "", sbatch)
 
-		// What became of it cannot be asked, and is asked again.
+		// The outcome of a job cannot be read, and is asked for again.
 		p.leave("6", "   JobState=FAILED Reason=NonZeroExitCode\n")
 		p.fail = "scontrol"
 		if err := p.Scale(t.Context(), 1, 2); err == nil || !strings.Contains(err.Error(), "out of order") {
@@ -249,8 +248,8 @@ func TestPoolFaults(t *testing.T) {
 	})
 }
 
-// TestPoolSteps: the nodes of the job in which hvdrun runs get agents, which are started anew where
-// they end, and count before others are asked for.
+// TestPoolSteps: agents are started on the nodes of the job in which hvdrun runs, and again when
+// they end. These nodes count before others are requested.
 func TestPoolSteps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPooled(t, "job_id", "90", "step", "agent")
@@ -262,7 +261,7 @@ func TestPoolSteps(t *testing.T) {
 		p.scale(4, "", step("a1"), step("a2"))
 		p.scale(4, "")
 		p.scale(5, "", sbatch)
-		p.scale(1, "", "scancel 1") // they are not given back
+		p.scale(1, "", "scancel 1") // the job's own nodes are not given back
 		p.leave("1", "   JobState=CANCELLED Reason=None\n")
 
 		p.endStep("a2") // soon after its start
@@ -273,7 +272,7 @@ func TestPoolSteps(t *testing.T) {
 		p.endStep("a1")
 		p.scale(4, "", step("a1"))
 
-		// Another plugin finds the steps, and gives them back.
+		// Another plugin finds the steps and gives them back.
 		q := newPooled(t, "job_id", "90", "step", "agent")
 		q.queue.own, q.queue.steps = p.own, p.queue.steps
 		q.scale(4, "")
@@ -282,7 +281,8 @@ func TestPoolSteps(t *testing.T) {
 		}
 		q.acts = nil
 
-		// The job ends soon: it is not asked to, for its nodes are not this plugin's.
+		// The job ends soon. Its steps are not asked to end, because its nodes do not belong to
+		// this plugin.
 		p.own.end = time.Now().Add(time.Second).Format("2006-01-02T15:04:05")
 		p.scale(4, "a1-90:2/draining a2-90:2/draining", sbatch, sbatch)
 	})

@@ -22,7 +22,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-// env is an environment.
+// env returns the lookup function of an environment.
 func env(pairs ...string) func(string) (string, bool) {
 	return func(name string) (string, bool) {
 		for i := 0; i < len(pairs); i += 2 {
@@ -34,14 +34,14 @@ func env(pairs ...string) func(string) (string, bool) {
 	}
 }
 
-// fake is a Slurm that knows what a test tells it. Zero fields mean a job 7 that runs on n1, n2 …
-// with the GPUs given.
+// fake is a Slurm with answers of the test. If its fields are zero, job 7 runs on n1, n2 … with the
+// given GPUs.
 type fake struct {
 	mu    sync.Mutex
-	job   func(id string) (string, error) // what scontrol show job prints
+	job   func(id string) (string, error) // output of scontrol show job
 	nodes map[string]string               // states other than MIXED
-	addrs map[string]string               // other than 10.0.0.n
-	named string                          // what squeue prints
+	addrs map[string]string               // addresses other than 10.0.0.n
+	named string                          // output of squeue
 	calls []string
 	sets  int
 }
@@ -92,7 +92,7 @@ func always(text string) func(string) (string, error) {
 	return func(string) (string, error) { return text, nil }
 }
 
-// newFaked returns a configured source over a fake, and what it logs.
+// newFaked returns a configured source over a fake, and its log.
 func newFaked(t *testing.T, f *fake, settings ...string) (*source, *bytes.Buffer) {
 	t.Helper()
 	values := map[string]string{}
@@ -114,7 +114,7 @@ func newFaked(t *testing.T, f *fake, settings ...string) (*source, *bytes.Buffer
 	return s, &logged
 }
 
-// found is the list as text: n1:2 n2:2/draining.
+// found returns the list as n1:2 n2:2/draining.
 func found(t *testing.T, s *source) string {
 	t.Helper()
 	hosts, err := s.Discover(t.Context())
@@ -136,8 +136,8 @@ func text(hosts []plan.Host) string {
 	return strings.Join(words, " ")
 }
 
-// set makes job 7 have these hosts, by their addresses. The nodes are new each time, so that who
-// has just asked for the job finds those that it had.
+// set gives job 7 these hosts, by their addresses. Each call uses new nodes, so that a source that
+// has just read the job still finds its nodes.
 func (f *fake) set(hosts []plan.Host) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -229,7 +229,7 @@ func TestAFailedNodeLeavesATaskANode(t *testing.T) {
 	f.job = func(string) (string, error) { return record("7", "RUNNING", nodes, 3, 0), nil }
 	s, _ := newFaked(t, f)
 	before := found(t, s)
-	nodes = "n[1,3]" // Slurm goes on to say NumTasks=3
+	nodes = "n[1,3]" // Slurm continues to report NumTasks=3
 	if after := found(t, s); before != "n1:1 n2:1 n3:1" || after != "n1:1 n3:1" {
 		t.Errorf("%s, then %s", before, after)
 	}
@@ -383,7 +383,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// program writes a shell script of that name and returns its folder.
+// program writes a shell script with this name and returns its folder.
 func program(t *testing.T, name, script string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -15,10 +15,10 @@ import (
 	"time"
 )
 
-// at is the time of what is packed here.
+// at is the modification time of all packed files.
 var at = time.Unix(1_700_000_000, 0).UTC()
 
-// unpacked returns the headers and contents of a tar by name.
+// unpacked returns the names, headers and contents of a tar's files.
 func unpacked(t *testing.T, r io.Reader) (names []string, headers map[string]*tar.Header, data map[string][]byte) {
 	t.Helper()
 	headers, data = map[string]*tar.Header{}, map[string][]byte{}
@@ -67,8 +67,8 @@ func read(t *testing.T, r *release, name string) []byte {
 	return data
 }
 
-// TestArchives: an archive has one folder of its own name, files of root, and the same bytes each
-// time.
+// TestArchives: an archive has one folder with the archive's name, its files belong to root, and it
+// has the same bytes each time.
 func TestArchives(t *testing.T) {
 	r := packed(t)
 	if err := r.archives(); err != nil {
@@ -104,8 +104,8 @@ func TestArchives(t *testing.T) {
 	}
 }
 
-// TestImage: each digest of the layout is that of a file that is there, and each platform has a
-// layer with its own hvdrun, and a folder for what it writes.
+// TestImage: each digest of the layout is that of an existing file, and each platform has a layer
+// with its own hvdrun and a folder for temporary files.
 func TestImage(t *testing.T) {
 	r := packed(t)
 	if err := r.image(); err != nil {
@@ -169,8 +169,8 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestChart: the chart has the release's version, and where its values are those of the
-// kustomization nothing of hvdrun's own: make check-release compares what helm makes of it.
+// TestChart: the chart has the release's version and its templates. make check-release compares
+// what helm renders with the kustomization.
 func TestChart(t *testing.T) {
 	r := packed(t)
 	if err := r.chart(); err != nil {
@@ -228,7 +228,7 @@ func TestChecksums(t *testing.T) {
 	}
 }
 
-// TestTagged: the go.mod of a nested module at its tag requires the release, and replaces nothing.
+// TestTagged: the go.mod of a nested module at its tag requires the release and replaces nothing.
 func TestTagged(t *testing.T) {
 	for _, dir := range nested {
 		text, err := os.ReadFile(filepath.Join("../../..", dir, "go.mod"))
