@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Logistic regression on handwritten digits, without DistributedDataParallel: one all-reduce of one flat buffer a step.
 
-Nothing is wrapped, so nothing is built anew when a process dies: the next step follows in a few tens of milliseconds.
+Nothing is wrapped, so nothing has to be rebuilt when a process dies: the next step follows within tens of milliseconds.
 """
 import hvdrun.torch as hvd
 import torch

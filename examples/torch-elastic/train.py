@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains a small network on handwritten digits with DistributedDataParallel. Processes stay when others die, come or go.
+"""Trains a small network on handwritten digits with DistributedDataParallel. Processes keep running when others die, come or leave.
 
 The same program runs under hvdrun, under torchrun, and alone.
 """
@@ -15,7 +15,7 @@ DIGITS = Path(__file__).resolve().parent.parent / "digits" / "dataset" / "digits
 
 
 def load(path):
-    """The images, with pixels from 0 to 1, and their labels."""
+    """Returns the images, with pixels from 0 to 1, and their labels."""
     with gzip.open(path, "rt") as f:
         rows = [[float(field) for field in line.split(",")] for line in f if line.strip()]
     table = torch.tensor(rows)

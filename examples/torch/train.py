@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains a small network on handwritten digits, by DistributedDataParallel.
 
-It goes on from its last checkpoint: when a process dies or the number of processes changes, at most one epoch is lost.
+It continues from its last checkpoint: when a process dies or the number of processes changes, at most one epoch is lost.
 """
 import argparse
 import gzip
@@ -20,7 +20,7 @@ DIGITS = Path(__file__).resolve().parent.parent / "digits" / "dataset" / "digits
 
 
 def load(path):
-    """The images, with pixels from 0 to 1, and their labels."""
+    """Returns the images, with pixels from 0 to 1, and their labels."""
     with gzip.open(path, "rt") as f:
         rows = [[float(field) for field in line.split(",")] for line in f if line.strip()]
     table = torch.tensor(rows)
@@ -28,7 +28,7 @@ def load(path):
 
 
 def save(path, model, optimizer, epoch):
-    """Writes the checkpoint in one step, so that a process that dies leaves the old one."""
+    """Writes the checkpoint atomically, so that the old one stays if the process dies."""
     part = path.with_suffix(".part")
     torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, part)
     os.replace(part, path)

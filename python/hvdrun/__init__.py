@@ -6,20 +6,20 @@ import sys
 
 
 __all__ = ["__version__"]
-__version__: str  # that of the hvdrun that brings the package, as hvdrun version has it without the v, or of the wheel
+__version__: str  # of the hvdrun that brings the package, as printed by hvdrun version without the v, or of the wheel
 
 _here = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _marker = os.path.join(_here, "hvdrun.embedded")
 
 
 def _give_way() -> None:
-    """Becomes the package hvdrun that the user has installed, where hvdrun has put this copy before it in the path."""
+    """Replaces this package by the package hvdrun that the user has installed, if hvdrun has put this one before it in the path."""
     here = _here
     if not os.path.exists(_marker):
         return
     others = [entry for entry in sys.path if os.path.realpath(entry or ".") != here]
     spec = importlib.machinery.PathFinder.find_spec(__name__, others)
-    if spec is None or spec.origin is None:  # none, or a folder without __init__.py
+    if spec is None or spec.origin is None:  # not installed, or a folder without __init__.py
         return
     module = importlib.util.module_from_spec(spec)
     sys.modules[__name__] = module

@@ -1,7 +1,7 @@
-"""How the ranks of one host agree: by a page of memory each, which the others read.
+"""Agreement among the ranks of one host: each rank writes to its own page of memory, which the others read.
 
-An all-reduce of a few numbers by gloo wakes threads of all ranks several times. Where four ranks have two processors, that takes longer
-than the step of a small model.
+An all-reduce of a few numbers by gloo wakes threads of all ranks several times. With four ranks on two processors this takes longer
+than a step of a small model.
 """
 import mmap
 import os
@@ -10,16 +10,16 @@ import time
 
 _NAME = "hvdrun-agree"
 _MOST = 64  # ranks: each maps the pages of all others
-_YIELDS = 100  # looks that give the processor away, before the first that sleeps
+_YIELDS = 100  # looks that yield the processor, before the first one that sleeps
 _SLEEP = 0.0002  # seconds
-# Numbers of a page.
-_TOKEN, _CUT, _TURN = 0, 8, 16  # _TURN: two of them, 8 apart, each in a cache line of its own; a rank is at most one turn ahead
+# Indices of the numbers in a page.
+_TOKEN, _CUT, _TURN = 0, 8, 16  # _TURN: for even and odd turns, each in its own cache line, because a rank can be one turn ahead
 
 
 class Pages:
-    """The pages of the ranks of a world. cut is called by any thread, the others by the main thread.
+    """The pages of the ranks of a world. Any thread may call cut; only the main thread calls the other methods.
 
-    A rank writes its own page alone: the number of the turn to which it has come, with its flags, in one word.
+    A rank writes only to its own page: one word with the number of its turn and its flags.
     """
 
     def __init__(self, timeout):
@@ -33,11 +33,11 @@ class Pages:
         self._generation = self._turn = 0
 
     def address(self):
-        """Numbers by which another process of this user and host finds the page."""
+        """Returns the numbers by which other processes of this user on this host find the page."""
         return os.getpid(), self._fd, self._own[_TOKEN]
 
     def open(self, generation, addresses):
-        """Finds the pages of the ranks of a world. Returns whether all were found: they may be on other hosts."""
+        """Opens the pages of a world's ranks. Returns False if some cannot be found, for example because ranks are on other hosts."""
         if generation != self._generation:
             self._generation, self._turn = generation, 0
         if len(addresses) > _MOST:
@@ -53,9 +53,9 @@ class Pages:
         return True
 
     def agree(self, flags):
-        """Blocks until all ranks have come to this turn, and returns the flags of all, by or; None: the world was given up meanwhile.
+        """Blocks until all ranks have reached this turn. Returns the bitwise or of the flags of all ranks, which have 8 bits each.
 
-        flags are 8 bits.
+        Returns None if the world was given up meanwhile.
         """
         self._turn += 1
         expected, at = (self._generation & 0xffffff) << 32 | self._turn, _TURN + self._turn % 2 * 8
@@ -83,12 +83,12 @@ class Pages:
             time.sleep(_SLEEP)
 
     def cut(self):
-        """Ends the waits of all ranks for this one."""
+        """Ends the waits of all other ranks for this rank."""
         self._own[_CUT] = self._generation
 
 
 def _page(pid, fd, token):
-    """The page of another process; None: it cannot be found, as that of another host, or of a container."""
+    """Returns the page of another process; None: it cannot be found, for example because the process is on another host or in a container."""
     path = f"/proc/{pid}/fd/{fd}"
     try:
         if not os.readlink(path).startswith(f"/memfd:{_NAME}"):

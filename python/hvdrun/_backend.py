@@ -1,10 +1,10 @@
-"""The backend hvdrun of torch.distributed: hvdrun's collectives on CPU tensors, where they lie.
+"""The backend hvdrun of torch.distributed: hvdrun's collectives on CPU tensors, without copies.
 
     torch.distributed.init_process_group("hvdrun")
 
-Torch finds it by the entry point of the wheel, or after register(). Ranks find each other in the store that torch gives, or in the
-worlds that hvdrun's driver makes (Transport, for hvdrun.torch). A collective that blocks runs on the thread that calls it; the
-others run in the background, in order, and threads of Python only complete their futures.
+Torch finds it by the entry point of the wheel, or after register(). Ranks meet in torch's store, or in the worlds of hvdrun's
+driver (Transport, for hvdrun.torch). A collective that blocks runs on the calling thread. The others run in the background, in
+order; Python threads only complete their futures.
 """
 import ctypes
 import hashlib
@@ -36,7 +36,7 @@ for _name, _kind in (("uint16", lib.UINT16), ("uint32", lib.UINT32), ("uint64", 
 
 
 def _reductions():
-    """The numbers of the library, by the hash of what options hold: it is the number that torch gives the reduction."""
+    """Returns the library's numbers of reductions, or functions, by the hash of torch's reduction in options, which is its number."""
     numbers = {}
     for name, number in (("SUM", lib.SUM), ("AVG", lib.AVERAGE), ("MIN", lib.MIN), ("MAX", lib.MAX), ("PRODUCT", lib.PRODUCT),
                          ("BAND", torch.bitwise_and), ("BOR", torch.bitwise_or), ("BXOR", torch.bitwise_xor)):
@@ -48,19 +48,19 @@ def _reductions():
 
 
 _REDUCTIONS = _reductions()
-# A logical value is a byte that is 0 or 1.
+# The reductions of logical values, which are bytes 0 and 1.
 _OF_BOOL = {lib.SUM: lib.MAX, lib.MAX: lib.MAX, lib.PRODUCT: lib.MIN, lib.MIN: lib.MIN}
 _POLL_KEPT = 64
-# Before 2.7, torch's C++ code does not keep the Python object of a work; without that object, Work.wait of C++ waits for ever. So
-# the group keeps the newest works until somebody has waited for them.
+# Before 2.7, torch's C++ code does not keep a work's Python object, without which Work.wait of C++ never returns. So the group keeps
+# the newest works until they were waited for.
 _HOLDS_WORKS = tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2]) < (2, 7)
 _HELD = 256
-# Whether torch.distributed does without a work of an operation that is not asynchronous: where the options of each say which it is.
+# Whether torch.distributed accepts None as the work of a blocking operation: its options then have asyncOp.
 _NO_WORK = hasattr(getattr(dist, "AllreduceOptions", None), "asyncOp")
 
 
 class Work(dist.Work):
-    """A collective that was started."""
+    """A started collective."""
 
     def __init__(self, process_group, group, ticket, outputs, finish):
         super().__init__()
@@ -74,7 +74,7 @@ class Work(dist.Work):
             process_group._hold(self)
 
     def _end(self, seconds=None):
-        """Waits, and puts the result where it belongs; False: not in time."""
+        """Waits for the collective and copies the result to its place. Returns False if the time is over first."""
         try:
             if self._group is not None and not self._group.wait(self._ticket, seconds):
                 return False
@@ -118,8 +118,8 @@ class Work(dist.Work):
     def get_future(self):
         if self._future is None:
             self._ended = torch.futures.Future()
-            # An exception of a callback is an error of the future for callers in C++, such as DDP's, too; that of set_exception is
-            # a value to them.
+            # Callers in C++, such as DDP's, see an exception of a callback as an error of the future, and one of set_exception as a
+            # value.
             self._future = self._ended.then(lambda _: self._end() and self._outputs)
             if self._group is None:
                 self._ended.set_result(None)
@@ -129,7 +129,7 @@ class Work(dist.Work):
 
 
 class _Completer:
-    """A thread that completes the futures of works, in their order."""
+    """A thread that completes the futures of works in order."""
 
     def __init__(self):
         self._works = queue.SimpleQueue()
@@ -146,13 +146,13 @@ class _Completer:
             try:
                 work._group.wait(work._ticket)
             except lib.Error:
-                pass  # the callback has it too
+                pass  # the callback raises it too
             work._ended.set_result(None)
             del work
 
 
 def _options():
-    """Those of an endpoint, from what hvdrun, or a person, has put into the environment."""
+    """Returns the options of an endpoint from the environment, into which hvdrun or a person has put them."""
     options = {"run": "torch"}
     if os.environ.get("HVD_ENCRYPT_DATA") == "1":
         raise lib.Error("the backend hvdrun does not encrypt tensors: use gloo, or leave --encrypt-data out")
@@ -172,7 +172,7 @@ def _options():
 
 
 def _host():
-    """The name of this machine among the members of a world: ranks of one host share memory."""
+    """Returns the name of this machine among the members of a world. Ranks with the same name share memory."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as f:
             return socket.gethostname() + " " + f.read().strip()
@@ -181,7 +181,7 @@ def _host():
 
 
 def _alone_on_host(size):
-    """Whether all ranks are on this machine, as far as torchrun's variables tell."""
+    """Reports whether all ranks are on this machine, according to torchrun's variables."""
     local = os.environ.get("LOCAL_WORLD_SIZE")
     if local and os.environ.get("WORLD_SIZE"):
         return local == os.environ["WORLD_SIZE"]
@@ -196,7 +196,7 @@ def _listen(size):
 
 
 def _meet(store, rank, size):
-    """Tells the other ranks, by the store, where this one is. Returns the endpoint and the world."""
+    """Exchanges the ranks' addresses through the store. Returns the endpoint and the world."""
     endpoint = _listen(size)
     store.set(f"member/{rank}", json.dumps({"host": _host(), "addresses": endpoint.addresses}))
     if rank == 0:
@@ -208,7 +208,7 @@ def _meet(store, rank, size):
 
 
 class ProcessGroup(dist.ProcessGroup):
-    """Ranks that compute together. It begins without a world, and enters one after the other."""
+    """A group of ranks. It begins without a world, and enters one world after the other."""
 
     supports_reconfigure = True
     supports_splitting = False
@@ -218,23 +218,23 @@ class ProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._rank, self._size, self._timeout, self._store = rank, size, timeout, store
         self._group = self._endpoint = None
-        self._kept = defaultdict(deque)  # what holds the memory of calls that may be under way, by operation and rank
+        self._kept = defaultdict(deque)  # objects that hold the memory of calls in flight, by operation and rank
         self._held = []  # works, for torch before 2.7
         self._completer = None
         self._generation = 0
-        self._used = set()  # numbers of worlds
+        self._used = set()  # ids of worlds that were used
         self._name = self._description = ""
 
     # Worlds.
 
     def enter(self, group, generation=0):
-        """Leaves the world that there is, and takes the group of another one."""
+        """Leaves the current world and enters that of the group."""
         self._drop()
         group.limit(self._timeout.total_seconds())
         self._group, self._rank, self._size, self._generation = group, group.rank, group.size, generation
 
     def meet(self):
-        """Enters the world of the ranks that use the store."""
+        """Enters a world with the ranks that share the store."""
         self._endpoint, world = _meet(self._store, self._rank, self._size)
         self.enter(self._endpoint.connect(world, self._timeout.total_seconds()), world["generation"])
 
@@ -245,13 +245,13 @@ class ProcessGroup(dist.ProcessGroup):
             self._kept.clear()
 
     def get_reconfigure_handle(self):
-        """A text that tells the other ranks of a next world where this one is."""
+        """Returns a text from which the other ranks of the next world learn this rank's addresses."""
         if self._endpoint is None:
             self._endpoint = _listen(0)
         return "hvdrun:" + json.dumps({"host": _host(), "addresses": self._endpoint.addresses, "after": self._generation})
 
     def reconfigure(self, options):
-        """Connects to the ranks of the handles, in their order, or in a canonical one where they are a set."""
+        """Connects to the ranks of the handles, in their order, or in sorted order if the handles are a set."""
         handles = list(options.handles) if isinstance(options.handles, (list, tuple)) else sorted(options.handles)
         own = self.get_reconfigure_handle()
         if handles.count(own) != 1 or len(set(handles)) != len(handles):
@@ -273,19 +273,19 @@ class ProcessGroup(dist.ProcessGroup):
         return self._done([])
 
     def _secret(self):
-        """What the ranks that share a store know, and nobody else."""
+        """Returns a secret that only the ranks that share the store know."""
         if not hasattr(self, "_shared"):
             mine = secrets.token_hex(32)
             self._shared = self._store.compare_set("secret", "", mine).decode()
         return self._shared
 
     def abort(self):
-        """Ends the collectives of all ranks with errors."""
+        """Makes the collectives of all ranks fail."""
         if self._group is not None:
             self._group.abort("the process group was aborted")
 
     def get_error(self):
-        """How a call in this world has failed, for torch that has a type for it."""
+        """Returns the type of the first failure in this world, for versions of torch that have such a type."""
         kinds = torch._C._distributed_c10d.ErrorType
         code = self._group.code if self._group is not None else lib.DONE
         return {lib.DONE: kinds.SUCCESS, lib.TIMEOUT: kinds.TIMEOUT}.get(code, kinds.COMM_ERROR)
@@ -299,7 +299,7 @@ class ProcessGroup(dist.ProcessGroup):
             self._completer.add(None)
             self._completer = None
 
-    # What torch asks a group.
+    # Properties of the group, for torch.
 
     def rank(self):
         return self._rank
@@ -371,7 +371,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._completer.add(work)
 
     def _call(self, opts, outputs, keep, finish, *call):
-        """Performs a call, or starts it where opts want a work. keep is what holds the memory; finish puts the result into place."""
+        """Performs a call, or starts it if opts require a work. keep holds the memory of the call; finish copies the result to its place."""
         group = self._group
         if group is None:
             raise lib.Error("the process group has no world yet")
@@ -422,7 +422,7 @@ class ProcessGroup(dist.ProcessGroup):
                           kind, 0)
 
     def _each(self, works, outputs):
-        """One work for several that were started."""
+        """Returns one work that stands for several started ones."""
         works = [w for w in works if w is not None]
         if not works:
             return None
@@ -441,7 +441,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._then(work, tensors, lambda: tensor.detach().copy_(copy))
 
     def _then(self, work, outputs, finish):
-        """A work that goes on when another has ended."""
+        """Returns a work that calls finish when another work has ended."""
         if work is None:
             finish()
             return None
@@ -531,7 +531,7 @@ class ProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single
 
     def _exchange(self, outputs, output, tensor, received_sizes, sent_sizes, opts, finish=None):
-        """All to all with numbers of elements."""
+        """Performs an all-to-all whose parts have these numbers of elements."""
         sent, kind = _memory(tensor)
         received, _ = _memory(output)
         counts = (ctypes.c_int64 * (2 * self._size))(*sent_sizes, *received_sizes)
@@ -573,7 +573,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._call(opts, [], None, None, lib.BARRIER, None, None, 0, lib.UINT8, 0)
 
     def send(self, tensors, rank, tag=0):
-        """Messages from one rank to another arrive in order; tags do not matter, as with NCCL."""
+        """Sends a message. Messages from one rank to another arrive in order; tags are ignored, as with NCCL."""
         flat, kind = _memory(tensors[0])
         return self._call(None, tensors, flat, None, lib.SEND, flat.data_ptr(), None, flat.numel(), kind, rank)
 
@@ -585,10 +585,10 @@ class ProcessGroup(dist.ProcessGroup):
         raise lib.Error("the backend hvdrun receives from a rank that is named: recv needs src")
 
     def reduce_tree(self, tensor, nodes, firsts):
-        """Adds tensors of numbered leaves in an order that their number alone determines, and puts the sum into tensor.
+        """Adds the tensors of numbered leaves, in an order that depends only on the number of leaves, and puts the sum into tensor.
 
-        firsts has the first leaf of each rank, ascending from 0, and the number of leaves. nodes are this rank's sums of the fewest
-        aligned ranges of 2^k leaves, which Leaves makes.
+        firsts has the first leaf of each rank, ascending from 0, and then the number of leaves. nodes are this rank's sums of its leaves
+        over the fewest aligned ranges of 2^k leaves, as class Leaves computes them.
         """
         counts = (ctypes.c_int64 * len(firsts))(*firsts)
         flat, kind = _memory(tensor)
@@ -599,7 +599,7 @@ class ProcessGroup(dist.ProcessGroup):
 
 
 def _memory(tensor):
-    """A contiguous tensor with the elements, which is the tensor itself where that can be, and the type in which they are copied."""
+    """Returns a contiguous tensor with the elements, if possible the tensor itself, and the library's type in which they are copied."""
     if tensor.device.type != "cpu":
         raise lib.Error(f"the backend hvdrun takes CPU tensors, not one on {tensor.device}")
     if tensor.layout != torch.strided:
@@ -616,7 +616,7 @@ def _memory(tensor):
 
 
 def _reduced(tensor, reduction):
-    """As _memory, with the number of the reduction for the type in which elements are combined."""
+    """Like _memory, and also returns the number of the reduction for that type."""
     if tensor.dtype == torch.bool:
         if reduction not in _OF_BOOL:
             raise lib.Error("there is no average of logical values")
@@ -627,7 +627,7 @@ def _reduced(tensor, reduction):
 
 
 def _like(flat, tensor):
-    """The elements of what _memory has returned, as those of the tensor."""
+    """Returns the elements of a tensor from _memory with the type and shape of the original tensor."""
     if tensor.is_complex():
         return torch.view_as_complex(flat.reshape(*tensor.shape, 2))
     if flat.dtype != tensor.dtype:
@@ -636,7 +636,7 @@ def _like(flat, tensor):
 
 
 def _copy_back(flat, tensor):
-    """What puts a result into place; None: it is there already."""
+    """Returns a function that copies a result to its place; None: it is there already."""
     if flat.data_ptr() == tensor.data_ptr() or flat.numel() == 0:
         return None
     return lambda: tensor.detach().copy_(_like(flat, tensor))
@@ -650,7 +650,7 @@ def _split(flat, tensors):
 
 
 def _rows(tensor, sizes, ranks):
-    """Numbers of elements, from those of rows; none: equal parts."""
+    """Returns the numbers of elements for these numbers of rows, or those of equal parts if sizes is empty."""
     row = tensor[0].numel() if tensor.dim() and tensor.shape[0] else 0
     if not sizes:
         if tensor.shape[0] % ranks:
@@ -667,15 +667,18 @@ def _same_sizes(parts, whole, ranks):
 
 
 class Leaves:
-    """Sums of tensors of numbered leaves, as ProcessGroup.reduce_tree takes them: a rank's leaves begin with first, and there are so
-    many in all. Sums are those of the halves of a binary tree, so that the order does not depend on who has which leaves."""
+    """Sums of the tensors of a rank's leaves, for ProcessGroup.reduce_tree.
+
+    first is the number of the rank's first leaf, and leaves the number of all leaves. Tensors are added by the nodes of a binary tree, so
+    the order does not depend on which rank has which leaves.
+    """
 
     def __init__(self, first, leaves):
         self._next, self._leaves = first, leaves
         self._nodes = []  # level, number in the level, tensor
 
     def add(self, tensor):
-        """Adds the tensor of the next leaf. It is kept, and may be added to."""
+        """Adds the tensor of the next leaf. The tensor is kept and may be changed."""
         level, number, self._next = 0, self._next, self._next + 1
         while True:
             if number & 1:
@@ -683,7 +686,7 @@ class Leaves:
                     break
                 tensor = self._nodes.pop()[2].add_(tensor)
             elif number == 0 and 1 << level >= self._leaves or (number + 1) << level < self._leaves:
-                break  # it is the root, or waits for its other half; one without leaves adds nothing
+                break  # it is the root, or waits for its other half; a half without leaves adds nothing
             level, number = level + 1, number >> 1
         self._nodes.append((level, number, tensor))
 
@@ -692,12 +695,12 @@ class Leaves:
         return [tensor for _, _, tensor in self._nodes]
 
 
-# A group that is connected already, for the next process group that this thread makes.
+# A connected group for the next process group that this thread creates.
 _connected = threading.local()
 
 
 def _create(options, backend_options=None):
-    """Makes the process group that torch asks for."""
+    """Creates the process group that torch requests."""
     group = ProcessGroup(options.group_rank, options.group_size, options.timeout, options.store)
     ready, _connected.group = getattr(_connected, "group", None), None
     if ready is not None:
@@ -708,7 +711,7 @@ def _create(options, backend_options=None):
 
 
 def register():
-    """Makes the backend known to torch.distributed; torch calls it by the entry point of the wheel."""
+    """Registers the backend with torch.distributed. Torch calls it through the entry point of the wheel."""
     plugins = getattr(dist.Backend, "_plugins", {})
     if NAME.upper() in plugins:
         return
@@ -728,7 +731,7 @@ def _create_early(store, rank, size, timeout):
 
 
 class Transport(_transport.Transport):
-    """The worlds of hvdrun's driver, each of which is a new process group on the endpoint of the process."""
+    """The worlds of hvdrun's driver. Each is a new process group on the process's endpoint."""
 
     def __init__(self, welcome, timeout):
         register()
@@ -736,7 +739,7 @@ class Transport(_transport.Transport):
             lib.path = welcome["library"]
         options = _options()
         if "listen" not in options and os.environ.get("HVD_LAUNCHER_ADDR", "").startswith(("127.", "[::1]", "localhost")):
-            options["listen"] = "127.0.0.1:0"  # the driver asks for more, by widen, once a host is another machine
+            options["listen"] = "127.0.0.1:0"  # the driver calls for widen once another machine takes part
         options["run"] = welcome["run"]
         self._endpoint = lib.Endpoint(**options)
         self._meeting, self._timeout = _transport.Meeting(welcome.get("store"), timeout), timeout
@@ -759,7 +762,7 @@ class Transport(_transport.Transport):
         self._meeting.prepare(world.get("store"))
 
     def connect(self, world):
-        # The store is where the ranks of groups meet that the program makes besides.
+        # The ranks of further groups that the program creates meet in the store.
         store = self._meeting.open()
         return self._endpoint.connect(world, self._timeout.total_seconds()), store
 

@@ -1,4 +1,4 @@
-"""What a step that fails gives back: buffers, tensors, values, rates and gradients of a state, as of the beginning of the step."""
+"""Undoes a failed step: restores the buffers, tensors, values, learning rates and gradients of a state from the beginning of the step."""
 import copy
 import functools
 import inspect
@@ -6,12 +6,12 @@ import weakref
 
 import torch
 
-SMALL = 1 << 20  # bytes of a tensor that is copied in each step: a write by .data, which no version shows, is undone too
+SMALL = 1 << 20  # bytes: smaller tensors are copied in each step, so that a write through .data, which changes no version, is undone too
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def keep(value):
-    """Returns a copy of a value, which later changes of the value do not affect."""
+    """Returns a copy of a value that later changes of the value do not affect."""
     if isinstance(value, _PLAIN):
         return value
     if type(value) is tuple and set(map(type, value)) <= set(_PLAIN):
@@ -26,7 +26,7 @@ def keep(value):
 
 
 def put_back(live, kept):
-    """Returns the value that was kept, in the live object if that is a list, a dict or a set, because the program may refer to it elsewhere."""
+    """Returns the kept value. A live list, dict or set gets the kept contents in place, because the program may refer to it elsewhere."""
     if type(live) is not type(kept):
         return kept
     if isinstance(live, list):
@@ -44,15 +44,15 @@ def _small(tensor):
 
 
 class _Places:
-    """Tensors by the dicts that have them, and copies of them."""
+    """The tensors in some dicts, and copies of them."""
 
     def __init__(self):
         self._rows = []  # (dict, name, tensor, address, version, copy)
-        self._names = []  # (dict, how many names it had)
-        self._small = [], []  # the copies of small tensors, and what they are copies of
+        self._names = []  # (dict, number of its names)
+        self._small = [], []  # copies of small tensors, and the tensors themselves
 
     def save(self, dicts):
-        """Copies the tensors of the dicts again, except large ones that have not been written to."""
+        """Copies the tensors of the dicts, except large ones that have not changed since the last copy."""
         if not self._same(dicts):
             self._look(dicts)
             return
@@ -61,7 +61,7 @@ class _Places:
                       (*row[:4], row[2]._version, row[5] if _small(row[2]) else row[2].detach().clone()) for row in self._rows]
 
     def _same(self, dicts):
-        """Whether the dicts have the tensors that they had."""
+        """Reports whether the dicts have the same tensors as at the last copy."""
         return len(dicts) == len(self._names) and all(
             of is was and len(of) == count for of, (was, count) in zip(dicts, self._names)) and all(
             of.get(name) is live and live.data_ptr() == address for of, name, live, address, _, _ in self._rows)
@@ -103,7 +103,7 @@ def _copy(onto, those):
 
 
 def is_scheduler(value):
-    """Reports whether commit steps a part. The program itself steps a scheduler that needs a measure, such as ReduceLROnPlateau."""
+    """Reports whether commit steps a part. The program itself steps schedulers that need a metric, such as ReduceLROnPlateau."""
     return _kind(type(value)) == "scheduler"
 
 
@@ -123,7 +123,7 @@ def _kind(of):
 
 
 def pace(scheduler):
-    """Returns how often a scheduler was stepped: a number, or a list for the schedulers that it combines."""
+    """Returns how often a scheduler was stepped, as a number, or as a list for a scheduler that combines others."""
     if hasattr(scheduler, "last_epoch"):
         return scheduler.last_epoch
     inner = getattr(scheduler, "scheduler", None)  # of accelerate's wrapper
@@ -131,23 +131,23 @@ def pace(scheduler):
 
 
 class Before:
-    """The beginning of a step of a state."""
+    """The state at the beginning of a step."""
 
     def __init__(self, parts):
         self._parts = parts
         self._buffers, self._tensors = _Places(), _Places()
         self._values, self._loaders, self._schedulers = {}, {}, {}
-        self._rates = []  # a group of an optimizer, and what it had besides its parameters
+        self._rates = []  # (group of an optimizer, its entries except params)
         self._modules, self._versions = [], []
-        self._least = []  # (part, name, parameter): the smallest one of each module that trains
-        self._looks = []  # copies of them, which show what is written by .data
-        self._leaves = []  # (part, name, parameter), and (part, "", tensor) of a part that is a tensor
-        self._left = []  # those of them whose gradients the last commit has left for the next step
-        self._gradients = []  # such a parameter or tensor, its gradient, and a copy of that
+        self._least = []  # (part, name, parameter): the smallest parameter of each module that requires gradients
+        self._looks = []  # copies of these parameters, which reveal writes through .data
+        self._leaves = []  # (part, name, parameter), or (part, "", tensor) for a part that is a tensor
+        self._left = []  # those whose gradients the last commit has left for the next step
+        self._gradients = []  # (parameter or tensor, gradient, copy of the gradient) for each of these
         self.open = False
 
     def look(self):
-        """Finds the modules and parameters of the state: in each world, before its first step."""
+        """Finds the modules and parameters of the state. It is called in each world, before the first step."""
         self._modules, self._leaves = [], []
         for part, value in self._parts.items():
             if isinstance(value, torch.nn.Module):
@@ -163,7 +163,7 @@ class Before:
         self._least = list(least.values())
 
     def least(self):
-        """The smallest parameter of each module that trains, by its part: all ranks have the same values."""
+        """Returns the smallest parameter of each module that trains, with its part. All ranks have the same values in it."""
         return [(part, p.detach()) for part, _, p in self._least]
 
     def save(self):
@@ -198,20 +198,20 @@ class Before:
                     group[name] = keep(value)
 
     def note(self):
-        """Notes the parameters as they are: a later write to one counts as applying the step."""
+        """Records the parameters as they are. A later write to one counts as applying the step."""
         self._versions = [p._version for _, _, p in self._leaves]
         self._looks = [(*row, row[2].detach().clone()) for row in self._least if _small(row[2])]
 
     def leave(self):
-        """Called after the step is applied: the gradient of a parameter that has not changed may be the first part of a sum over several steps."""
+        """Is called after the step is applied. The gradient of an unchanged parameter may be the beginning of a sum over several steps."""
         self._left = [row for row, version in zip(self._leaves, self._versions) if row[2]._version == version and row[2].grad is not None]
 
     def left(self):
-        """The gradients that the last commit has left for the next step, by part and name."""
+        """Returns the gradients that the last commit has left for the next step, by part and name."""
         return {(part, name): p.grad for part, name, p in self._left if p.grad is not None}
 
     def take(self, gradients):
-        """Replaces all gradients by those that another rank has left."""
+        """Replaces all gradients by those that the last commit has left on another rank."""
         self.look()
         self._left = [row for row in self._leaves if row[:2] in gradients]
         for part, name, p in self._leaves:
@@ -219,7 +219,7 @@ class Before:
             p.grad = None if grad is None else grad.to(p.device)
 
     def forget(self):
-        """Drops all gradients but those that the last commit has left, which are as they were at the beginning of an open step."""
+        """Drops all gradients except those that the last commit has left. If a step is open, these become what they were at its beginning."""
         kept = [(p, copy) for p, _, copy in self._gradients] if self.open else [(p, p.grad) for _, _, p in self._left]
         for _, _, p in self._leaves:
             p.grad = None
@@ -227,7 +227,7 @@ class Before:
             p.grad = grad
 
     def added(self):
-        """The gradients with which the step has begun, where it has not replaced them."""
+        """Returns copies of the gradients from before the step, except where the step has replaced them."""
         return [copy for p, grad, copy in self._gradients if p.grad is grad]
 
     def check(self):
@@ -246,7 +246,7 @@ class Before:
 
 
 def watch(name, optimizer, before):
-    """Has the optimizer refuse to be stepped by the program within a step that is not committed, where torch has hooks for that."""
+    """Makes the optimizer refuse a step() of the program within a step that is not committed, if torch has hooks for that."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper has no hooks
     if not hasattr(optimizer, "register_step_pre_hook"):
         return

@@ -1,4 +1,4 @@
-"""Checkpoints as files: safetensors with the metadata of Go's elastic/checkpoint, which reads them and is read. It needs no torch."""
+"""Checkpoint files: safetensors with metadata, in the format of Go's package elastic/checkpoint. It needs no torch."""
 import collections
 import concurrent.futures
 import contextlib
@@ -15,14 +15,14 @@ import zlib
 
 try:
     import fcntl
-except ImportError:  # Windows, where nothing is swept
+except ImportError:  # Windows, where incomplete files are not removed
     fcntl = None
 
 CHUNK = 1 << 20
 PIECE = 8 * CHUNK  # bytes that one thread reads or writes at a time
 VERSION = 2
-_SETTLE = 64 << 20  # bytes of a file that are sent to the disk while the next ones are written
-_THREADS = 4  # that verify a file
+_SETTLE = 64 << 20  # bytes of a file that are synced to disk while the next ones are written
+_THREADS = 4  # for the verification of a file
 _LARGEST_SUM = (1 << 32) - 1
 _SEAL = "hvdrun.seal"
 _MAGIC = b"hvdrseal"
@@ -34,7 +34,7 @@ _TEMPORARY = re.compile(r"\.commit-[^/]*\.tmp")
 
 
 class Damaged(ValueError):
-    """The file is incomplete, corrupted or no checkpoint of hvdrun."""
+    """The file is incomplete, corrupted or not a checkpoint of hvdrun."""
 
 
 def _table():
@@ -50,7 +50,7 @@ _TABLE = _table()
 
 
 def crc32c(data):
-    """The CRC-32C (Castagnoli) of bytes, a few megabytes a second: that of a header, and of chunks in files of version 1."""
+    """Returns the CRC-32C (Castagnoli) of bytes, at a few MB/s. It is the checksum of headers, and of chunks in files of version 1."""
     crc, table = 0xFFFFFFFF, _TABLE
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -61,7 +61,7 @@ _SUM = {1: crc32c, 2: zlib.crc32}  # of a chunk, by the version of the format
 
 
 def _sums(data, version=VERSION):
-    """The checksum of each chunk of bytes."""
+    """Returns the checksum of each chunk of the data."""
     return [_SUM[version](data[i:i + CHUNK]) for i in range(0, len(data), CHUNK)]
 
 
@@ -76,12 +76,12 @@ class Tensor:
 
     @classmethod
     def of(cls, name, dtype, shape, data):
-        """One whose bytes are data, in one piece."""
+        """Returns a tensor whose bytes are data, in one piece."""
         return cls(name, dtype, shape, len(data), lambda: [data])
 
 
 class Part:
-    """A part of the state: its name, its kind, which must be the same where it is read, and its tensors."""
+    """A part of the state: its name, its kind, which must be the same when it is read, and its tensors."""
 
     def __init__(self, name, kind, tensors, text=""):
         self.name, self.kind, self.tensors, self.text = name, kind, tensors, text
@@ -92,7 +92,7 @@ def path(folder, commits):
 
 
 def listed(folder):
-    """The numbers of the commits that have a checkpoint in the folder, newest first."""
+    """Returns the numbers of the commits with a checkpoint in the folder, newest first."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -101,7 +101,7 @@ def listed(folder):
 
 
 def _sweep(folder):
-    """Removes incomplete files whose writer has ended: one that writes holds a lock."""
+    """Removes incomplete files whose writer has ended. A writer holds a lock on its file."""
     for name in filter(_TEMPORARY.fullmatch, os.listdir(folder)):
         try:
             fd = os.open(os.path.join(folder, name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -119,9 +119,9 @@ def _sweep(folder):
 
 
 def write(folder, commits, size, parts, progress=lambda written: None):
-    """Writes a checkpoint, which gets its name after all of it is on disk, and returns its path.
+    """Writes a checkpoint and returns its path. The file gets its name when all of it is on disk.
 
-    Each piece of a tensor is asked for once, written and forgotten. progress(bytes) is told how much of the file is on disk. Incomplete
+    Each piece of a tensor is requested once, written and released. progress(bytes) is called with the number of bytes on disk. Incomplete
     files of writers that have ended are removed.
     """
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -131,7 +131,7 @@ def write(folder, commits, size, parts, progress=lambda written: None):
            "time": datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z"), "parts": parts}
     # Sorting by the size of elements aligns all elements, which some readers require.
     tensors = sorted((t for part in parts for t in part.tensors), key=lambda t: -_SIZES[t.dtype])
-    # The sums are known once the tensors are written: the header comes last, in the room of one with the longest sums.
+    # The sums are known once the tensors are written. So the header is written last, into the room of a header with the longest sums.
     sums = {t.name: [_LARGEST_SUM] * -(-t.size // CHUNK) for t in tensors}
     head = _head(own, tensors, sums)
     temporary = os.path.join(folder, f".commit-{secrets.token_hex(12)}.tmp")
@@ -141,7 +141,7 @@ def write(folder, commits, size, parts, progress=lambda written: None):
                 try:
                     fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
-                    pass  # a file system without locks, where nothing is swept
+                    pass  # a file system without locks, where incomplete files are not removed
             _write(f, head)
             with concurrent.futures.ThreadPoolExecutor(2, "hvdrun") as pool:
                 sums = _write_tensors(f, len(head), tensors, pool, progress)
@@ -166,7 +166,7 @@ def write(folder, commits, size, parts, progress=lambda written: None):
 
 
 def _head(own, tensors, sums):
-    """The beginning of a file, up to its tensors."""
+    """Returns the beginning of a file, up to its tensors."""
     parts = []
     for part in own["parts"]:
         about = {"name": part.name, "kind": part.kind, "tensors": [t.name for t in part.tensors], "sums": [sums[t.name] for t in part.tensors]}
@@ -195,7 +195,7 @@ def _write(f, data):
 
 
 def _write_tensors(f, written, tensors, pool, progress):
-    """Writes the tensors, and returns their sums by name. The pool computes these, and sends what is written to the disk, meanwhile."""
+    """Writes the tensors and returns their sums by name. Meanwhile the pool computes the sums and syncs written bytes to disk."""
     synchronize = getattr(os, "fdatasync", os.fsync)
     begun, settling, summing, sums = written, None, collections.deque(), {t.name: [] for t in tensors}
 
@@ -210,7 +210,7 @@ def _write_tensors(f, written, tensors, pool, progress):
             summing.append((t.name, pool.submit(_sums, piece)))
             _write(f, piece)
             written += len(piece)
-            if len(summing) > 2:  # few pieces are kept
+            if len(summing) > 2:  # bounds the pieces in memory
                 name, of = summing.popleft()
                 sums[name] += of.result()
             if written - begun >= _SETTLE:
@@ -225,9 +225,9 @@ def _write_tensors(f, written, tensors, pool, progress):
 
 
 def prune(folder, keep, written):
-    """Removes the checkpoints that are older than the one of commit written, except the newest keep-1.
+    """Removes the checkpoints older than that of commit written, except the newest keep-1.
 
-    Those with a higher number stay: they are damaged, or another training's.
+    Checkpoints with a higher number stay: they are damaged, or belong to another training.
     """
     for commits in [n for n in listed(folder) if n <= written][max(keep, 1):]:
         try:
@@ -237,9 +237,9 @@ def prune(folder, keep, written):
 
 
 def restore(folder, load):
-    """Calls load(File) with the newest checkpoint that is whole, and returns whether there is one.
+    """Calls load(File) with the newest whole checkpoint, and returns whether there was one.
 
-    Newer ones, which are damaged, get another name then, and are no checkpoints any more. Where all are damaged, Damaged is raised.
+    Newer checkpoints, which are damaged, are renamed, so that they no longer count. If all are damaged, it raises Damaged.
     """
     damaged = []
     for commits in listed(folder):
@@ -253,7 +253,7 @@ def restore(folder, load):
             try:
                 os.rename(path(folder, newer), path(folder, newer) + ".damaged")
             except OSError:
-                pass  # another rank has done it, or the folder cannot be written to
+                pass  # another rank has renamed it, or the folder is not writable
         return True
     if damaged:
         raise damaged[0][1]
@@ -261,7 +261,7 @@ def restore(folder, load):
 
 
 class File:
-    """A checkpoint that is open, whose tensors have been verified. They lie in the mapped file."""
+    """An open checkpoint with verified tensors, which are in the mapped file."""
 
     def __init__(self, name):
         with open(name, "rb") as f:
@@ -304,7 +304,7 @@ class File:
                 raise Damaged(f"hvdrun: {self.name}: tensor {bad!r} has changed since it was written")
 
     def read(self, name):
-        """The dtype, shape and bytes of a tensor; the bytes are valid as long as someone holds them."""
+        """Returns the dtype, shape and bytes of a tensor. The bytes are valid as long as they are referenced."""
         entry = self._entries.get(name)
         if entry is None:
             raise Damaged(f"hvdrun: {self.name}: it has no tensor {name!r}")

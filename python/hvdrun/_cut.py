@@ -1,7 +1,7 @@
 """Ends the waits on a world's connections from another thread.
 
-A collective that waits for a rank that is gone, or for one that itself waits, waits until its timeout; abort of gloo does not end
-that. shutdown(2) does, on a duplicate of the descriptor: the number is never closed under its owner.
+A collective that waits for a lost rank, or for a rank that itself waits, does so until its timeout, and gloo's abort does not end
+the wait. shutdown(2) does. It is called on a duplicate of the descriptor, so that the owner's descriptor stays open.
 """
 import os
 import socket
@@ -9,7 +9,7 @@ import threading
 
 
 def sockets():
-    """The open sockets of this process: pairs of descriptor and inode."""
+    """Returns the open sockets of this process as pairs of descriptor and inode."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -22,7 +22,7 @@ def sockets():
 
 
 def _duplicate(fd, inode):
-    """Another descriptor of a connected TCP socket, if the descriptor still is that socket; None otherwise."""
+    """Returns a duplicate of a descriptor if it is still that socket, a TCP socket that does not listen; None otherwise."""
     try:
         copy = os.dup(fd)
     except OSError:
@@ -32,7 +32,7 @@ def _duplicate(fd, inode):
             return None
         s = socket.socket(fileno=copy)
         copy = -1
-        # An accept that fails ends the process, in gloo.
+        # A failed accept makes gloo end the process.
         if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM and \
                 not s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return s
@@ -46,7 +46,7 @@ def _duplicate(fd, inode):
 
 
 def shut(fd, inode):
-    """Shuts a connected TCP socket down, if the descriptor still is that socket. Returns whether it did."""
+    """Shuts down a TCP connection if the descriptor is still that socket. Returns whether it did."""
     s = _duplicate(fd, inode)
     if s is None:
         return False
@@ -63,9 +63,9 @@ def _shutdown(s, how):
 
 
 class Connections:
-    """The connections of one world: the sockets that appear until settle.
+    """The connections of one world: the sockets that are opened between the construction and settle.
 
-    cut and hold may be called by any thread at any time; a world that is being connected (forming) loses what it has so far.
+    Any thread may call cut and hold at any time. While the world is forming, they apply to the connections so far.
     """
 
     def __init__(self):
@@ -76,27 +76,27 @@ class Connections:
         self.forming = True
 
     def leave_out(self, others):
-        """Some of the sockets are not of the world."""
+        """Excludes sockets that do not belong to the world."""
         with self._lock:
             self._before |= others
 
     def settle(self):
-        """What this process opens from here on is not of the world."""
+        """Marks the world as complete: sockets that the process opens later do not belong to it."""
         with self._lock:
             self._own |= sockets() - self._before
             self.forming = False
 
     def cut(self):
-        """Shuts the connections down, unless they are held. Returns how many."""
+        """Shuts down the connections that are not held. Returns their number."""
         with self._lock:
             self._look()
             return sum(shut(fd, inode) for fd, inode in self._own - self._held.keys())
 
     def hold(self):
-        """Does what cut does, where all ranks do it: shuts down only what this process reads. Returns how many.
+        """Shuts down only the reading side of the connections, which suffices if all ranks do it. Returns the number of held connections.
 
-        Gloo never wakes who waits for a send whose write has failed. Here no write fails: a connection stays open, also when gloo has
-        closed it, until release.
+        Gloo never wakes a thread that waits for a send whose write has failed. With hold no write fails: a connection stays open until
+        release, even if gloo has closed it.
         """
         with self._lock:
             self._look()
@@ -105,7 +105,7 @@ class Connections:
             return len(self._held)
 
     def release(self):
-        """Closes what hold has kept open, once all ranks have left the world."""
+        """Closes the connections that hold has kept open. It is called when all ranks have left the world."""
         with self._lock:
             for s in self._held.values():
                 s.close()

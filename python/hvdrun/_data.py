@@ -1,11 +1,11 @@
-"""Batches that the worker processes of a DataLoader make ahead of the steps that take them."""
+"""Batches that the worker processes of a DataLoader load ahead of the steps that use them."""
 import collections
 
 import torch.utils.data
 
 
 def check(loader):
-    """Raises TypeError if a loader has an order of samples of its own, which Job.steps would not follow."""
+    """Raises TypeError if a loader has its own order of samples, which Job.steps would not follow."""
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         raise TypeError("hvdrun: data has an IterableDataset, whose samples have no indices, so that nobody can say which rank takes which: "
                         "use a data set with __getitem__")
@@ -23,15 +23,15 @@ def check(loader):
 
 
 class Ahead:
-    """The batches of this rank, by a DataLoader whose worker processes outlive the worlds.
+    """The batches of this rank, from a DataLoader whose worker processes outlive the worlds.
 
-    The loader asks for indices ahead of time. What it has asked for in a world that has ended is dropped when it comes.
+    The loader requests indices ahead of time. Batches that it has requested in a world that has ended are dropped when they arrive.
     """
 
     def __init__(self, loader, plan, job):
         self._plan, self._job = plan, job
         self._next, self._total = 0, 0
-        self._asked = collections.deque()  # (generation, step) of what the loader has asked for
+        self._asked = collections.deque()  # (generation, step) of the requested batches
         again = dict(num_workers=loader.num_workers, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory,
                      timeout=loader.timeout, worker_init_fn=loader.worker_init_fn, generator=loader.generator,
                      multiprocessing_context=loader.multiprocessing_context, prefetch_factor=loader.prefetch_factor)
@@ -43,7 +43,7 @@ class Ahead:
         return self._total
 
     def __iter__(self):
-        """The indices of the steps to come, for the loader."""
+        """Yields the indices of the next steps to the loader."""
         while self._next < self._total:
             step, self._next = self._next, self._next + 1
             part = self._plan.part(step, self._job.rank, self._job.size)
@@ -52,7 +52,7 @@ class Ahead:
                 yield part
 
     def take(self, step, total):
-        """The batch of a step, or None for a rank without samples in it."""
+        """Returns the batch of a step, or None if this rank has no samples in it."""
         job = self._job
         if self._generation != job.generation or self._total != total:
             self._generation, self._next, self._total = job.generation, step, total
@@ -64,7 +64,7 @@ class Ahead:
             try:
                 batch = next(self._batches)
             except StopIteration:
-                # The indices had ended, and this step has come again since.
+                # The indices had ended, and this step is repeated since.
                 self._asked.clear()
                 self._next, self._batches = step, iter(self._loader)
                 continue

@@ -1,4 +1,4 @@
-"""The numbers of the world in the environment of this process and of the processes that it starts."""
+"""Puts the numbers of the world into the environment of this process and of the processes that it starts."""
 import multiprocessing.context
 import multiprocessing.reduction
 import os
@@ -17,9 +17,9 @@ def tell(world):
                "HOROVOD_CROSS_SIZE": crosses}
     _numbers.update((name, str(value)) for name, value in numbers.items())
     os.environ.update(_numbers)
-    # A fork server gives its processes the environment of its own start, so that each process brings the numbers with it.
+    # A fork server gives its processes the environment from its own start, so the numbers are sent along with each process.
     for name in "Process", "ForkServerProcess":
-        kind = getattr(multiprocessing.context, name, None)  # a system without fork has no fork server
+        kind = getattr(multiprocessing.context, name, None)  # missing on systems without fork
         if kind is not None:
             multiprocessing.reduction.register(kind, _reduce)
 

@@ -1,11 +1,11 @@
-"""Which samples of a data set a rank takes in a step. The batch is constant: it does not depend on the number of ranks."""
+"""Determines the samples of each rank in each step. The batch is constant: it does not depend on the number of ranks."""
 from __future__ import annotations
 
 import random
 
 
 def shuffled(n, seed, epoch):
-    """A permutation of range(n) that depends on seed and epoch only."""
+    """Returns a permutation of range(n) that depends only on seed and epoch."""
     order = list(range(n))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
@@ -14,7 +14,7 @@ def shuffled(n, seed, epoch):
 class Plan:
     """The batches of a training: step s takes count(s) samples, of which rank r of n takes part(s, r, n).
 
-    samples is the length of the data set, which each epoch passes once; None: the indices go on without end. order(n, seed, epoch)
+    samples is the length of the data set, of which an epoch has each sample once; None: the indices never end. order(n, seed, epoch)
     returns a permutation of range(n) that can be sliced.
     """
 
@@ -31,7 +31,7 @@ class Plan:
         self._permute, self._order = order, (-1, None)
 
     def _place(self, step):
-        """The epoch of a step, the first position in it, and the number of samples."""
+        """Returns the epoch of a step, the step's first position in it, and its number of samples."""
         if self._samples is None:
             return 0, step * self._batch, self._batch
         epoch, k = divmod(step, -(-self._samples // self._batch))
@@ -39,7 +39,7 @@ class Plan:
         return epoch, first, min(self._batch, self._samples - first)
 
     def epoch(self, step: int) -> int:
-        """The epoch of a step, from 0.
+        """Returns the epoch of a step, from 0.
 
         Args:
             step: its number, from 0.
@@ -47,7 +47,7 @@ class Plan:
         return self._place(step)[0]
 
     def count(self, step: int) -> int:
-        """The number of samples of a step, on all ranks together.
+        """Returns the number of samples of a step on all ranks together.
 
         Args:
             step: its number, from 0.
@@ -55,7 +55,7 @@ class Plan:
         return self._place(step)[2]
 
     def ends_epoch(self, step: int) -> bool:
-        """Whether it is the last step of its epoch.
+        """Reports whether a step is the last one of its epoch.
 
         Args:
             step: its number, from 0.
@@ -63,11 +63,11 @@ class Plan:
         return self._samples is not None and self.epoch(step + 1) != self.epoch(step)
 
     def part(self, step: int, rank: int, size: int) -> list[int]:
-        """The indices that a rank takes in a step.
+        """Returns the indices of a rank's samples in a step.
 
         Args:
             step: its number, from 0.
-            rank: that of the process.
+            rank: the rank.
             size: the number of ranks.
 
         Returns:

@@ -1,4 +1,4 @@
-"""libhvdrun.so by ctypes: the collectives of hvdrun, without a compiler. hvdrun.h documents the functions."""
+"""Calls libhvdrun.so, the collectives of hvdrun, by ctypes. hvdrun.h documents the functions."""
 import atexit
 import ctypes
 import json
@@ -12,13 +12,13 @@ ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, BARRIER, REDUCE_T
 FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64 = range(1, 13)
 SUM, AVERAGE, MIN, MAX, PRODUCT, ADASUM = range(1, 7)
 
-_SLICE = 50  # milliseconds of one wait, between which Python runs the handlers of signals
-_ORDER = 40  # the bit above which tickets differ that do not wait for each other
+_SLICE = 50  # milliseconds of one wait; Python runs signal handlers between two waits
+_ORDER = 40  # tickets that differ above this bit do not wait for each other
 _NAME = "libhvdrun.so"
 
 
 class Error(RuntimeError):
-    """A call has failed; code says how, as in hvdrun.h."""
+    """A call has failed. code is the code of hvdrun.h."""
 
     def __init__(self, text, code=FAILED):
         super().__init__("hvdrun: " + text)
@@ -26,22 +26,22 @@ class Error(RuntimeError):
 
 
 class Aborted(Error):
-    """A rank is lost, has left or has given up: the group is of no use any more."""
+    """A rank is lost, has left or has given up. The group is unusable."""
 
 
-# The path of the library, where the one beside this file, or of the system, is not meant.
+# The path of the library; None: the one beside this file, or that of the system.
 path = None
 
 _lock = threading.Lock()
-_functions = None  # what was loaded
+_functions = None  # the loaded functions
 _forked = False  # in a child of a process that has loaded the library
-_open = weakref.WeakSet()  # groups, to be left at the end
+_open = weakref.WeakSet()  # groups to leave when the process exits
 
 
 def load():
-    """The functions of the library, which is loaded once, by the process that uses it.
+    """Returns the functions of the library, which a process loads once.
 
-    A child of a process that has loaded it must not call it, since threads of the library are not in the child: that is an Error.
+    In a forked child of a process that has loaded the library it raises Error, because the library's threads do not exist there.
     """
     global _functions
     with _lock:
@@ -64,14 +64,14 @@ def _poison():
 
 
 class _Poisoned:
-    """Stands for the functions in a forked child."""
+    """Replaces the functions in a forked child."""
 
     def __getattr__(self, name):
         raise Error(f"{name} is called in a child, by fork, of a process that uses hvdrun's library: only the parent can")
 
 
 def _leave():
-    """A process that ends while others still read its last result would end their operation."""
+    """Leaves all groups. Otherwise the exit of this process would abort the operations of ranks that still read its last result."""
     if not _forked:
         for group in list(_open):
             group.close()
@@ -126,8 +126,10 @@ def _declare(library, name):
 
 
 def _signals():
-    """Each value runs the handlers of signals that have arrived. Their exceptions come to where a generator stands, never to its
-    caller, which is C: it could only print them."""
+    """Runs the handlers of pending signals each time that a value is requested.
+
+    Their exceptions are raised inside the generator, not in its caller, which is C and could only print them.
+    """
     global _interrupted
     answer = 0
     while True:
@@ -144,12 +146,12 @@ def _signals():
 
 _interrupted = None  # the exception that has ended a wait
 _handling = _signals()
-next(_handling)  # it stands at its yield from now on
+next(_handling)  # it is at its yield from here on
 _check = ctypes.CFUNCTYPE(ctypes.c_int32)(_handling.__next__)
 
 
 def fail(functions, code):
-    """Raises what the last call of this thread has failed with."""
+    """Raises the error of the last call of this thread."""
     global _interrupted
     if code == INTERRUPTED and _interrupted is not None:
         err, _interrupted = _interrupted, None
@@ -159,7 +161,7 @@ def fail(functions, code):
 
 
 class Endpoint:
-    """Where other ranks reach this process. options are those of hvd_listen."""
+    """The listener at which other ranks reach this process. options are those of hvd_listen."""
 
     def __init__(self, **options):
         self._functions = load()
@@ -179,7 +181,7 @@ class Endpoint:
         return text.value.decode().split("\n")
 
     def widen(self):
-        """Listens at the addresses of all interfaces too."""
+        """Also listens at the addresses of all interfaces."""
         code = self._functions.hvd_widen(self._number)
         if code < 0:
             fail(self._functions, code)
@@ -196,23 +198,23 @@ class Endpoint:
 
 
 class Group:
-    """The ranks of one world. Calls are performed in the order in which they come; all ranks make the same.
+    """The ranks of one world. All ranks make the same calls, which are performed in the order in which they are made.
 
-    data and result are addresses, which must stay valid, and untouched by others, until the call has ended.
+    data and result are addresses of memory that must stay valid and unchanged until the call has ended.
     """
 
     def __init__(self, functions, number, rank, size):
         self._functions = functions
         self._number = number
         self._closed = False
-        self.code = DONE  # of the first call that has failed
+        self.code = DONE  # of the first failed call
         self.rank = rank
         self.size = size
-        self._ended = {}  # the newest ticket that is known to have ended well, of each order that there is
+        self._ended = {}  # by order, the newest ticket that is known to have succeeded
         _open.add(self)
 
     def run(self, operation, data, result, count, kind, arg, counts=None):
-        """Performs a call, and blocks until it has ended."""
+        """Performs a call. It blocks until the call has ended."""
         code = self._functions.hvd_run(self._number, operation, data, result, count, kind, arg, counts)
         if code:
             self._fail(code)
@@ -222,18 +224,18 @@ class Group:
         fail(self._functions, code)
 
     def start(self, operation, data, result, count, kind, arg, counts=None):
-        """Begins a call, and returns its ticket."""
+        """Starts a call and returns its ticket."""
         ticket = self._functions.hvd_start(self._number, operation, data, result, count, kind, arg, counts)
         if ticket < 0:
             self._fail(ticket)
         return ticket
 
     def has_ended(self, ticket):
-        """Whether the call of a ticket is known to have ended well."""
+        """Reports whether the call of a ticket is known to have succeeded."""
         return self._ended.get(ticket >> _ORDER, 0) >= ticket
 
     def wait(self, ticket, seconds=None):
-        """Waits for the call of a ticket; False: it has not ended after so many seconds."""
+        """Waits for the call of a ticket. Returns False if it has not ended after these seconds; None: no limit."""
         left = None if seconds is None else int(seconds * 1000)
         while not self.has_ended(ticket):
             now = _SLICE if left is None else min(_SLICE, left)
@@ -250,18 +252,18 @@ class Group:
         return True
 
     def limit(self, seconds):
-        """The longest that a call may take; 0: for ever."""
+        """Limits the time of a call; 0: no limit."""
         code = self._functions.hvd_limit(self._number, int(seconds * 1000))
         if code:
             fail(self._functions, code)
 
     def abort(self, cause):
-        """Ends the calls of all ranks. Any thread may call it."""
+        """Aborts the calls of all ranks. Any thread may call it."""
         if not self._closed:
             self._functions.hvd_abort(self._number, cause.encode())
 
     def close(self):
-        """Leaves the group. What nobody uses any more is left too."""
+        """Leaves the group. An unreferenced group is left too."""
         if not self._closed and not _forked:
             self._closed = True
             self._functions.hvd_close(self._number)

@@ -1,4 +1,4 @@
-"""What the ranks of a job have in common: the parts of a state, how one rank sends them to others, and checkpoints."""
+"""The state that the ranks of a job share: its parts, their transfer from one rank to the others, and checkpoints."""
 from __future__ import annotations
 
 import inspect
@@ -17,11 +17,11 @@ import torch.distributed as dist
 from hvdrun import _checkpoint, _values
 from hvdrun._before import Before, is_scheduler, pace, put_back, watch
 
-_BUCKET = 32 << 20  # bytes that are broadcast at a time
+_BUCKET = 32 << 20  # bytes of one broadcast
 _ALIGN = 16
-_EACH = 16  # commits of a world: in the first ones, and then in one of so many, ranks compare gradients
-PLAN = 6  # numbers of a plan that all ranks have in common
-_SAME = 1 << 7  # the most by which the measures of two gradients differ that are the same: 0.4 to 0.8 %
+_EACH = 16  # ranks compare gradients in the first commits of a world, and then in every _EACH-th
+PLAN = 6  # numbers of a plan, which must be the same on all ranks
+_SAME = 1 << 7  # largest difference of the measures of equal gradients: 0.4 to 0.8 %
 
 
 _trains = operator.attrgetter("requires_grad")
@@ -63,7 +63,7 @@ class _Scanner(pickle.Unpickler):
 
 
 def _buckets(sizes):
-    """Yields ranges of tensors that are sent together: the first one, the offset of each, and the length of all."""
+    """Yields the ranges of tensors that are sent together: the first index, the offset of each tensor, and the total length."""
     begin, offsets, total = 0, [], 0
     for i, size in enumerate(sizes):
         if offsets and total + size > _BUCKET:
@@ -76,9 +76,9 @@ def _buckets(sizes):
 
 
 def broadcast(values, root, rank, device, arrived):
-    """Sends values from the root to all ranks: collective. Returns the root's, whose tensors on other ranks are new, on device.
+    """Sends values from the root to all ranks, and returns them: collective. On the other ranks their tensors are new, on device.
 
-    arrived() is called by all ranks, and raises if what was sent has not arrived.
+    All ranks call arrived(), which raises if the data has not arrived.
     """
     text = torch.zeros(0, dtype=torch.uint8)
     tensors = []
@@ -118,7 +118,7 @@ def broadcast(values, root, rank, device, arrived):
 
 
 def _raw(text):
-    """Returns the content of a tensor of bytes, without numpy."""
+    """Returns the content of a tensor of bytes without numpy."""
     text = text.cpu()
     raw = bytearray(text.numel())
     torch.frombuffer(raw, dtype=torch.uint8).copy_(text)
@@ -133,23 +133,23 @@ def _count(shape):
 
 
 def _snapshot(value):
-    """Returns what is sent and saved of a part."""
+    """Returns the value of a part that is sent and saved."""
     if not hasattr(value, "state_dict"):
         return value
     of = value.state_dict()
-    if is_scheduler(value):  # that of torch 1.13 may have its own methods
+    if is_scheduler(value):  # in torch 1.13 it can have methods of the scheduler
         of = {name: v for name, v in of.items() if not callable(v)}
     return of
 
 
 class State:
-    """The parts that all ranks have in common, as attributes. Job.state makes it.
+    """The parts of the state that all ranks share, as attributes. Job.state creates it.
 
     A part is a module, which the attribute returns wrapped in DistributedDataParallel while it is in a world; a tensor; anything
     with state_dict and load_state_dict, such as an optimizer, a scheduler or a GradScaler; or a value, which may be assigned.
 
     Attributes:
-        step: the number of steps that are done.
+        step: the number of completed steps.
     """
 
     step: int
@@ -200,7 +200,7 @@ class State:
             if self._before.open:
                 self._before.check()
             self._wrap_one(name)
-            self._before.note()  # a wrapper of old torch writes the same values to all parameters
+            self._before.note()  # the wrapper of an old torch writes the same values to all parameters
         try:
             return self._wrapped.get(name) or self._parts[name]
         except KeyError:
@@ -230,17 +230,17 @@ class State:
     # A step.
 
     def begin(self) -> None:
-        """Begins a step, or an act such as an evaluation: what undo gives back is kept.
+        """Begins a step, or an act such as an evaluation, and keeps copies of what undo restores.
 
-        A Step does this itself; it is for loops that are not ours (see hvdrun.torch.run).
+        A Step calls it. Other loops call it themselves (see hvdrun.torch.run).
         """
         self._before.save()
         self.__dict__["_committed"] = False
 
     def undo(self) -> None:
-        """Forgets what a step that failed has left: gradients, buffers, tensors and values of the state, what a GradScaler notes.
+        """Undoes the changes of a failed step: gradients, buffers, tensors and values of the state, and records of a GradScaler.
 
-        Gradients that the step before has left for this one stay. After commit it forgets gradients alone.
+        Gradients that the step before has left for this one stay. After commit it drops only gradients.
         """
         self._before.forget()
         for value in self._parts.values():
@@ -250,20 +250,20 @@ class State:
             self._before.restore()
 
     def commit(self, update: Callable[[], object] | None = None, step: bool = True) -> bool:
-        """Applies the step when all ranks have come so far: collective.
+        """Applies the step once all ranks have called it: collective.
 
         Args:
-            update: called to apply the step, without collectives; None: all optimizers of the state are stepped, then its schedulers.
-            step: whether this is a step. Another act, such as an evaluation, is counted beside the steps: of two ranks that
-                have made the same steps, the one with more acts is ahead.
+            update: a function without collectives that applies the step; None: commit steps all optimizers of the state, then its schedulers.
+            step: whether this is a step. Other acts, such as an evaluation, are counted separately: of two ranks with the same number of
+                steps, the one with more acts is ahead.
 
         Returns:
-            whether the hosts have changed, so that all ranks should leave the world together: job.changed.
+            job.changed: whether the hosts have changed, so that all ranks should leave the world together.
 
         Raises:
-            RuntimeError: a rank was lost before all had come so far, and nothing is applied; or the step has not begun, or has nothing
-                to apply.
-            ValueError: the gradients, or the parameters, differ from rank to rank.
+            RuntimeError: a rank was lost before all ranks had called it, and nothing is applied; or the step has not begun; or there is
+                nothing to apply.
+            ValueError: the gradients or the parameters differ between ranks.
         """
         return self._commit(update, step, False, False)
 
@@ -295,7 +295,7 @@ class State:
             raise ValueError(
                 "hvdrun: this step adds to gradients of the step before that differ from rank to rank, so that a rank that is lost would take "
                 "its part of them along: average them before each step.commit(), or divide the batch of one step by step.micro(n)")
-        # With update, some optimizers may not be stepped, and their gradients may be anything.
+        # update need not step all optimizers, and the gradients of the others are arbitrary.
         if differ and (any(differ) if update is None else all(differ) and self._wrapped):
             name = measures[differ.index(True)][0]
             raise ValueError(
@@ -325,7 +325,7 @@ class State:
         return changed
 
     def _check_update(self):
-        """Raises if a commit without update would do nothing, or step a scheduler that the program steps too."""
+        """Raises if a commit without update would do nothing, or would step a scheduler that the program steps too."""
         for name in self._closures:
             raise RuntimeError(
                 f"hvdrun: the optimizer {name!r} needs a closure: step.commit(lambda: {name}.step(closure)), where closure takes all samples "
@@ -343,7 +343,7 @@ class State:
         """Steps all optimizers, then the schedulers."""
         scalers = [v for v in self._parts.values() if hasattr(v, "unscale_") and hasattr(v, "get_scale")]
         optimizers = self._of(torch.optim.Optimizer)
-        own = [scaler for scaler in map(_own_scaler, optimizers) if scaler is not None]  # their optimizers step by them, and update them
+        own = [scaler for scaler in map(_own_scaler, optimizers) if scaler is not None]  # their optimizers call their step and update
         for optimizer in optimizers:
             scalers[0].step(optimizer) if scalers and _own_scaler(optimizer) is None else optimizer.step()
         for scaler in scalers:
@@ -362,7 +362,7 @@ class State:
         self._trains.clear()
 
     def _wrap(self):
-        """Wraps the modules anew: collective. A wrapper of an earlier world divides by its size."""
+        """Wraps the modules again: collective. A wrapper of an earlier world would divide by the size of that world."""
         self._unwrap()
         self._before.look()
         self.__dict__["_commits"] = 0
@@ -374,7 +374,7 @@ class State:
                 self._wrap_one(name)
 
     def _wrap_one(self, name):
-        """Wraps a module anew, by the parameters that need gradients now: collective."""
+        """Wraps a module for the parameters that require gradients now: collective."""
         module = self._parts[name]
         self._wrapped.pop(name, None)
         parameters = list(module.parameters())
@@ -387,9 +387,9 @@ class State:
         self._wrapped[name] = torch.nn.parallel.DistributedDataParallel(module, **options)
 
     def _settle(self):
-        """Makes the state of all ranks that of the one that is furthest, the first of several: collective.
+        """Gives all ranks the state of the rank that is furthest ahead, or of the first of several: collective.
 
-        Before anyone has trained, the furthest is the one that has restored the newest checkpoint.
+        Before any rank has trained, the rank that has restored the newest checkpoint is ahead.
         """
         job = self._job
         plan = self._plan or [("", 0)] * PLAN
@@ -409,23 +409,23 @@ class State:
         if best[0] == 0 or min(told) != best:
             root = told.index(best)
             mine = {name: _snapshot(value) for name, value in self._parts.items()} if job.rank == root else None
-            # A rank that dies while it sends much leaves gloo waiting for the rest, which nothing ends: the thread is abandoned.
+            # If a rank dies while it sends much data, gloo waits for the rest forever: the thread of the broadcast is abandoned then.
             trains = {name: [p.requires_grad for p in v.parameters()] for name, v in self._parts.items() if isinstance(v, torch.nn.Module)}
             values, trains, acts, results, gradients = job._interruptible(
                 lambda: broadcast((mine, trains, self._acts, self._results, self._before.left()), root, job.rank, job.device, job._arrived))
             if job.rank != root and (best[0] == 0 or told[job.rank] != best):
                 self._load(values)
-                for name, flags in trains.items():  # layers that are frozen, or are no more
+                for name, flags in trains.items():  # layers that were frozen, or are no longer
                     for p, flag in zip(self._parts[name].parameters(), flags):
                         p.requires_grad_(flag)
                 self._before.take(gradients)
                 self._acts[:], self._results[:] = acts, results
-        # Of ranks that have made the last step, some may have lost the world before they could agree that it was the last one.
+        # Some of the ranks that have made the last step may have lost the world before they could agree that it was the last step.
         job._stopped = any(t[4] for t, at in zip(all_of, told) if at == best)
         self.__dict__.update(_holds=True, _torn=False)
 
     def _compare(self, plan, all_of):
-        """Raises on all ranks if they have different plans: they would take wrong samples, or leave the loop one by one."""
+        """Raises on all ranks if their plans differ, because they would use wrong samples, or leave the loop one by one."""
         for i, (name, _) in enumerate(plan):
             values = [numbers[i] for numbers in all_of]
             other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
@@ -457,21 +457,22 @@ class State:
     # Checkpoints.
 
     def save(self, folder: str | os.PathLike[str], keep: int = 3) -> str:
-        """Writes a checkpoint: the safetensors file of package elastic/checkpoint, for this user alone. It blocks until that is on disk.
+        """Writes a checkpoint, a safetensors file in the format of elastic/checkpoint that only this user can read. It blocks until the
+        file is on disk.
 
-        One rank calls it, after a commit, where all would write the same. The others go on: it holds them up only as long as it does
-        not come to its next step. It needs no second copy of the state in memory.
+        One rank calls it, after a commit, when all ranks have the same state. The others continue, and wait for this rank at their next
+        collective. It needs no second copy of the state in memory.
 
         Args:
-            folder: where; it is made if it is missing.
-            keep: how many checkpoints up to this one the folder keeps, this one included.
+            folder: the folder of the checkpoints, which is created if it does not exist.
+            keep: how many checkpoints the folder keeps, including this one. Checkpoints of later steps do not count, and stay.
 
         Returns:
             the path of the file.
 
         Raises:
-            OSError: the disk is full, or the folder cannot be written to; checkpoints that were there stay.
-            TypeError: a part has got, since Job.state, what a checkpoint cannot have.
+            OSError: the disk is full, or the folder is not writable; earlier checkpoints stay.
+            TypeError: a part has a value, assigned since Job.state, that a checkpoint cannot have.
         """
         parts = []
         for name, value in self._parts.items():
@@ -482,26 +483,26 @@ class State:
         return path
 
     def restore(self, folder: str | os.PathLike[str]) -> bool:
-        """Loads the newest checkpoint of a folder that is whole, before the loop.
+        """Loads the newest whole checkpoint of a folder. It is called before the loop.
 
-        Every rank may call it, or rank 0 alone: the others get its state. Newer checkpoints that are damaged get another name.
+        Every rank may call it, or only rank 0, whose state the others get. Newer checkpoints, which are damaged, are renamed.
 
         Args:
-            folder: that of save; it may be missing.
+            folder: the folder of save, which need not exist.
 
         Returns:
             whether there was a checkpoint.
 
         Raises:
             ValueError: all checkpoints are damaged, or the newest is of a program with other parts.
-            PermissionError: others can write the checkpoint, or it is another user's.
+            PermissionError: another user can write the checkpoint, or owns it.
         """
         return _checkpoint.restore(
             folder, lambda file: self._load(_values.decode(file, {name: _snapshot(value) for name, value in self._parts.items()})))
 
 
 def _hidden(value):
-    """Returns a module, an optimizer or the like within a container; None: it has none."""
+    """Returns a module, an optimizer or the like inside a container; None: the container has none."""
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, (list, tuple, set)):
@@ -514,7 +515,7 @@ def _hidden(value):
 
 
 def _own_scaler(value):
-    """The GradScaler by which an optimizer steps itself, as accelerate's wrapper does; None: it has none."""
+    """Returns the GradScaler that an optimizer uses in its own step, like accelerate's wrapper; None: it uses no scaler."""
     return getattr(value, "scaler", None) if isinstance(value, torch.optim.Optimizer) else None
 
 
@@ -524,9 +525,9 @@ def _needs_closure(optimizer):
 
 
 def _measure(gradients):
-    """A number of 23 bits for the size of the first gradient that is a plain tensor; 0: no gradient is.
+    """Returns a number of 23 bits for the norm of the first gradient that is a plain tensor; 0: no gradient is.
 
-    Two sizes that differ by a part in 2^15 have different numbers.
+    Norms with a relative difference of 2^-15 or more have different numbers.
     """
     for grad in gradients:
         if type(grad) is torch.Tensor and grad.layout == torch.strided:
@@ -536,7 +537,7 @@ def _measure(gradients):
 
 
 def differ(size, total, squares):
-    """Reports whether the numbers of _measure differ between size ranks, by their sum and the sum of their squares."""
+    """Reports whether the numbers of _measure differ between the ranks, given the number of ranks, the sum and the sum of squares."""
     return size * squares - total * total > size * _SAME * _SAME
 
 
@@ -545,4 +546,4 @@ class PlansDiffer(ValueError):
 
 
 class StateLost(RuntimeError):
-    """No rank has a whole state any more."""
+    """No rank has a complete state any more."""

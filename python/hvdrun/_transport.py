@@ -1,4 +1,4 @@
-"""How the ranks of a world are connected: what a Job asks of gloo, NCCL or a backend of hvdrun."""
+"""Connects the ranks of a world by gloo, NCCL or the backend hvdrun, for class Job."""
 import inspect
 import os
 import sys
@@ -17,54 +17,55 @@ class Broken(RuntimeError):
 
 
 class Transport:
-    """The connections of one worker, world after world. cut is called by any thread, the others by the main thread.
+    """The connections of one worker in one world after the other. Any thread may call cut; only the main thread calls the other methods.
 
-    In a world's life: handle, leave (of the world before), connect, enter, and cut if it breaks. connect may run in a thread that is
-    abandoned when a rank is lost meanwhile: it changes nothing that another connect needs. So may a collective that follows.
+    The calls for a world are handle, leave (for the last world), prepare, connect and enter, and cut if the world breaks. connect may
+    run in a thread that is abandoned when a rank is lost: it changes nothing that a later connect needs. A collective that follows may
+    run in such a thread too.
     """
 
-    # The addresses of the data listener, for a backend that has one.
+    # The addresses of the data listener, if the backend has one.
     addresses = ()
-    # Where the ranks exchange numbers.
+    # The device of the numbers that ranks exchange.
     device = torch.device("cpu")
-    # Whether an operation that is cut ends without an error, and with any result.
+    # Whether an operation that is cut ends without an error and with an undefined result.
     silent = False
 
     def handle(self):
-        """A text that all ranks of the next world are given."""
+        """Returns a text that is sent to all ranks of the next world."""
         return ""
 
     def widen(self):
-        """Listens at the addresses of other interfaces too: workers on other hosts come."""
+        """Also listens at the addresses of other interfaces, because workers on other hosts take part."""
 
     def leave(self):
         """Drops the process group of the last world, if there is one."""
 
     def prepare(self, world):
-        """Begins a world, before connect."""
+        """Prepares for a world. It is called before connect."""
 
     def connect(self, world):
-        """Connects the ranks of the world, and returns what enter needs. Blocks until all are there; RuntimeError: one is lost."""
+        """Connects the ranks of the world, and returns what enter needs. It blocks until all are connected. RuntimeError: a rank is lost."""
 
     def enter(self, world, connected):
-        """Makes the world the default process group."""
+        """Makes the world the default process group of torch."""
 
     def settle(self):
-        """The world is complete: connections that appear from here on are the program's own."""
+        """Marks the world as complete: later connections belong to the program."""
 
     def address(self):
-        """Numbers that all ranks of the world are told, for meet."""
+        """Returns numbers that are sent to all ranks of the world, for meet."""
         return 0, 0, 0
 
     def meet(self, generation, addresses):
-        """The ranks of the world have these addresses, in the order of ranks."""
+        """Takes the numbers of address of all ranks of the world, by rank."""
 
     def agree(self, numbers, generation, size, bits):
-        """The sums of the ranks' numbers; where they are bits, any number above 0 may stand for a sum that is: collective.
+        """Returns the sums of the ranks' numbers: collective. If the numbers are bits, any positive number may replace a positive sum.
 
-        It raises if not all ranks have come, or what they have sent has not arrived.
+        It raises if some rank has not called it, or its numbers have not arrived.
         """
-        # An operation of NCCL that is aborted ends without an error, and its result is anything: a number of the world tells.
+        # An aborted operation of NCCL ends without an error and with an undefined result. The sum of a number of the world reveals it.
         number = (generation + 1) * 0x9E3779B1 % (1 << 40)
         sums = torch.tensor([*numbers, number], dtype=torch.int64, device=self.device)
         dist.all_reduce(sums)
@@ -74,23 +75,23 @@ class Transport:
         return sums
 
     def finish(self):
-        """Blocks until the operations of the world that the program has begun have ended, also those of a device."""
+        """Blocks until the program's operations in the world have ended, including those on a device."""
 
     def cut(self, told=False):
-        """Ends all waits of the world, with errors where the backend has them. told: hvdrun has all ranks do that."""
+        """Ends all waits in the world, with errors if the backend raises them. told: all ranks do this, because hvdrun says so."""
 
     def abandon(self):
-        """A call for the ranks of the world has not ended after a cut, and may never do."""
+        """Is called if a call has not ended after a cut, and may never end."""
 
 
 def own_gpu():
-    """Makes the worker's GPU the current one, and returns it. With --bind-gpus each worker sees that of its slot alone."""
+    """Makes the worker's GPU the current device, and returns it. With --bind-gpus each worker sees only the GPU of its slot."""
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def open_store(where, timeout):
-    """A client of the store. Torch that is built without libuv asks for it all the same."""
+    """Returns a client of the store. A torch built without libuv requests it by default and fails: then it is told not to."""
     host, port = where["host"], where["port"]
     try:
         return dist.TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False)
@@ -101,7 +102,7 @@ def open_store(where, timeout):
 
 
 def initialize(**arguments):
-    """init_process_group, which adds to sys.excepthook, and destroy_process_group leaves that there: it is once what it was."""
+    """Calls init_process_group, which wraps sys.excepthook, after it has removed the wrapper that destroy_process_group leaves."""
     hook = sys.excepthook
     sys.excepthook = getattr(hook, "hvdrun_before", hook)
     before = sys.excepthook
@@ -111,34 +112,34 @@ def initialize(**arguments):
 
 
 def destroy(*groups):
-    """destroy_process_group of the groups, or of all."""
+    """Calls destroy_process_group for the groups, or for all."""
     kept = _backends()
     for group in groups or [None]:
         dist.destroy_process_group(group)
-    # ProcessGroup's destructor waits for gloo's threads, and keeps the interpreter, which such a thread may need to let go of a
-    # tensor: torch 2.6 then waits for ever. That of a backend gives the interpreter away.
+    # ProcessGroup's destructor waits for gloo's threads and holds the GIL, which such a thread may need to release a tensor: with
+    # torch 2.6 this is a deadlock. The destructor of a backend releases the GIL.
     kept.clear()
 
 
 def _backends():
-    """The backends of all groups for tensors of CPUs, where torch tells them: from 2.0 on."""
+    """Returns the backends of all groups for CPU tensors, as far as torch gives access to them (2.0 and newer)."""
     kept = []
     for group in getattr(getattr(c10d, "_world", None), "pg_map", ()):
         try:
             kept.append(group._get_backend(torch.device("cpu")))
         except (AttributeError, RuntimeError):
-            pass  # it has none
+            pass  # a group without such a backend
     return kept
 
 
 def groups_made():
-    """What changes when the program makes a process group."""
+    """Returns a value that changes when the program creates a process group."""
     names = getattr(c10d, "_world", None)
     return (names.group_count, len(names.pg_map)) if names is not None else (c10d._group_count, len(c10d._pg_map))
 
 
 class Meeting:
-    """The store where ranks meet, and one connection to it, world after world: to make one takes 10 ms."""
+    """The store in which ranks meet, and a connection to it, which is kept for later worlds because connecting takes 10 ms."""
 
     def __init__(self, where, timeout):
         self._where, self._timeout = where, timeout
@@ -150,7 +151,7 @@ class Meeting:
         self._made = None
 
     def prepare(self, where):
-        """A world begins, whose store is there."""
+        """Begins a world whose store is at this address."""
         self.forming = True
         with self._lock:
             self._turn += 1
@@ -158,34 +159,34 @@ class Meeting:
                 self._where, self._store = where, None
 
     def open(self):
-        """The store, connected. It may be called in a thread that is abandoned, and raises if it ends in a later world."""
+        """Returns the connected store. It may run in a thread that is abandoned, and raises if the next world has begun when it ends."""
         with self._lock:
             store, turn, where = self._store, self._turn, self._where
         if store is None:
             before = sockets()
             store = open_store(where, self._timeout) if where else dist.HashStore()
             with self._lock:
-                # Who waits in a store keeps all others from using it.
+                # A wait in a store blocks all its other uses, so a later world must not get the store of an abandoned call.
                 if turn != self._turn:
                     raise Broken("hvdrun: the world was given up before this rank had reached the store")
                 self._store, self.sockets = store, sockets() - before
         return store
 
     def made(self):
-        """The process groups are those of the world; those that are made from here on are the program's own."""
+        """Marks the process groups of the world as complete: later ones belong to the program."""
         self._made = groups_made()
 
     def settle(self):
-        """All ranks of the world have met."""
+        """Is called when all ranks of the world have met."""
         self.forming = False
 
     @property
     def waited_at(self):
-        """Whether this rank may wait there for a rank that is lost."""
+        """Whether this rank may be waiting in the store for a lost rank."""
         return self.forming or groups_made() != self._made
 
     def cut(self):
-        """Ends what waits there for a rank that is lost."""
+        """Ends the waits in the store for a lost rank."""
         with self._lock:
             self._turn += 1
             self._store = None
@@ -195,7 +196,7 @@ class Meeting:
 
 
 class Anew(Transport):
-    """A new process group in each world, which any torch can do. Ranks meet in the store, under the generation."""
+    """Creates a new process group in each world, with any version of torch. Ranks meet in the store, under the generation."""
 
     def __init__(self, backend, store, timeout):
         self._backend, self._timeout = backend, timeout
@@ -228,14 +229,14 @@ class Anew(Transport):
         gloo = None
         if self._backend == "gloo":
             gloo = c10d.ProcessGroupGloo(dist.PrefixStore("gloo", store), world["rank"], world["size"], timeout=self._timeout)
-        # In one step: an abandoned connect that ends late does not change what a later one has made.
+        # It returns them at once and stores nothing, so that an abandoned connect that ends late does not affect a later one.
         return store, gloo
 
     def enter(self, world, connected):
         store, gloo = connected
         made = c10d.ProcessGroupGloo if gloo is not None else None
         if made is not None:
-            # init_process_group makes the group, and would connect once more.
+            # init_process_group would create the group, and connect, again.
             c10d.ProcessGroupGloo = _ready(made, gloo)
         try:
             initialize(backend=self._backend, store=store, rank=world["rank"], world_size=world["size"], timeout=self._timeout)
@@ -257,7 +258,7 @@ class Anew(Transport):
     def agree(self, numbers, generation, size, bits):
         if not self._near or not bits:
             *sums, found = super().agree([*numbers, self._found], generation, size, bits)
-            self._near = found == size  # from here on all ranks agree by their pages
+            self._near = found == size  # all ranks agree by their pages from the next time on
             return sums
         flags = self._pages.agree(sum(bit << i for i, bit in enumerate(numbers)))
         if flags is None:
@@ -285,17 +286,17 @@ class Anew(Transport):
 
 
 def _abort(device):
-    """Ends the operations of NCCL, whose waits are not on sockets."""
+    """Aborts the operations of NCCL, which do not wait on sockets."""
     try:
         group = c10d._get_default_group()
         backend = group._get_backend(device) if hasattr(group, "_get_backend") else group
         (getattr(backend, "abort", None) or backend._abort)()
     except (RuntimeError, ValueError, AttributeError):
-        pass  # there is no group, or one that cannot be aborted: its timeout ends its waits
+        pass  # there is no group, or it cannot be aborted: its timeout ends the waits
 
 
 class Reconfigured(Anew):
-    """One process group that is connected anew in each world: torch 2.14 and newer, with gloo."""
+    """Reconnects one process group in each world: torch 2.14 and newer, with gloo."""
 
     @staticmethod
     def possible():
@@ -303,22 +304,22 @@ class Reconfigured(Anew):
 
     def __init__(self, backend, store, timeout):
         super().__init__(backend, store, timeout)
-        self._fit = False  # there is a group, and its store can be reached
+        self._fit = False  # there is a group whose store can be reached
 
     def handle(self):
         if not self._fit:
             super().leave()
-            self._connections.settle()  # what is opened from here on is not of the world that is left
+            self._connections.settle()  # sockets opened from here on do not belong to the last world
             try:
                 store = self._meeting.open()
             except (RuntimeError, OSError):
-                return ""  # the store was that of another driver: the next world tells the new one
-            # The handle has this number until the first world, and must be unlike that of any other member. It is small, because
-            # Python makes a list of all ranks.
+                return ""  # the store was that of an earlier driver: the next world has the new address
+            # The handle contains this number until the first world, so it must differ from that of any other member. It is small,
+            # because torch makes a list of all ranks.
             number = store.add("hvdrun/members", 1)
             initialize(backend=self._backend, store=dist.PrefixStore("hvdrun/reconfigure", store), rank=number,
                        world_size=number + 1, timeout=self._timeout, enable_reconfigure=True)
-            sys.excepthook = getattr(sys.excepthook, "hvdrun_before", sys.excepthook)  # it would tell that number as the rank
+            sys.excepthook = getattr(sys.excepthook, "hvdrun_before", sys.excepthook)  # torch's hook would print that number as the rank
             self._fit = True
         return dist._get_reconfigure_handle()
 
@@ -327,7 +328,7 @@ class Reconfigured(Anew):
         if dist.is_initialized():
             own = [g for g in c10d._world.pg_map if g is not c10d._get_default_group()]
             if own:
-                destroy(*own)  # the program makes them anew
+                destroy(*own)  # the program creates them again
 
     def connect(self, world):
         if "" in world["handles"]:
@@ -335,7 +336,7 @@ class Reconfigured(Anew):
         try:
             dist._reconfigure(world["generation"], world["handles"], timeout=self._timeout).wait()
         except RuntimeError:
-            self._fit = False  # the store may be that of another driver
+            self._fit = False  # the store may be that of an earlier driver
             self._meeting.cut()
             raise
 
@@ -345,9 +346,9 @@ class Reconfigured(Anew):
             super().enter(world, connected)
             self._fit = False
             return
-        # Groups that the program makes besides meet in the store by their numbers, which are the same on all ranks.
+        # The program's further groups meet in the store by their numbers, which must be the same on all ranks.
         c10d._world.group_count = world["generation"] << 20
-        # Whoever translates ranks, as broadcast does with src, asks the tables of Python.
+        # Functions that translate ranks, such as broadcast with src, use these tables.
         c10d._world.pg_group_ranks[c10d._get_default_group()] = {rank: rank for rank in range(world["size"])}
 
     def _may_wait(self):
@@ -363,7 +364,7 @@ class Reconfigured(Anew):
 
 
 def _ready(kind, group):
-    """What stands for a class, and whose call returns the group."""
+    """Returns a stand-in for a class. Calling it returns the group."""
 
     class Stands(type):
         def __call__(cls, *args, **kwargs):

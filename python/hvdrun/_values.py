@@ -1,4 +1,4 @@
-"""The values of a state as the tensors and the JSON of a checkpoint, and back."""
+"""Converts the values of a state to the tensors and the JSON of a checkpoint, and back."""
 import collections
 import ctypes
 import json
@@ -28,12 +28,12 @@ _LETTERS = {kind: letter for letter, kind in (*_SEQUENCES.items(), *_MAPPINGS.it
 
 
 def bytes_of(tensor):
-    """A tensor's elements as a vector of bytes, which shares its memory where it is contiguous."""
+    """Returns a tensor's elements as a vector of bytes, which shares the memory of a contiguous tensor."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _memory(tensor):
-    """Returns the memory of a vector of bytes on the CPU, without numpy and without a copy. It is valid as long as it is referenced."""
+    """Returns the memory of a vector of bytes on the CPU without numpy and without a copy. It is valid as long as it is referenced."""
     memory = (ctypes.c_ubyte * tensor.numel()).from_address(tensor.data_ptr())
     memory.tensor = tensor
     return memoryview(memory).cast("B")
@@ -46,8 +46,8 @@ def _pieces(tensor):
 
 
 def _beside(name, value):
-    """The tensor of a checkpoint for a tensor of PyTorch: its elements, or bytes along one more dimension."""
-    wraps = type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # its memory is elsewhere, as that of DTensor
+    """Returns a checkpoint's tensor for a tensor of PyTorch: the elements, or, for other types, bytes along one more dimension."""
+    wraps = type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # its memory is elsewhere, as with DTensor
     if wraps or value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
         raise TypeError(f"hvdrun: part {name!r} is a {type(value).__name__} ({value.layout}, {value.dtype}, {value.device.type}), which a "
                         "checkpoint cannot have: keep a dense torch.Tensor")
@@ -58,7 +58,7 @@ def _beside(name, value):
 
 
 def _array(name, value):
-    """The tensor of a checkpoint for an array or a number of numpy, and its type there."""
+    """Returns a checkpoint's tensor for an array or a number of numpy, and the numpy type."""
     if value.dtype.kind not in "biufc":
         raise TypeError(f"hvdrun: part {name!r} is an array of {value.dtype}, which a checkpoint cannot have: keep one of numbers")
     flat = value.astype(value.dtype.newbyteorder("<"), order="C")
@@ -84,9 +84,9 @@ def _part(tensor):
 
 
 def encode(name, value):
-    """The parts of a checkpoint of a part: each tensor is one, which programs in Go read, and what is not a tensor another.
+    """Returns the parts of a checkpoint for a part of a state: one for each tensor, which programs in Go can read, and one for the rest.
 
-    Nothing is copied before the tensors' pieces are asked for. What a checkpoint cannot have is a TypeError that names it.
+    It copies nothing before the tensors' pieces are requested. It raises TypeError for a value that a checkpoint cannot have.
     """
     if type(value) is int and -1 << 63 <= value < 1 << 63:
         number = _checkpoint.Tensor.of(name, "I64", [], value.to_bytes(8, "little", signed=True))
@@ -104,7 +104,7 @@ def encode(name, value):
 
 
 def check(parts):
-    """Raises TypeError or ValueError if a checkpoint could not have these parts."""
+    """Raises TypeError or ValueError if a checkpoint cannot have these parts."""
     seen = set()
     for name, value in parts.items():
         for part in encode(name, value):
@@ -114,7 +114,7 @@ def check(parts):
 
 
 def _plain(value):
-    """Reports whether a value is only named tensors, as the state of most modules is."""
+    """Reports whether a value consists only of named tensors, like the state of most modules."""
     return isinstance(value, dict) and len(value) > 0 and all(isinstance(v, torch.Tensor) and v.dtype in _TYPES for v in value.values())
 
 
@@ -169,9 +169,9 @@ _SIMPLE = {"f": float, "c": complex, "b": bytes.fromhex, "B": bytearray.fromhex,
 
 
 def decode(file, parts):
-    """The values of the parts in a checkpoint of this package, or of tensors of these names in one that Go has written.
+    """Returns the values of the parts in a checkpoint of this package, or of tensors with these names in one that Go has written.
 
-    parts are what encode gets. Tensors that stand in a module or a tensor of the state lie in the file; others are copies.
+    parts are the current values. Tensors for modules and tensors of the state are views of the file; others are copies.
     """
     def elements(name):
         dtype, shape, data = file.read(name)

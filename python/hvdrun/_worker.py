@@ -1,4 +1,4 @@
-"""The worker's end of the socket that hvdrun gives each worker: one JSON object a line.
+"""The worker's end of the socket that hvdrun gives each worker. Each line is a JSON object.
 
 It needs no torch. docs/reference/worker-protocol.md describes the messages.
 """
@@ -20,26 +20,26 @@ from importlib import metadata
 VARIABLE = "HVD_WORKER_SOCKET"
 CREDENTIALS = "HVD_CREDENTIALS"
 VERSION = 1
-MOST_LINE = 1 << 20  # bytes of a line to hvdrun
-MOST_READ = 16 << 20  # bytes of one from it, which may have the members of a large world
-MOST_LOST = 64  # ranks of a join
-SAME_REQUEST = 1.0  # seconds in which a second SIGTERM is the first one, by another way
-BEAT = 0.1  # seconds between two beats, at least
-QUIET = 1.0  # seconds after which the thread looks where the program is, and sends a beat that was held back
-TOLD = 1.0  # seconds in which hvdrun says that a rank is lost, after an error that is not known to be of a connection
-REST = 1.0  # seconds that the end of a program waits at most for its threads
-STUCK = 10  # looks, a QUIET apart, that find the program in the same world, lost, waiting for others: nothing will end that
+MOST_LINE = 1 << 20  # bytes of a line that is sent
+MOST_READ = 16 << 20  # bytes of a received line, which can have the members of a large world
+MOST_LOST = 64  # lost ranks in a join
+SAME_REQUEST = 1.0  # seconds in which a second SIGTERM counts as the first one, received from another sender
+BEAT = 0.1  # shortest time between two beats, in seconds
+QUIET = 1.0  # seconds after which the thread looks at the main thread, and sends a beat that was held back
+TOLD = 1.0  # seconds for which to wait for the message that a rank is lost, after an error that may be that of a connection
+REST = 1.0  # longest wait of a program's exit for its threads, in seconds
+STUCK = 10  # number of looks, a QUIET apart, that find the main thread waiting for others in the same lost world before it counts as stuck
 
-# Modules in whose functions a rank waits for others, unless they compute.
+# Modules in whose functions a rank waits for others if it does not compute.
 _WAITING = ("torch.distributed.", "torch.autograd", "torch._tensor", "torch.nn.parallel.distributed", "hvdrun.")
 
 
 class Error(RuntimeError):
-    """hvdrun refuses a message, or has ended."""
+    """hvdrun has refused a message, or has ended."""
 
 
 class Dismissed(Exception):
-    """The worker is in no further world. why is "removed" or "finished"."""
+    """The worker will not be in another world. why is "removed" or "finished"."""
 
     def __init__(self, why, last):
         super().__init__(why)
@@ -48,9 +48,9 @@ class Dismissed(Exception):
 
 
 def keep_garbage_of_parent():
-    """Makes forked processes leave to this one what is garbage here: they never collect it.
+    """Makes forked processes ignore the garbage that they inherit: only this process collects it.
 
-    A collection may begin as soon as the fork is done, in functions that others have registered for that moment: collection is off before the fork.
+    A collection can begin right after the fork, in other registered functions, so collection is switched off before the fork.
     """
     enabled = []
 
@@ -70,20 +70,20 @@ def keep_garbage_of_parent():
 
 
 def rest(seconds=REST):
-    """Blocks until no other thread of this process runs, or so many seconds; an atexit handler, by which they have the interpreter.
+    """Blocks until no other thread of this process runs, or for these seconds. As an atexit handler it leaves the GIL to them.
 
-    A thread of gloo that is the last to let go of a tensor, just after its operation, needs the interpreter for the tensor's Python
-    object. Up to Python 3.13, who asks for it once it ends is ended by it, within a destructor of C++: that aborts the process.
+    A thread of gloo that releases a tensor last, just after its operation, needs the GIL for the tensor's Python object. Up to Python
+    3.13, a thread that requests the GIL during finalization is terminated, here within a C++ destructor, which aborts the process.
     """
     own, still, end = threading.get_native_id(), 0, time.monotonic() + seconds
-    # A thread that waits for the interpreter seems to sleep in the first look; it has it during the next pause.
+    # A thread that waits for the GIL seems to sleep at the first look; it gets the GIL during the next pause.
     while still < 2 and time.monotonic() < end:
         time.sleep(0.001)
         still = 0 if _running(own) else still + 1
 
 
 def _running(own):
-    """Whether a thread other than own runs, or would if there were a processor."""
+    """Reports whether a thread other than own is running or runnable."""
     if not os.path.isdir("/proc/self/task"):
         return False  # another system, or no /proc
     for number in os.listdir("/proc/self/task"):
@@ -101,7 +101,7 @@ _early = None  # the worker that has greeted, until the program asks for it
 
 
 def greet(package):
-    """Tells hvdrun that this process is a worker, before it imports a package, which may take longer than --start-timeout."""
+    """Tells hvdrun that this process is a worker, before the import of a package, which can take longer than --start-timeout."""
     global _early
     number = os.environ.get(VARIABLE)
     if not number:
@@ -115,11 +115,11 @@ def greet(package):
         _early.greet()
     except Error:
         _early = None
-        os.environ[VARIABLE] = number  # a child has the variable without the socket
+        os.environ[VARIABLE] = number  # a child of a worker has the variable, but not the socket
 
 
 class Lines:
-    """The lines that arrive in pieces. A line that is longer than MOST_READ is an Error."""
+    """Assembles lines that arrive in pieces. A line longer than MOST_READ is an Error."""
 
     def __init__(self):
         self._rest = bytearray()
@@ -147,25 +147,25 @@ class Lines:
 
 
 class Worker:
-    """The connection to hvdrun. A thread reads; methods may be called by any thread.
+    """The connection to hvdrun. Its thread reads messages; any thread may call its methods.
 
-    on_lost(generation, ranks) is called by that thread when a world cannot continue, and on_stuck(function) when the main thread has
-    waited there for others for long since: by default the process ends then, so that another takes its place.
+    The thread calls on_lost(generation, ranks) when a world cannot continue, and on_stuck(function) when the main thread still waits
+    for others in that world long after. By default the process then ends, and another one takes its place.
     """
 
     def __init__(self, sock, program):
         self.on_lost = lambda generation, ranks: None
         self.on_stuck = end_stuck
-        self.generation = 0  # of the world that was told last
+        self.generation = 0  # of the newest world
         self._socket = sock
         self._program = program
         self._sending = threading.Lock()
         self._state = threading.Condition()
         self._welcome = None
         self._answers = collections.deque()
-        self._lost = {}  # generation: ranks; the newest only
+        self._lost = {}  # generation: ranks; only the newest generation
         self._update = {}  # the newest message "updated"
-        self._seq = 0  # of the world that was told last
+        self._seq = 0  # of the newest world
         self._leaving = False
         self._ended = None  # why no more messages arrive
         self._beat = self._beaten = None
@@ -174,13 +174,13 @@ class Worker:
         self._stuck = 0
         self._figures, self._figures_at = {}, 0.0
         self.failed = False  # an error ends the process
-        self.done = False  # hvdrun was told that training is done
+        self.done = False  # the worker has reported that training is done
         self._greeted = False
         self._thread = threading.Thread(target=self._read, name="hvdrun", daemon=True)
 
     @classmethod
     def from_environment(cls, program):
-        """Returns None in a process that hvdrun has not started, or whose hvdrun has no such socket."""
+        """Returns the worker of this process, or None if hvdrun has not started the process or has given it no socket."""
         global _early
         if _early is not None:
             early, _early = _early, None
@@ -193,18 +193,18 @@ class Worker:
             sock.set_inheritable(False)
         except (ValueError, OSError) as err:
             raise Error(f"hvdrun: {VARIABLE}={number}: {err}") from None
-        os.environ.pop(CREDENTIALS, None)  # hvdrun acts for this process, and what this starts has no part in the job
+        os.environ.pop(CREDENTIALS, None)  # this process does not need them, and its children must not act for the job
         return cls(sock, program)
 
     def greet(self):
-        """Sends the first message, unless that was done. It does not block."""
+        """Sends the first message, unless it was sent already. It does not block."""
         if not self._greeted:
             self._greeted = True
             os.register_at_fork(after_in_child=self._forget)
             self.send(do="hello", version=VERSION, program=self._program)
 
     def hello(self):
-        """Starts the thread, and returns the answer to the first message."""
+        """Starts the thread and returns the answer to the first message."""
         self.greet()
         self._thread.start()
         with self._state:
@@ -212,7 +212,7 @@ class Worker:
             return self._welcome
 
     def _forget(self):
-        """A forked child is no worker: the process that hvdrun has started is its parent."""
+        """Makes a forked child forget the connection: the worker is its parent."""
         self._socket.close()
         self._sending = threading.Lock()
         self._state = threading.Condition()
@@ -229,13 +229,13 @@ class Worker:
             raise Error(f"hvdrun has ended: {err}") from None
 
     def ask(self, **fields):
-        """Sends a join, whose answer Worker.answer returns."""
+        """Sends a join. Worker.answer returns the answer."""
         with self._state:
             self._answers.clear()
         self.send(do="join", **fields)
 
     def answer(self):
-        """Blocks until the world is there; Dismissed and Error are raised instead. {"is": "widen"} is returned too."""
+        """Blocks until the answer to a join arrives, and returns it: the world, or {"is": "widen"}. Raises Dismissed, or Error."""
         with self._state:
             self._wait(lambda: self._answers)
             message = self._answers.popleft()
@@ -244,7 +244,7 @@ class Worker:
         return message
 
     def _wait(self, ready):
-        # In slices, so that Python runs the handlers of signals also where a wait cannot be interrupted.
+        # It waits in slices, so that Python runs signal handlers even if a wait cannot be interrupted.
         while not ready():
             if self._ended:
                 raise Error(f"hvdrun has ended: {self._ended}")
@@ -254,9 +254,9 @@ class Worker:
         self.send(do="report", what=what, commits=commits, **more)
 
     def beat(self, phase, commits, written=0):
-        """Tells what the main thread, which calls it, does. At most ten a second are sent, and the last one always.
+        """Reports what the calling main thread does. At most ten beats a second are sent; the last one is always sent.
 
-        written are the bytes of the last checkpoint that are on disk.
+        written is the number of bytes of the last checkpoint that are on disk.
         """
         now = time.monotonic()
         self._beat = (phase, commits, written)
@@ -264,7 +264,7 @@ class Worker:
             self._send_beat(now, None)
 
     def _send_beat(self, now, waits):
-        """waits is the function in which the main thread waits for other ranks; None: in none."""
+        """waits is the function in which the main thread waits for other ranks; None: it does not wait."""
         with self._state:
             beat = self._beat and (*self._beat, waits)
             if beat is None or beat == self._beaten:
@@ -273,18 +273,21 @@ class Worker:
             phase, commits, written, _ = beat
         more = {"written": written} if written else {}
         if phase in ("syncing", "training"):
-            # What is between two commits is one operation, so that operations have the same numbers on all ranks.
+            # Everything between two commits counts as one operation, so that operations have the same numbers on all ranks.
             done = commits + 1 if phase == "training" else 0
             more["operation"] = {"number": done + 1, "what": waits, "waiting": True} if waits else {
                 "number": done, "what": "commit", "waiting": False}
         try:
             self.send(do="beat", phase=phase, commits=commits, **more)
         except Error:
-            pass  # whoever needs hvdrun learns it by the next join
+            pass  # the next join will report it
 
     def figures(self, numbers):
-        """Tells numbers of the program, by name; what is no finite number as null. At most ten messages a second are sent: of what comes
-        between, the newest numbers go with the next one, or with a beat that was held back."""
+        """Reports numbers of the program by name. Numbers that are not finite become null.
+
+        At most ten messages a second are sent. The newest of the numbers in between are sent with the next message, or with a beat that
+        was held back.
+        """
         now = time.monotonic()
         with self._state:
             self._figures.update((name, value if math.isfinite(value) else None) for name, value in numbers.items())
@@ -300,7 +303,7 @@ class Worker:
             self.send(do="figures", figures=figures)
 
     def tell_failure(self, error, where):
-        """Tells hvdrun what ends this process, for its log and the last line of the job, and the program's line, or an empty string."""
+        """Reports the error that ends this process, for hvdrun's log and the last line of the job. where is the program's line, or empty."""
         self.failed = True
         try:
             self.report("failed", self.commits(), error=" ".join(error.split())[:512], where=where)
@@ -308,30 +311,30 @@ class Worker:
             pass  # hvdrun is gone
 
     def commits(self):
-        """The number of the last commit that a beat has told."""
+        """Returns the number of commits in the last beat."""
         with self._state:
             return self._beat[1] if self._beat else 0
 
     def changed(self):
-        """Whether the hosts have changed since the world was told, or this worker is to leave."""
-        update = self._update  # without the lock: each commit asks
+        """Reports whether the hosts have changed since the newest world, or this worker has to leave."""
+        update = self._update  # without the lock, because each commit calls it
         return self._leaving or bool(update.get("change")) and update.get("seq", 0) > self._seq
 
     def leave(self):
-        """Asks to leave at the next boundary of steps, as a handler of SIGTERM."""
+        """Asks hvdrun to let this worker leave after a step, for a handler of SIGTERM."""
         if not self._leaving:
             self._leaving = True
             self.report("draining")
 
     def lost(self, generation, seconds=0.0):
-        """Whether that world cannot continue; waits so long for the message."""
+        """Reports whether a world cannot continue. It waits up to these seconds for the message that says so."""
         if seconds:
             with self._state:
                 self._state.wait_for(lambda: generation in self._lost or self._ended, timeout=seconds)
         return generation in self._lost
 
     def lost_ranks(self, generation):
-        """Ranks with which that world cannot go on, of which a join may have MOST_LOST."""
+        """Returns the lost ranks of a world, at most MOST_LOST."""
         with self._state:
             return self._lost.get(generation, [])[:MOST_LOST]
 
@@ -408,15 +411,15 @@ def end_stuck(function):
 
 
 class Waits:
-    """Finds out whether a thread waits for other ranks."""
+    """Determines whether a thread waits for other ranks."""
 
     def __init__(self):
         self._at = self._used = 0.0
 
     def look(self, frame, now, used):
-        """The function of torch or hvdrun in which the thread is, if it has hardly run since the last look; None: it is elsewhere.
+        """Returns the function of torch or hvdrun in which the thread waits; None: it is elsewhere, or has computed since the last look.
 
-        frame is its innermost one, and used the time, in seconds as now, for which it has run.
+        frame is the thread's innermost frame, now the time, and used the thread's processor time, both in seconds.
         """
         busy = used - self._used > (now - self._at) / 2
         self._at, self._used = now, used
@@ -430,9 +433,9 @@ class Waits:
 
 
 def stacks():
-    """The stacks of all threads, as faulthandler writes them, or why it cannot."""
+    """Returns the stacks of all threads as faulthandler writes them, or the reason why it cannot."""
     try:
-        # A file in memory: there may be no folder that this process can write to.
+        # The file is in memory, because this process may have no writable folder.
         in_memory = hasattr(os, "memfd_create")
         with open(os.memfd_create("hvdrun-stacks"), "w+b") if in_memory else tempfile.TemporaryFile() as f:
             faulthandler.dump_traceback(f, all_threads=True)
@@ -443,10 +446,10 @@ def stacks():
 
 
 def on_sigterm(worker):
-    """Makes SIGTERM a request to leave, unless the program has a handler of its own.
+    """Makes SIGTERM a request to leave, unless the program has its own handler.
 
-    Another one ends the process, but for those of the first second: who signals all processes of a job signals hvdrun too, which
-    passes the signal on.
+    A second SIGTERM, more than a second later, ends the process. One within the first second is ignored: a signal to all processes of a
+    job also reaches hvdrun, which passes it on.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
@@ -463,7 +466,7 @@ def on_sigterm(worker):
             return
         first = now
         try:
-            # The handler may interrupt a send of the main thread, whose lock is held: another thread sends.
+            # The handler can interrupt a send of the main thread, which holds the lock, so another thread sends the request.
             threading.Thread(target=worker.leave, daemon=True).start()
         except RuntimeError:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -473,9 +476,9 @@ def on_sigterm(worker):
 
 
 def tell_failures(worker, hint):
-    """Has hvdrun told of the exception that ends the process, for its log and the last line of the job.
+    """Reports the exception that ends the process to hvdrun, for its log and the last line of the job.
 
-    hint is a pair: what the text of an exception begins with, and a line that is printed for it.
+    hint is a pair: the beginning of an exception's text, and a line that is printed for such an exception.
     """
     before = sys.excepthook
 
@@ -487,7 +490,7 @@ def tell_failures(worker, hint):
         if isinstance(err, KeyboardInterrupt):
             return
         where = _program_line(trace)[:256]
-        # A connection may break before hvdrun has told why.
+        # A connection can break before hvdrun says why.
         if worker.lost(worker.generation, TOLD if isinstance(err, RuntimeError) else 0):
             print(f"hvdrun: {where}: world {worker.generation} has lost a rank, and this line is outside of `with step`, where nothing takes "
                   "the error: give collectives between steps to job.steps as evaluate=, and those after the loop to job.together",
@@ -509,7 +512,7 @@ def _in_distributed(trace):
 
 
 def _program_line(trace):
-    """The innermost line of a traceback that is the program's own."""
+    """Returns the innermost line of a traceback that belongs to the program."""
     here, libraries = os.path.dirname(os.path.abspath(__file__)), (os.path.dirname(os.__file__), "site-packages", "dist-packages")
     where = ""
     while trace is not None:
