@@ -38,7 +38,7 @@ import hvdrun.torch as hvd
 
 __all__ = ["Accelerator", "adopt", "alone", "one_at_a_time"]
 
-# What would shard or wrap the model by the first world: options of Accelerator, and what accelerate launch puts into the environment.
+# Options of Accelerator, and variables of accelerate launch, that would shard or wrap the model for the first world.
 _NOT_CARRIED = ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin", "torch_tp_plugin", "parallelism_config")
 _NOT_CARRIED_ENV = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG")
 
@@ -46,17 +46,17 @@ _adopted = None  # the job whose world accelerate has
 
 
 def adopt(job: hvd.Job) -> None:
-    """Makes the world of accelerate in this process that of a job, now and in each world that follows.
+    """Makes the world of accelerate in this process that of a job, now and in all later worlds.
 
-    PartialState and AcceleratorState, and so whatever asks them, have the rank and the size of the job. accelerate connects no process
-    group of its own.
+    PartialState and AcceleratorState, and with them all of accelerate, have the rank and the size of the job. accelerate creates no
+    process group of its own.
 
     Args:
-        job: what hvdrun.torch.init has returned.
+        job: the result of hvdrun.torch.init.
 
     Raises:
-        RuntimeError: accelerate has a world already, because an Accelerator or TrainingArguments was made before.
-        ValueError: the environment asks for DeepSpeed, FSDP, Megatron-LM or another way to shard a model.
+        RuntimeError: accelerate already has a world, because an Accelerator or TrainingArguments was created before.
+        ValueError: the environment requests DeepSpeed, FSDP, Megatron-LM or another way to shard a model.
     """
     global _adopted
     if job is _adopted:
@@ -77,7 +77,7 @@ def adopt(job: hvd.Job) -> None:
 
 
 def _tell(job):
-    """AcceleratorState has a copy of PartialState, which it takes once."""
+    """Sets the numbers of the world in PartialState, and in AcceleratorState, which copies PartialState only once."""
     for shared in (PartialState._shared_state, AcceleratorState._shared_state):
         if shared or shared is PartialState._shared_state:
             shared.update(num_processes=job.size, process_index=job.rank, local_process_index=job.local_rank)
@@ -85,7 +85,7 @@ def _tell(job):
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Within it, accelerate has a world of this process, the main one: for what one rank does at the end of a job."""
+    """A context in which accelerate's world is only this process, the main one, for the work of a single rank at the end of a job."""
     kept = [(shared, dict(shared)) for shared in (PartialState._shared_state, AcceleratorState._shared_state) if shared]
     for shared, _ in kept:
         shared.update(distributed_type=DistributedType.NO, num_processes=1, process_index=0, local_process_index=0)
@@ -98,9 +98,9 @@ def alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Within it there is one process of this host and user, in place of main_process_first.
+    """A context that only one process of this host and user is in at a time. It replaces main_process_first, and blocks on entry.
 
-    The first makes what the others find, such as a cache. A barrier would wait for ranks that train already. It blocks.
+    The first process creates things that the others find, such as a cache. A barrier would wait for ranks that already train.
     """
     name = f"hvdrun.{os.getuid()}.{os.environ.get('HVD_RUN_ID') or os.environ.get('TORCHELASTIC_RUN_ID') or 'alone'}.lock"
     lock = os.open(os.path.join(tempfile.gettempdir(), name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -114,15 +114,15 @@ def one_at_a_time() -> Iterator[None]:
 class Accelerator(accelerate.Accelerator):
     """accelerate.Accelerator whose world is that of a job.
 
-    prepare leaves modules unwrapped, since Job.state wraps them anew in each world, and schedulers as they are, since accelerate's step
-    as often as there are processes. A prepared DataLoader is for evaluation: its parts are those of the world in which it is iterated.
+    prepare does not wrap modules, because Job.state wraps them in each world, nor schedulers, because accelerate's wrapper steps them
+    once for each process. A prepared DataLoader is for evaluation: it is divided among the ranks of the world in which it is iterated.
     """
 
     def __init__(self, job: hvd.Job, **options: Any) -> None:
         """Takes accelerate.Accelerator's options.
 
         Raises:
-            ValueError: an option shards the model, or gradient accumulation is left to accelerate.
+            ValueError: an option shards the model, or requests gradient accumulation by accelerate.
         """
         for name in _NOT_CARRIED:
             if options.get(name) is not None:
@@ -148,14 +148,14 @@ class Accelerator(accelerate.Accelerator):
     def prepare_data_loader(self, data_loader: Any, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None) -> Any:
         def prepare():
             prepared = super(Accelerator, self).prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
-            self._dataloaders.remove(prepared)  # that of one iteration
+            self._dataloaders.remove(prepared)  # it serves one iteration only
             return prepared
 
         return _Sharded(self._job, data_loader, prepare)
 
 
 class _Sharded(torch.utils.data.DataLoader):
-    """A loader whose parts are those of the world in which its iteration begins."""
+    """A loader that is divided among the ranks of the world in which its iteration begins."""
 
     def __init__(self, job, base, prepare):
         self.__dict__.update(base.__dict__)

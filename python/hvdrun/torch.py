@@ -49,18 +49,18 @@ __all__ = ["init", "run", "Job", "State", "Step", "Micro", "Plan", "Broken", "Ch
 _Call = TypeVar("_Call", bound=Callable[[], object])
 _Result = TypeVar("_Result")
 
-_ABANDON = 0.05  # seconds in which a connect ends once a rank is lost; then its thread is abandoned
-_OWN = 2  # after so many failures in a row of one step, begun by this rank while no rank was lost, the error is the program's
-_FRAMES = 4  # number of frames searched for the loop over steps: tqdm's may be between
-_VAIN = 20  # the same, whichever rank began
-# Words of the error of a connection that another rank has closed.
+_ABANDON = 0.05  # seconds that a connect has to end after a rank is lost, before its thread is abandoned
+_OWN = 2  # number of consecutive failures that this rank began while no rank was lost, after which the error is the program's
+_FRAMES = 4  # number of frames searched for the loop over steps; tqdm's frames can be in between
+_VAIN = 20  # the same number, whichever rank began
+# Words in errors of connections that another rank has closed.
 _CLOSED = re.compile(r"closed|reset|broken pipe|abort|timed out|connect|remote|peer", re.I)
-# Marks of the errors of a Work for which the program itself waits.
+# Marks in errors of a Work for which the program itself waits.
 _NATIVE = re.compile(r"\bgloo/|ProcessGroup|\.(cc|cpp|cu|h):\d+")
-# Modules whose errors may be those of a broken world.
+# Modules whose errors can mean that the world is broken.
 _WORLD = ("torch.distributed.", "torch.autograd", "torch._tensor", "torch.nn.parallel.distributed", "hvdrun.")
 _NETWORK = tuple(getattr(dist, name) for name in ("DistBackendError", "DistNetworkError", "DistStoreError") if hasattr(dist, name))
-_job = None  # of this process
+_job = None  # the job of this process
 
 
 def __dir__() -> list[str]:
@@ -124,8 +124,8 @@ def _init(backend, timeout):
         job = Job(None, transport)
         job._world = {"generation": 0, "rank": dist.get_rank(), "size": dist.get_world_size()}
         return job
-    # A process group of an earlier world may wait for the garbage collection. Its destructor waits for its threads, which a forked
-    # process, as the worker of a DataLoader is, does not have.
+    # The process group of an earlier world can be garbage that is not collected yet. Its destructor waits for its threads, which do
+    # not exist in a forked process such as the worker of a DataLoader.
     _worker.keep_garbage_of_parent()
     welcome = worker.hello()
     if backend == "hvdrun":
@@ -144,12 +144,12 @@ def _init(backend, timeout):
 
 _WORLDS = ("worlds begin with job.steps or hvdrun.torch.run, so that others train while this process prepares. Before that, use job.rank "
            "and job.size; put what needs collectives into a function of job.on_reset, and take samples by step.indices")
-# What torch says of a program that uses torch.distributed before the first world, and what to do.
+# Torch's error for a program that uses torch.distributed before the first world, and the remedy.
 _NOT_YET = "Default process group has not been initialized", "hvdrun: " + _WORLDS
 
 
 def _refuse(*args, **options):
-    """Replaces the rendezvous by the environment, in which a newcomer would wait for ranks that met before it came."""
+    """Replaces torch's rendezvous "env", in which a newcomer would wait for ranks that have already met."""
     raise RuntimeError("hvdrun: init_process_group is called by the program, or by a library, such as for a DeviceMesh or a Trainer (for which "
                        f"there is hvdrun.transformers), but hvdrun makes the process group of each world: {_WORLDS}")
 
@@ -171,8 +171,8 @@ def run(state: State, train: Callable[[], _Result], more: bool = False) -> _Resu
 
     Raises:
         Removed: this process is in no further world.
-        StateLost: no rank has a whole state any more.
-        Exception: what train raises, unless a world has broken.
+        StateLost: no rank has a complete state any more.
+        Exception: an error of train, unless a world has broken.
     """
     job = state._job
     job._come(state)
@@ -195,7 +195,7 @@ def run(state: State, train: Callable[[], _Result], more: bool = False) -> _Resu
 
 
 class _Given(Transport):
-    """The one world of torchrun, or of a process that is alone."""
+    """The only world of a job under torchrun, or of a process that runs alone."""
 
     def __init__(self, backend, timeout):
         if "nccl" in backend:
@@ -208,7 +208,7 @@ class _Given(Transport):
         except RuntimeError as err:
             if "libuv" not in str(err) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
                 raise
-            # Torch that is built without libuv asks for it all the same where the agent has the store.
+            # If the agent has the store, a torch built without libuv requests libuv too, and fails.
             store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, timeout=timeout,
                                   wait_for_workers=False, use_libuv=False)
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -238,14 +238,14 @@ class Job:
         self._world = {}
         self._resets = []
         self._reported = 0  # the generation in which a commit has been reported
-        self._state = None  # the one that has entered the world
-        self._calls = 0  # of together
-        self._done = False  # hvdrun was told that this rank is done
+        self._state = None  # the state that has entered the world
+        self._calls = 0  # number of calls of together
+        self._done = False  # this rank has reported that it is done
         self.changed = False
         self._stopped = False  # all ranks have agreed that no step follows
         self._trained = False  # this rank has made its last step
-        self._over = False  # all have
-        self._last = False  # the job ends, and this rank saves the state
+        self._over = False  # all ranks have
+        self._last = False  # the job ends and this rank saves the state
         self._dismissed_why = ""
         self._left = ""  # the line at which the program has left the loop over steps
         self._vain = self._own = 0
@@ -447,7 +447,7 @@ class Job:
         return state._results[number]
 
     def _act(self, state, call):
-        """Calls call() on all ranks, as an act of the state that all have made or none."""
+        """Calls call() on all ranks as an act of the state, which all ranks complete, or none."""
         results, trained = len(state._results), self._trained
         try:
             state.begin()
@@ -465,7 +465,7 @@ class Job:
                 self._enter(state, "")
             return
         self._enter(state, cause)
-        # A newcomer comes to the end of the loop first.
+        # A newcomer first runs its loop to the end.
         while trained and not self._agree_on_end(state):
             if self._over:
                 raise Removed()
@@ -474,7 +474,7 @@ class Job:
     # From one world to the next.
 
     def _come(self, state):
-        """Enters a world with the state, unless it is in one: then the state alone settles."""
+        """Enters a world with the state. In a world that another state has entered, only the state is synchronised."""
         if self._state is state and not self.changed:
             return
         if self._state is None or self.changed or self._worker is None:
@@ -491,7 +491,7 @@ class Job:
         self._enter(state, cause)
 
     def _enter(self, state, cause):
-        """Enters the next world, with the state in step. cause is why the last one ended, if it has failed."""
+        """Enters the next world and synchronises the state. cause is the error that ended the last world; empty: it did not fail."""
         if self._worker is None:
             first = self._state is None
             state._settle()
@@ -550,7 +550,7 @@ class Job:
         state._wrap()
 
     def _interruptible(self, call):
-        """Calls in a thread, which is abandoned if the world loses a rank and the call does not end by the cut."""
+        """Calls call() in a thread, which is abandoned if the world loses a rank and cutting the connections does not end the call."""
         if self._worker is None:
             return call()
         generation, woken, outcome = self.generation, threading.Event(), []
@@ -569,7 +569,7 @@ class Job:
             for _ in range(10):
                 if outcome:
                     break
-                self._transport.cut(told=True)  # also what has appeared since
+                self._transport.cut(told=True)  # also connections that have appeared since
                 woken.clear()
                 woken.wait(_ABANDON / 10)
         if not outcome:
@@ -583,13 +583,13 @@ class Job:
     _woken = threading.Event()
 
     def _lose(self, generation, ranks):
-        """Called by the thread of the socket when a world cannot continue."""
+        """Is called by the thread of the socket when a world cannot continue."""
         if generation == self._world.get("generation") and not self._over:
             self._transport.cut(told=True)
             self._woken.set()
 
     def _broken(self, err, state):
-        """Whether an error is that of a broken world, which the next one repairs."""
+        """Reports whether an error means that the world is broken, so that the next world can repeat the step."""
         if self._worker is None or any(isinstance(e, (_worker.Error, _Over, StateLost, PlansDiffer)) for e in _chain(err)):
             return False
         generation = self.generation
@@ -597,7 +597,7 @@ class Job:
         if not told:
             worldly = [e for e in _chain(err) if isinstance(e, (Broken, *_NETWORK)) or isinstance(e, RuntimeError) and
                        (_raised_in(e, _WORLD) or _NATIVE.search(str(e)))]
-            # Code that uses what a failed operation has left may raise any error.
+            # Code that uses the result of a failed operation can raise any error.
             if not worldly and (self._transport.silent or isinstance(err, RuntimeError)):
                 told = self._worker.lost(generation, _worker.TOLD)
             if not told and not worldly:
@@ -606,8 +606,8 @@ class Job:
             self._vain = self._own = 0
         else:
             self._vain += 1
-            # Of the ranks that fail in a world of which nobody is lost, the one that began has an error of its own, and the others
-            # have connections that it has closed.
+            # If ranks fail although no rank is lost, the first of them has its own error, and the others have connections that it has
+            # closed.
             own = not any(isinstance(e, Broken) or _CLOSED.search(str(e)) for e in worldly)
             self._own += own
             if self._own >= _OWN or self._vain >= _VAIN:
@@ -615,18 +615,18 @@ class Job:
             if own or self._vain > _OWN:
                 print(f"hvdrun: rank {self.rank}: step {state.step} has failed, though no rank is known to be lost, and is repeated: "
                       f"{_first_line(err)}", file=sys.stderr, flush=True)
-        # The peers that wait for this rank fail too, and at once.
+        # The cut makes the peers that wait for this rank fail too, at once.
         self._transport.cut()
         return True
 
     def _clean(self):
-        """Called when the body of a step has ended without an error."""
+        """Is called when the body of a step has ended without an error."""
         self._vain = self._own = 0
 
     def _agree(self, *flags, same=()):
-        """Whether any rank has each flag, and then for each number of same whether it differs: collective.
+        """Returns for each flag whether it is set on any rank, then for each number of same whether it differs between ranks: collective.
 
-        It raises if not all ranks are here, or what they have sent has not arrived.
+        It raises if some rank has not called it, or if data that was sent before has not arrived.
         """
         self._check()
         counts = self._transport.agree([*flags, *same, *(n * n for n in same)], self.generation, self.size, bits=not same)
@@ -635,26 +635,26 @@ class Job:
         return [count > 0 for count in counts[:len(flags)]] + [differ(self.size, *both) for both in zip(sums, squares)]
 
     def _arrived(self):
-        """Raises if what the ranks have sent each other has not arrived, where an operation does not: collective."""
+        """Raises if data that the ranks have sent has not arrived, if the operations themselves do not: collective."""
         if self._transport.silent:
             self._agree()
 
     def _check(self):
-        """Blocks until what this rank has asked for has ended, and raises if the world has lost a rank until then."""
+        """Blocks until the operations of this rank have ended, and raises if the world has lost a rank by then."""
         if self._worker is not None:
             self._transport.finish()
             if self._worker.lost(self.generation):
                 raise Broken(f"hvdrun: world {self.generation} has lost a rank")
 
     def _end(self, state, more):
-        """Reports that training is done, if all ranks of the world agree; else the next world goes on."""
+        """Reports that training is done if all ranks of the world agree. Otherwise the next world continues."""
         self._trained = True
         if self._worker is None:
             return True
         if not self._agree_on_end(state):
             return self._over
         if more:
-            atexit.register(self._tell_done, state)  # after _worker.rest: it comes first
+            atexit.register(self._tell_done, state)  # registered after _worker.rest, so it runs first
             return True
         self._over = True
         self._tell_done(state)
@@ -678,7 +678,7 @@ class Job:
         return False
 
     def _explain_end(self, pid):
-        """At the end of the process, says so if it has left its loop too early."""
+        """Prints a message at the end of a process that has left its loop too early."""
         if self._trained or self._dismissed_why or self._worker.failed or pid != os.getpid():
             return
         if self._state is None:
@@ -724,16 +724,16 @@ class Job:
 
 
 def _first_line(err):
-    """An error without the frames of C++."""
+    """Returns the type and the first line of an error, without the frames of C++."""
     return f"{type(err).__name__}: {err}".split("\n")[0]
 
 
 class _Over(Exception):
-    """The job is done, and this rank has done all of it."""
+    """The job is done, and this rank has completed it."""
 
 
 def _chain(err):
-    """An error, and those from which it was raised."""
+    """Returns an error and the errors from which it was raised."""
     seen = []
     while err is not None and err not in seen:
         seen.append(err)
@@ -742,7 +742,7 @@ def _chain(err):
 
 
 def _raised_in(err, modules):
-    """Whether an error was raised in one of these modules: the innermost frame that a Python function has."""
+    """Reports whether an error was raised in one of these modules, by the innermost Python frame."""
     trace = err.__traceback__
     if trace is None:
         return False
@@ -752,8 +752,10 @@ def _raised_in(err, modules):
 
 
 def _tail(frame):
-    """Where the loop over steps that runs in a frame, or in one that has called it, has code after `with step` that is not under
-    `if step.done`; None: nowhere."""
+    """Returns the place of code after `with step` that is not under `if step.done`, in the loop over steps of a frame or its callers.
+
+    Returns None if there is no such code.
+    """
     for _ in range(_FRAMES):
         if frame is None:
             return None
@@ -775,7 +777,9 @@ def _tail(frame):
 
 
 def _loop(frame):
-    """The innermost loop around the line of a frame whose body enters what it yields, the name of that, and what to add to its lines."""
+    """Returns the innermost loop around a frame's current line whose body enters the yielded value, the value's name, and the offset of
+    its line numbers.
+    """
     code = frame.f_code
     lines = linecache.getlines(code.co_filename, frame.f_globals)
     first = 1
@@ -785,7 +789,7 @@ def _loop(frame):
             lines = inspect.getblock(lines[first - 1:])
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (SyntaxError, IndentationError):
-        return None, "", 0  # a cell of a notebook, or no source
+        return None, "", 0  # a cell of a notebook, or the source is missing
     at = frame.f_lineno - first + 1
     for n in reversed([n for n in ast.walk(tree) if isinstance(n, ast.For) and n.lineno <= at <= n.end_lineno]):
         names = {t.id for t in ast.walk(n.target) if isinstance(t, ast.Name)}
@@ -796,7 +800,7 @@ def _loop(frame):
 
 
 def _enters(node, names):
-    """Which of the names a with statement enters; None: none, or it is another statement."""
+    """Returns the first of the names that a with statement enters; None: it enters no such name, or is another statement."""
     entered = [getattr(item.context_expr, "id", "") for item in node.items] if isinstance(node, ast.With) else []
     return next((name for name in entered if name in names), None)
 
@@ -827,7 +831,7 @@ class Plan(_indices.Plan):
         seed: the seed of that order.
 
     Raises:
-        TypeError: batch or samples is no int.
+        TypeError: batch or samples is not an int.
         ValueError: batch or samples is less than 1.
     """
 
@@ -895,7 +899,7 @@ class Step:
 
     @property
     def data(self) -> Any:
-        """The batch that the DataLoader data of Job.steps has made of indices; None for a rank without samples in this step. Blocks
+        """The batch that the DataLoader data of Job.steps has loaded for indices; None for a rank without samples in this step. Blocks
         until it is ready."""
         if self._ahead is None:
             raise AttributeError("hvdrun: step.data needs job.steps(data=DataLoader(…))")
@@ -920,7 +924,7 @@ class Step:
             a tensor without a dimension, for backward.
 
         Raises:
-            TypeError: loss is no tensor.
+            TypeError: loss is not a tensor.
         """
         return self._weigh(loss, len(self.indices))
 
@@ -928,7 +932,7 @@ class Step:
         if not isinstance(loss, torch.Tensor):
             raise TypeError(f"hvdrun: step.mean of a {type(loss).__name__}; it takes a tensor that has gradients")
         if loss.dim() == 0:
-            # The mean over nothing is not a number, and so would be its gradients.
+            # The mean over no samples is NaN, and so would its gradients be.
             return loss * (count * self.scale) if count else torch.nan_to_num(loss * 0)
         return loss.sum() * self.scale
 
@@ -962,7 +966,7 @@ class Step:
         Raises:
             RuntimeError: a rank was lost before, so nothing is applied, and the context catches the error; or commit is called twice,
                 or outside of the context, or has nothing to apply.
-            ValueError: the gradients, or the parameters, differ from rank to rank.
+            ValueError: the gradients or the parameters differ between ranks.
         """
         if not self._entered:
             raise RuntimeError("hvdrun: step.commit() is called within `with step:`")

@@ -38,9 +38,9 @@ from hvdrun import accelerate
 __all__ = ["Seq2SeqTrainer", "Seq2SeqTrainingArguments", "Trainer", "TrainingArguments"]
 
 _job = None
-_trainings = 0  # that this process has begun
-_COUNTS = "hvdrun"  # a key of a batch, and of the state of a trainer
-_STATE = "trainer_state.json"  # of a checkpoint, and written last
+_trainings = 0  # number of trainings that this process has begun
+_COUNTS = "hvdrun"  # a key in batches, and in the state of a trainer
+_STATE = "trainer_state.json"  # the file of a checkpoint that is written last
 _TOLD = "batch", "epochs", "begun"
 _FLAGS = "should_log", "should_evaluate", "should_save"
 
@@ -64,7 +64,7 @@ class _Arguments:
         super().__post_init__()
 
     def main_process_first(self, local: bool = True, desc: str = "work") -> Any:
-        """One process of a host after the other: none can wait for the first rank of a world that trains already."""
+        """Lets the processes of a host in one after the other, because none can wait for the first rank of a world that already trains."""
         return accelerate.one_at_a_time()
 
 
@@ -72,7 +72,7 @@ _SHARDS = "a model in shards dies with a rank; train it by hvdrun torchrun"
 
 
 def _not_carried(args):
-    """What an elastic Trainer cannot do, as pairs of a name and a reason."""
+    """Yields the arguments that an elastic Trainer does not support, as pairs of a name and a reason."""
     config = args.accelerator_config if isinstance(args.accelerator_config, dict) else vars(args.accelerator_config or object)
     optim = str(getattr(args.optim, "value", args.optim))
     for name, given, why in (
@@ -95,13 +95,13 @@ def _not_carried(args):
 
 @dataclasses.dataclass
 class TrainingArguments(_Arguments, transformers.TrainingArguments):
-    """transformers.TrainingArguments whose world is that of the job: makes this process's part in it (hvdrun.torch.init).
+    """transformers.TrainingArguments whose world is that of the job. They call hvdrun.torch.init.
 
-    ddp_backend is gloo on CPUs and nccl on GPUs, unless it is given.
+    The default of ddp_backend is gloo on CPUs and nccl on GPUs.
 
     Raises:
-        ValueError: an argument is one that an elastic Trainer does not carry, such as deepspeed or fsdp; it is named.
-        RuntimeError: accelerate has another world already.
+        ValueError: an elastic Trainer does not support an argument, such as deepspeed or fsdp, which the error names.
+        RuntimeError: accelerate already has another world.
     """
 
 
@@ -111,7 +111,7 @@ class Seq2SeqTrainingArguments(_Arguments, transformers.Seq2SeqTrainingArguments
 
 
 class _Batches:
-    """The indices of this rank, a list for each backward pass of an epoch, from where the training is."""
+    """The indices of this rank: a list for each backward pass of an epoch, from the current position of the training."""
 
     drop_last = False
 
@@ -128,13 +128,13 @@ class _Batches:
     def __iter__(self):
         epoch, start = self._place()
         for k in range(self._length):
-            # Trainer drops those before the start.
+            # Trainer drops the batches before the start.
             yield self.part(epoch, k)[0] if k >= start else ()
 
     def part(self, epoch, k):
-        """What this rank takes, how many of these samples count, and the number of all ranks.
+        """Returns the indices of this rank's samples, how many of them count, and the number of samples of all ranks.
 
-        A rank without a sample computes one that does not count: all ranks take part in the backward pass.
+        A rank without samples gets one that does not count, because all ranks take part in the backward pass.
         """
         if self._order[0] != epoch:
             self._order = epoch, self._shuffled(epoch)
@@ -142,7 +142,7 @@ class _Batches:
         return [self._order[1][i] for i in mine or self._plan.part(k, 0, 1)[:1]], len(mine), self._plan.count(k)
 
     def _shuffled(self, epoch):
-        """The order of the sampler. What it draws from torch's generator is the same on all ranks, and in all worlds."""
+        """Returns the order of the sampler. Its draws from torch's generator are the same on all ranks and in all worlds."""
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(epoch)
         with torch.random.fork_rng(devices=[]):
@@ -153,15 +153,15 @@ class _Batches:
 class _Stream(IterableDataset):
     """The samples of this rank in a data set without indices, which all ranks read: a list for each backward pass.
 
-    A process keeps its place in the data set from a world to the next. Workers of a loader begin anew, and skip.
+    A process keeps its position in the data set from one world to the next. Workers of a loader start again and skip samples.
     """
 
     def __init__(self, dataset, batch, drop_last, again, place):
         self._dataset, self._batch, self._drop, self._place = dataset, batch, drop_last, place
-        self._again = again  # so many lists may be read again: those of a step that has failed
-        self._read = None  # the epoch, what reads it, the number of lists read, and the last ones
+        self._again = again  # how many lists can be read again, for a step that has failed
+        self._read = None  # the epoch, its iterator, the number of lists read, and the last of these lists
 
-    def __getstate__(self):  # for a worker
+    def __getstate__(self):  # for a worker process
         return dict(vars(self), _read=None, _place=functools.partial(tuple, self._place()))
 
     def __iter__(self):
@@ -192,7 +192,7 @@ class _Stream(IterableDataset):
 
 
 class _Counted:
-    """A collator of what _Stream yields, which puts the numbers of samples into the batch."""
+    """A collator for _Stream that adds the numbers of samples to the batch."""
 
     def __init__(self, collate):
         self._collate = collate
@@ -206,7 +206,7 @@ class _Counted:
 
 
 class _Training:
-    """What a training has besides the model and the optimizer, as a part of the state."""
+    """The part of the state with everything of a training except the model and the optimizer."""
 
     def __init__(self, trainer):
         self._trainer = trainer
@@ -243,7 +243,7 @@ class _Training:
 
 
 class _Hook(TrainerCallback):
-    """The first of the callbacks."""
+    """The first callback of the trainer. It tracks epochs."""
 
     def __init__(self, trainer):
         self._trainer = trainer
@@ -256,10 +256,10 @@ class _Hook(TrainerCallback):
 
 
 class _Elastic:
-    """What makes a Trainer of transformers elastic: a base before it."""
+    """The base class, before that of transformers, which makes a Trainer elastic."""
 
-    # The attributes of the trainer that are the same on all ranks. The training is at _hvd_epochs that have ended, the last of them at
-    # the step _hvd_begun.
+    # The attributes of the trainer that are the same on all ranks. _hvd_epochs epochs have ended, the last of them at step
+    # _hvd_begun.
     _HVD_OWN = ("_hvd_batch", "_hvd_epochs", "_hvd_begun", "_hvd_first", "_hvd_ends", "_hvd_half", "_hvd_said", "_hvd_mean",
                 "_total_loss_scalar", "_globalstep_last_logged", "current_flos")
 
@@ -270,7 +270,7 @@ class _Elastic:
         super().create_accelerator_and_postprocess()
         if self.accelerator.distributed_type not in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
             raise ValueError(f"hvdrun: accelerate is set to {self.accelerator.distributed_type}, which an elastic Trainer does not carry")
-        # The state wraps the model anew in each world.
+        # The state wraps the model itself, in each world.
         self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         self._hvd_state = self._hvd_loader = self._hvd_point = self._hvd_weight = self._hvd_logs = self._hvd_resume = None
         self._hvd_batch, self._hvd_mean = 0, None
@@ -289,7 +289,7 @@ class _Elastic:
     # The data.
 
     def _hvd_place(self):
-        """The epoch, the backward passes of it that are done, and the rank and the size of the world."""
+        """Returns the epoch, the number of its completed backward passes, the rank and the size of the world."""
         return self._hvd_epochs, (self.state.global_step - self._hvd_begun) * self.args.gradient_accumulation_steps, _job.rank, _job.size
 
     def get_train_dataloader(self):
@@ -326,17 +326,17 @@ class _Elastic:
         return self._hvd_batch * args.gradient_accumulation_steps
 
     def _hvd_resize(self, batch):
-        """Another batch than this process has begun with: that of the others, who have begun before."""
+        """Changes the batch to that of the other ranks, which have begun before this process."""
         self._hvd_batch = batch
         max_steps = self.set_initial_training_values(self.args, self.get_train_dataloader())[-1]
         self.lr_scheduler = None
         self.create_scheduler(num_training_steps=max_steps)
         self.callback_handler.lr_scheduler, self.callback_handler.train_dataloader = self.lr_scheduler, self._hvd_loader
 
-    # From the beginning, or a checkpoint, to the first world.
+    # From the start, or a checkpoint, to the first world.
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """Trains, as transformers.Trainer.train does; True resumes from the newest checkpoint that is whole."""
+        """Trains like transformers.Trainer.train. True resumes from the newest whole checkpoint."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = _newest(self.args.output_dir) or True
         return super().train(resume_from_checkpoint, *args, **options)
@@ -347,7 +347,7 @@ class _Elastic:
         self._hvd_number, self._hvd_resume = _trainings, resume_from_checkpoint
         told = _told(resume_from_checkpoint) if resume_from_checkpoint else None
         self._hvd_batch, self._hvd_epochs, self._hvd_begun = told or (self._train_batch_size * _job.size, 0, 0)
-        self._hvd_unknown = bool(resume_from_checkpoint) and told is None  # a checkpoint of another Trainer
+        self._hvd_unknown = bool(resume_from_checkpoint) and told is None  # the checkpoint is that of another Trainer
         self._hvd_first = self._hvd_ends = self._hvd_half = self._hvd_mean = self._hvd_epoch = None
         self._hvd_said = None, None
         if not any(isinstance(cb, _Hook) for cb in self.callback_handler.callbacks):
@@ -362,20 +362,20 @@ class _Elastic:
 
     def create_scheduler(self, *args, **options):
         if isinstance(self.optimizer, AcceleratedOptimizer) and "step" not in vars(self.optimizer):
-            # A scheduler wants a method of its optimizer.
+            # A scheduler requires its optimizer's step to be a method.
             self._hvd_step = self.optimizer.step
             self.optimizer.step = types.MethodType(lambda _, closure=None: self._hvd_commit(closure), self.optimizer)
         return super().create_scheduler(*args, **options)
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         self._hvd_model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        # The loop of Trainer keeps what this returns: not the wrapper of a world.
+        # The loop of Trainer keeps the returned model, so this must not be the wrapper of a world.
         return self.model, loader
 
     # The worlds.
 
     def _run_epoch(self, **rest):
-        """All epochs, in one world after the other."""
+        """Runs all epochs, in one world after the other."""
         self._hvd_rest, self._hvd_running = rest, True
         ddp, scaler = self.accelerator.ddp_handler, self.accelerator.scaler
         self._hvd_training = _Training(self)
@@ -392,14 +392,14 @@ class _Elastic:
             raise
         finally:
             self._hvd_running, self.model_wrapped = False, self.model
-        self.control.should_training_stop = True  # there is no further epoch for the loop of Trainer
+        self.control.should_training_stop = True  # ends the loop of Trainer, because all epochs are done
 
     def _hvd_train(self):
-        """Trains from where the state is: what the last world has left undone, then the epochs."""
+        """Continues from the state: completes what the last world has left undone, then runs the epochs."""
         self.model_wrapped = self._hvd_state.model
         for cb in self.callback_handler.callbacks:
             if isinstance(cb, ProgressCallback) and cb.training_bar is None and self.state.is_world_process_zero:
-                cb.on_train_begin(self.args, self.state, self.control)  # the first rank of the last world had it
+                cb.on_train_begin(self.args, self.state, self.control)  # rank 0 of the last world had the bar
         try:
             if self._hvd_first:
                 self._hvd_act(self._hvd_evaluate_first)
@@ -412,13 +412,13 @@ class _Elastic:
                     self.control = self.callback_handler.on_epoch_begin(self.args, self.state, self.control)
                 self.model_wrapped.zero_grad()
                 self._hvd_run_epoch()
-            self._hvd_act(self.store_flos)  # while the others are there
+            self._hvd_act(self.store_flos)  # a collective, so before any rank leaves
         except BaseException:
             self._hvd_undo()
             raise
 
     def _hvd_run_epoch(self):
-        """One epoch by Trainer, which takes it up as after a checkpoint."""
+        """Runs one epoch by Trainer, which continues it as after a checkpoint."""
         epoch, done, _, _ = self._hvd_place()
         values = self._hvd_values
         super()._run_epoch(**dict(
@@ -427,7 +427,7 @@ class _Elastic:
             resume_from_checkpoint=self._hvd_resume or "hvdrun"))
 
     def _load_rng_state(self, checkpoint):
-        """Once, after the batches are skipped that a checkpoint has seen; in a later world numbers go on."""
+        """Loads the random state once, after the batches before the checkpoint were skipped. In later worlds the random numbers continue."""
         if self._hvd_resume:
             super()._load_rng_state(self._hvd_resume)
             self._hvd_resume = None
@@ -441,7 +441,7 @@ class _Elastic:
             self._hvd_training.load_state_dict(self._hvd_point)
             self._hvd_point = None
         elif self._hvd_half and self.state.global_step < self._hvd_half:
-            # A callback has failed between the commit and the end of the step, which is applied.
+            # A callback has failed after the commit and before the end of the step, so the step is applied.
             self._hvd_schedule()
             self.state.global_step += 1
             self.state.epoch = self._hvd_epochs + self._hvd_place()[1] / self._hvd_values[5]
@@ -464,7 +464,7 @@ class _Elastic:
             self._hvd_fetches = False
 
     def _get_num_items_in_batch(self, batch_samples, device):
-        if self._hvd_fetches:  # not an evaluation
+        if self._hvd_fetches:  # training, not an evaluation
             batch_samples = [dict(batch, **{key: torch.full_like(batch[key], -100) for key in ("labels", "shift_labels") if key in batch})
                              if not count else batch for batch, (count, _) in zip(batch_samples, self._hvd_counts)]
         return super()._get_num_items_in_batch(batch_samples, device)
@@ -472,7 +472,7 @@ class _Elastic:
     def training_step(self, model, inputs, num_items_in_batch=None):
         num_items_in_batch = self._hvd_items(inputs, num_items_in_batch)
         count, of = self._hvd_counts.pop(0)
-        # A loss by the items of all ranks is right by itself. The mean over this rank's samples is one of uneven parts.
+        # A loss that is divided by the items of all ranks needs no weight. A mean over this rank's samples does, because parts are uneven.
         self._hvd_weight = count * _job.size / of if num_items_in_batch is None else float(count > 0)
         try:
             return super().training_step(model, inputs, num_items_in_batch)
@@ -480,7 +480,7 @@ class _Elastic:
             self._hvd_weight = None
 
     def _hvd_weigh(self, compute_loss, model, inputs, return_outputs=False, num_items_in_batch=None, **options):
-        """In place of compute_loss, whoever has overridden that."""
+        """Calls compute_loss, which may be overridden, and weighs the loss."""
         items = self._hvd_items(inputs, num_items_in_batch)
         result = compute_loss(model, inputs, return_outputs=return_outputs, num_items_in_batch=items, **options)
         if self._hvd_weight in (None, 1.0):
@@ -488,10 +488,10 @@ class _Elastic:
         return (result[0] * self._hvd_weight, *result[1:]) if return_outputs else result * self._hvd_weight
 
     def _hvd_items(self, inputs, items):
-        """The number of items, by which the loss is divided; None if that is the mean over a rank's samples, although Trainer has
-        counted items.
+        """Returns the number of items for compute_loss; None if the loss is the mean over a rank's samples although Trainer has counted
+        items.
 
-        Trainer multiplies such a loss by the number of ranks, which neither the gradient nor an evaluation must depend on.
+        With items, Trainer would multiply such a loss by the number of ranks, on which no gradient or evaluation may depend.
         """
         if self._hvd_mean is None and items is not None:
             inputs, training = self._prepare_inputs(inputs), self.model.training
@@ -505,7 +505,9 @@ class _Elastic:
         return None if self._hvd_mean else items
 
     def _hvd_commit(self, closure=None):
-        """In place of the optimizer's step: that, if all ranks have come so far. What a rank has lost dies with it: it is shared."""
+        """Replaces the optimizer's step: steps once all ranks have called it. First it averages the loss and the flos so far, which would
+        otherwise be lost with a rank.
+        """
         before = self._hvd_point
         flos = before["own"]["current_flos"]
         mine = torch.stack([(self._tr_loss - before["tr_loss"]).double(), torch.tensor(self.current_flos - flos, dtype=torch.float64).to(self._tr_loss.device)])
@@ -520,7 +522,7 @@ class _Elastic:
         if not self.accelerator.optimizer_step_was_skipped and not isinstance(self.lr_scheduler, plateau):
             self.lr_scheduler.step()
 
-    # Logs, evaluations and checkpoints: each is done by all ranks, or again in the next world.
+    # Logs, evaluations and checkpoints: all ranks complete each of them, or repeat it in the next world.
 
     def _hvd_act(self, act):
         self._hvd_begin()
@@ -538,7 +540,7 @@ class _Elastic:
         if self._hvd_logs is None:
             super().log(logs, start_time)
         else:
-            self._hvd_logs.append((logs, start_time))  # told when all ranks have come so far
+            self._hvd_logs.append((logs, start_time))  # logged once all ranks have reached the commit
 
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *rest, learning_rate=None):
         self._hvd_half = None
@@ -582,7 +584,7 @@ class _Elastic:
         return self._hvd_together(functools.partial(super().predict, *args, **options))
 
     def _hvd_together(self, call):
-        """Calls what is collective, again in the next world if a rank is lost, unless that is seen to already."""
+        """Calls a collective function, and again in the next world if a rank is lost. During training it calls it once: the training repeats it."""
         if self._hvd_running:
             return call()
         self._hvd_running = True
@@ -594,7 +596,7 @@ class _Elastic:
             self._hvd_running = False
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the model as transformers.Trainer does; hvdrun waits for its end."""
+        """Saves the model like transformers.Trainer. hvdrun waits until it is saved."""
         if self._hvd_running or self._hvd_state is None or not self.args.should_save:
             return super().save_model(output_dir, _internal_call)
         with _job.saving(self.state.global_step):
@@ -612,7 +614,10 @@ class _Elastic:
 
 
 def _told(checkpoint):
-    """What a checkpoint says of the data: samples of a backward pass on all ranks, epochs, the step at which the next one began."""
+    """Returns the position of a checkpoint: the samples of a backward pass on all ranks, the completed epochs, the step after them.
+
+    Returns None if the checkpoint does not have it.
+    """
     try:
         with open(os.path.join(checkpoint, _STATE), encoding="utf-8") as f:
             told = json.load(f)["stateful_callbacks"][_COUNTS]["attributes"]
@@ -622,7 +627,7 @@ def _told(checkpoint):
 
 
 def _newest(folder):
-    """The newest checkpoint whose last file, the state of the trainer, is whole; None if no checkpoint is."""
+    """Returns the newest checkpoint whose last file, the state of the trainer, is complete; None if no checkpoint is."""
     found = []
     for entry in os.scandir(folder) if os.path.isdir(folder) else ():
         name, _, number = entry.name.rpartition("-")
