@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"syscall"
@@ -152,7 +151,7 @@ func (a *Agents) tryAgent(j *jobAgent) {
 		})
 		<-a.starting
 	case <-a.open.Done():
-		j.err = errors.New("the launcher was closed")
+		j.err = errClosed
 	}
 }
 

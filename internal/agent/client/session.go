@@ -198,7 +198,7 @@ func (s *session) serve(ctx context.Context) {
 		before := s.heardAt()
 		err := s.stream(ctx)
 		if ctx.Err() != nil || s.isFinished() {
-			s.lose(errors.New("the launcher was closed"))
+			s.lose(errClosed)
 			return
 		}
 		if reason == nil || status.Code(err) != codes.Canceled {
@@ -323,6 +323,10 @@ func (s *session) gone() error {
 	return nil
 }
 
+// errClosed ends a session whose launcher was closed. Nothing is lost then, although workers may be
+// in the session whose output nobody has read.
+var errClosed = errors.New("the launcher was closed")
+
 // lose ends the session with a reason, and wakes all that wait for it.
 func (s *session) lose(why error) {
 	s.a.forget(s)
@@ -330,7 +334,7 @@ func (s *session) lose(why error) {
 	defer s.mu.Unlock()
 	s.over = why
 	s.decide()
-	if len(s.workers) > 0 {
+	if len(s.workers) > 0 && why != errClosed {
 		s.log.Warnf("agent: the agent is lost, and its %d workers with it: %v", len(s.workers), why)
 	}
 	for _, w := range s.workers {
