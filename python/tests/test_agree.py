@@ -1,4 +1,4 @@
-"""Ranks of one host that agree by memory. A rank is a thread here, which finds the pages of the others as another process would."""
+"""Tests how the ranks of a host agree by shared memory. A rank is a thread here, which opens the others' pages like a process."""
 import os
 import sys
 import threading
@@ -9,7 +9,7 @@ from hvdrun._agree import Pages  # noqa: E402
 
 
 def together(pages, play):
-    """What play(rank, pages of the rank) returns on each rank."""
+    """Returns for each rank the result of play(rank, the rank's pages)."""
     answers = [None] * len(pages)
 
     def run(rank):

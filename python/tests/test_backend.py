@@ -1,4 +1,4 @@
-"""The backend hvdrun, against gloo and against what one process computes. It needs torch, and HVD_LIBRARY."""
+"""Compares the backend hvdrun with gloo and with a single process. It needs torch, and HVD_LIBRARY."""
 import faulthandler
 import os
 import signal
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 
 def ranks(size, body, killed=()):
-    """Runs body(rank) in so many processes, with a store in self.store. Those in killed may end by a signal."""
+    """Runs body(rank, store) in size processes with a common store. All ranks except those in killed must exit with 0."""
     with tempfile.TemporaryDirectory() as folder:
         sys.stdout.flush()
         children = []
@@ -57,7 +57,7 @@ def begin(rank, size, store, **more):
 
 
 def values(rank, dtype, count=12):
-    """Small whole numbers, whose sums and products are exact in every type."""
+    """Returns small whole numbers, whose sums and products are exact in every type."""
     if dtype == torch.bool:
         return torch.arange(count) % (rank + 2) == 0
     t = (torch.arange(count) * 7 + rank * 3) % 5 + (rank + 1) % 3
@@ -65,11 +65,11 @@ def values(rank, dtype, count=12):
 
 
 def when_waiting(action, *arguments):
-    """Acts in another thread once the main one waits for other ranks."""
+    """Calls action in another thread once the main thread waits for other ranks."""
     main = threading.main_thread().ident
 
     def watch():
-        for _ in range(2):  # it may still be on its way
+        for _ in range(2):  # at first it can still be on its way into the call
             while sys._current_frames()[main].f_code.co_name not in ("run", "wait"):
                 time.sleep(0.001)
             time.sleep(0.01)
@@ -94,7 +94,7 @@ class Operations(unittest.TestCase):
                 try:
                     want = operation(gloo)
                 except (RuntimeError, NotImplementedError, ValueError, TypeError):
-                    operation(ours)  # it must do what gloo cannot
+                    operation(ours)  # must succeed although gloo has failed
                     continue
                 got = operation(ours)
                 self.assertEqual([(t.dtype, t.tolist()) for t in got], [(t.dtype, t.tolist()) for t in want], f"{name} of {dtype}")
@@ -195,13 +195,13 @@ class Operations(unittest.TestCase):
         yield "barrier", barrier
 
     def test_semantics(self):
-        """The table of docs/collectives.md, by whatever reduces: what a value becomes depends on no place, size or rank."""
+        """Every reduction has the results in the table of docs/collectives.md, at any position, in any size and on any rank."""
         for size in (2, 3):
             ranks(size, lambda rank, store: self.semantics(rank, size, store))
 
     @staticmethod
     def rows(dtype, size):
-        """Operation, what one rank has, what the others have, what comes of it."""
+        """Yields the operation, the value of one rank, the value of the others, and the result."""
         if dtype == torch.bool:
             for op in ("SUM", "MAX"):
                 yield from ((op, True, False, True), (op, True, True, True), (op, False, False, False))
@@ -263,7 +263,7 @@ class Operations(unittest.TestCase):
                 dist.all_reduce(torch.zeros(2, dtype=torch.float8_e4m3fn))
 
     def test_forms(self):
-        """Tensors that do not lie in one piece, without elements or dimensions, complex and logical ones, objects."""
+        """Tensors can be not contiguous, without elements or dimensions, complex or logical. Objects work too."""
         def body(rank, store):
             begin(rank, 2, store)
             t = torch.arange(12.0).reshape(3, 4).t() + rank
@@ -296,11 +296,11 @@ class Operations(unittest.TestCase):
         ranks(2, body)
 
     def test_messages(self):
-        """Beside collectives, in order, small and large ones, in batches."""
+        """Messages of any size arrive in order, also during collectives and in batches."""
         def body(rank, store):
             begin(rank, 3, store)
             right, left = (rank + 1) % 3, (rank - 1) % 3
-            dist.send(torch.full((5,), float(rank)), right)  # small ones do not wait for their receiver
+            dist.send(torch.full((5,), float(rank)), right)  # a small message does not wait for its receiver
             got = torch.empty(5)
             dist.recv(got, left)
             self.assertEqual(got.tolist(), [left] * 5)
@@ -336,12 +336,12 @@ class Operations(unittest.TestCase):
 
 class Asynchronous(unittest.TestCase):
     def test_order(self):
-        """Works are done in the order in which they were started, whatever is waited for first."""
+        """Works complete in the order in which they were started, in whatever order the program waits for them."""
         def body(rank, store):
             begin(rank, 2, store)
             tensors = [torch.full((1 + 997 * i % 5000,), float(i + rank)) for i in range(200)]
             works = [dist.all_reduce(t, async_op=True) for t in tensors[:199]]
-            dist.all_reduce(tensors[199])  # waits for its turn
+            dist.all_reduce(tensors[199])  # waits for the works before it
             self.assertTrue(all(w.is_completed() for w in works))
             for w in reversed(works):
                 w.wait()
@@ -350,7 +350,7 @@ class Asynchronous(unittest.TestCase):
         ranks(2, body)
 
     def test_dropped(self):
-        """The memory of a tensor is kept while its collective is under way, also if nobody else keeps it."""
+        """The memory of a tensor is kept during its collective, even if the program has dropped the tensor."""
         def body(rank, store):
             begin(rank, 2, store)
             for _ in range(50):
@@ -373,7 +373,7 @@ class Asynchronous(unittest.TestCase):
 
 class Ends(unittest.TestCase):
     def test_death(self):
-        """Ranks that wait, in whatever way, learn of a death."""
+        """A death ends every kind of wait of the other ranks."""
         def body(rank, store):
             begin(rank, 4, store)
             dist.barrier()
@@ -394,7 +394,7 @@ class Ends(unittest.TestCase):
         ranks(4, body, killed={1})
 
     def test_abort(self):
-        """What a thread aborts ends for all."""
+        """An abort by another thread ends the collective on all ranks."""
         def body(rank, store):
             group = begin(rank, 2, store)
             dist.barrier()
@@ -447,7 +447,7 @@ class Signals(unittest.TestCase):
             ranks(2, body)
 
     def test_handler(self):
-        """The handler of a signal runs while a collective waits, which goes on."""
+        """The handler of a signal runs while a collective waits. The collective continues."""
         def body(rank, store):
             begin(rank, 2, store)
             if rank == 0:
@@ -471,7 +471,7 @@ class Numbers(torch.utils.data.Dataset):
 
 class Forks(unittest.TestCase):
     def test_loader(self):
-        """Children that load data come and go beside collectives."""
+        """A DataLoader can start and end worker processes during collectives."""
         def body(rank, store):
             begin(rank, 2, store)
             for _ in range(2):
@@ -485,7 +485,7 @@ class Forks(unittest.TestCase):
         ranks(2, body)
 
     def test_child(self):
-        """A forked child has an error rather than a call that never returns, and leaves the parent's group alone."""
+        """In a forked child, a collective raises an error instead of blocking, and the parent's group still works."""
         def body(rank, store):
             group = begin(rank, 2, store)
             work = dist.all_reduce(torch.ones(2), async_op=True)
@@ -516,7 +516,7 @@ class Training(unittest.TestCase):
         return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
 
     def test_ddp(self):
-        """As one process with the whole batch."""
+        """Training has the result of a single process with the whole batch."""
         def body(rank, store, size):
             begin(rank, size, store)
             net = nn.parallel.DistributedDataParallel(self.net(), bucket_cap_mb=0.01)
@@ -536,7 +536,7 @@ class Training(unittest.TestCase):
             ranks(size, lambda rank, store: body(rank, store, size))
 
     def test_ddp_death(self):
-        """A death is an error of the backward pass."""
+        """After a death, the backward pass raises an error."""
         def body(rank, store):
             begin(rank, 3, store)
             net = nn.parallel.DistributedDataParallel(self.net(), bucket_cap_mb=0.01)
@@ -548,7 +548,7 @@ class Training(unittest.TestCase):
         ranks(3, body, killed={2})
 
     def test_same_bits(self):
-        """Sums of numbered microbatches have the same bits for every number of ranks."""
+        """Sums of numbered microbatches are the same to the bit for every number of ranks."""
         with tempfile.TemporaryDirectory() as folder:
             def body(rank, store, size, leaves):
                 group = begin(rank, size, store)

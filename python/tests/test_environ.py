@@ -1,4 +1,4 @@
-"""What processes that this one starts find in their environment. No rank runs."""
+"""Tests the environment of processes that a worker starts. No rank runs."""
 import multiprocessing
 import os
 import sys
@@ -15,7 +15,7 @@ def answer(queue):
 
 class TestStarted(unittest.TestCase):
     def test_follows_the_world(self):
-        """Each way to start a process gives it the numbers of the newest world."""
+        """A child process has the numbers of the newest world, by whatever method it is started."""
         with mock.patch.dict(os.environ):
             for size in 3, 2:
                 _environ.tell({"rank": size - 1, "size": size, "local_rank": 0, "local_size": 1})
@@ -30,7 +30,7 @@ class TestStarted(unittest.TestCase):
                         self.assertEqual(queue.get(), [str(size - 1), str(size), "0"])
 
     def test_default(self):
-        """A process of the default way of this Python, by the module's own class."""
+        """The same holds for Process and SimpleQueue of the module, which use the default method."""
         with mock.patch.dict(os.environ):
             _environ.tell({"rank": 4, "size": 5})
             queue = multiprocessing.SimpleQueue()

@@ -1,4 +1,4 @@
-"""What a Job does with the outcomes of operations, and with a store that is reached late. No rank runs."""
+"""Tests how a Job handles the outcomes of operations, and a store that answers late. No rank runs."""
 import inspect
 import os
 import subprocess
@@ -32,7 +32,7 @@ class Silent(Transport):
 
 
 class Worker:
-    """What a Job asks of a worker here; lost_at is the call of lost from which on the world has lost a rank."""
+    """The worker of a Job. From its call number lost_at on, lost reports that the world has lost a rank."""
 
     def __init__(self, lost_at=None):
         self.lost_at, self.calls, self.on_lost = lost_at, 0, None
@@ -49,7 +49,7 @@ def job(lost_at=None):
 
 
 def all_reduce(left):
-    """In place of the operation: left(tensor) is what it leaves."""
+    """Replaces the operation, so that its result is left(tensor)."""
     return mock.patch.object(dist, "all_reduce", lambda t, op=None: t.copy_(left(t.clone())))
 
 
@@ -78,7 +78,7 @@ print("done")
 
 class TestElsewhere(unittest.TestCase):
     def test_alone(self):
-        """Without what Linux alone has, a program runs alone: for development on other systems."""
+        """A program can run alone without the features of Linux, for development on other systems."""
         path = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         run = subprocess.run([sys.executable, "-W", "ignore", "-c", ELSEWHERE], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
         self.assertEqual((run.returncode, run.stdout), (0, "done\n"), run.stderr)
@@ -87,7 +87,7 @@ class TestElsewhere(unittest.TestCase):
 
 class TestPublic(unittest.TestCase):
     def test_names(self):
-        """Only what users call is shown, and all of it says what it takes and returns."""
+        """dir has only names for users, and each of these documents and types its arguments and its result."""
         self.assertEqual(set(dir(hvd)), set(hvd.__all__))
         shown = [getattr(hvd, name) for name in hvd.__all__]
         for kind in (hvd.Job, hvd.State, hvd.Step, hvd.Micro, hvd.Plan, hvd.Plan.__mro__[1]):
@@ -121,7 +121,7 @@ class TestPublic(unittest.TestCase):
 
 class TestInit(unittest.TestCase):
     def test_end(self):
-        """Threads of torch let go of tensors before the interpreter ends."""
+        """init registers rest, so that torch's threads drop their tensors before the interpreter ends."""
         self.addCleanup(dist.destroy_process_group)
         with mock.patch("atexit.register") as register:
             hvd.init("gloo")
@@ -129,7 +129,7 @@ class TestInit(unittest.TestCase):
 
 
 class TestDestroy(unittest.TestCase):
-    """A backend ends after its process group, by a destructor of its own."""
+    """A backend is destroyed after its process group, by its own destructor."""
 
     class Backend:
         pass
@@ -154,17 +154,17 @@ class TestDestroy(unittest.TestCase):
 
 
 class TestAgree(unittest.TestCase):
-    """A step is made only where all ranks agree on it: an operation of NCCL that is cut ends without an error, and with any result."""
+    """A step counts only if all ranks agree, because an operation of NCCL that was cut ends without an error and with any result."""
 
     def test_all(self):
-        """Flags of others count, and one rank more has the flag than this one."""
+        """A flag that only another rank has set counts."""
         with all_reduce(lambda t: t * SIZE + torch.tensor([0, 1, 0])):
             j = job()
             self.assertEqual(j._agree(True, False), [True, True])
             self.assertEqual(j._transport.finished, 2)
 
     def test_cut(self):
-        """Nothing, a part or anything is in the result of an operation that was cut."""
+        """The result of an operation that was cut is recognized, whatever it contains."""
         for name, left in {
             "untouched": lambda t: t,
             "of two": lambda t: t * 2,
@@ -176,19 +176,19 @@ class TestAgree(unittest.TestCase):
                 job()._agree(True, False)
 
     def test_lost(self):
-        """A rank that is lost before, or while the result is waited for, makes it none."""
+        """There is no agreement if a rank is lost before the operation, or while this rank waits for its result."""
         for lost_at in (1, 2):
             with all_reduce(lambda t: t * SIZE), self.assertRaises(hvd.Broken):
                 job(lost_at)._agree()
 
     def test_steps(self):
-        """The numbers of steps that a cut operation leaves are not taken for those of others."""
+        """The numbers of steps that a cut operation leaves in its result do not count as those of the other ranks."""
         with mock.patch.object(dist, "all_gather", lambda all_of, mine: all_of[0].copy_(mine)), all_reduce(lambda t: t), \
                 self.assertRaises(hvd.Broken):
             job().state(step=0)._settle()
 
     def test_stopped(self):
-        """That no step follows is known to all who get the state of a rank that knows it, and to no others."""
+        """All ranks learn that no step follows if the rank whose state they get knows it. Another rank's knowledge does not count."""
         plan = [0] * _state.PLAN + list(_transport.Transport.address(None))
         for others, stopped in (((1, 5, 0, 0, 1, *plan), True), ((1, 5, 0, 0, 0, *plan), False), ((1, 4, 0, 0, 1, *plan), False)):
             with self.subTest(others), mock.patch.object(_state, "broadcast", lambda values, *_: values), \
@@ -202,7 +202,7 @@ class TestAgree(unittest.TestCase):
                 self.assertEqual(j._stopped, stopped)
 
     def test_errors(self):
-        """Whatever a program raises in a world that has lost a rank is of that world, and of no other."""
+        """Every error of a program means a broken world if the world has lost a rank, and none does otherwise."""
         for lost_at, broken in ((1, True), (None, False)):
             for err in (IndexError("received invalid bucket_size, was abort called?"), AssertionError(), RuntimeError("connection lost")):
                 for silent in (True, False):
@@ -211,8 +211,8 @@ class TestAgree(unittest.TestCase):
                     self.assertEqual(j._broken(err, None), broken)
 
     def test_own(self):
-        """An error of torch.distributed in a world that has lost nobody is the program's when it comes again; the peers, whose
-        connections are closed, go on."""
+        """In a world without a loss, an error of torch.distributed that occurs again is the program's. The peers, whose connections were
+        closed, continue."""
         def raised(text):
             scope = {"__name__": "torch.distributed.fake"}
             exec("def fail(text): raise RuntimeError(text)", scope)
@@ -233,7 +233,7 @@ class TestAgree(unittest.TestCase):
             self.assertTrue(peer._broken(raised("Connection closed by peer"), state))
 
     def test_wrapped(self):
-        """An error that the program has raised from that of a broken world is of that world."""
+        """An error that the program has raised from the error of a broken world also means a broken world."""
         try:
             try:
                 raise hvd.Broken("a rank is lost")
@@ -243,7 +243,7 @@ class TestAgree(unittest.TestCase):
             self.assertTrue(job()._broken(err, SimpleNamespace(step=5)))
 
     def test_state(self):
-        """A state that has not arrived is not looked at."""
+        """A state that has not arrived is not used."""
         def arrived():
             raise hvd.Broken("it has not")
 
@@ -253,7 +253,7 @@ class TestAgree(unittest.TestCase):
 
 class TestMeeting(unittest.TestCase):
     def test_late(self):
-        """A thread of a world that was given up does not leave the next one the store in which it waits itself."""
+        """A thread that still opens the store for an abandoned world does not pass that store to the next world."""
         for give_up in (_transport.Meeting.cut, lambda meeting: meeting.prepare("store")):
             meeting = _transport.Meeting("store", None)
             meeting.prepare("store")

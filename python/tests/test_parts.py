@@ -1,4 +1,4 @@
-"""What needs no torch: which samples a rank takes, the files of checkpoints, and the cut of sockets."""
+"""Tests the parts that need no torch: the samples of each rank, the files of checkpoints, and the cut of sockets."""
 import contextlib
 import fcntl
 import io
@@ -18,7 +18,7 @@ from hvdrun._indices import Plan  # noqa: E402
 
 class TestPlan(unittest.TestCase):
     def test_each_once(self):
-        """Whatever the size of the world in each step, an epoch has each sample once."""
+        """An epoch has each sample once, whatever the size of the world is in each step."""
         for samples, batch in ((1500, 256), (7, 3), (256, 256), (5, 8), (1, 1)):
             for shuffle in (False, True):
                 plan = Plan(batch, samples, shuffle, seed=3)
@@ -73,7 +73,7 @@ class TestCheckpoint(unittest.TestCase):
         self.assertEqual(file.read("c")[:2], ("F32", [0, 3]))
 
     def test_damaged(self):
-        """A bit that has changed anywhere is noticed."""
+        """A changed bit is detected anywhere in the file."""
         path = _checkpoint.write(self.folder, 1, 1, self.parts)
         with open(path, "rb") as f:
             good = f.read()
@@ -98,14 +98,14 @@ class TestCheckpoint(unittest.TestCase):
         self.assertEqual(_checkpoint.listed(self.folder + "/none"), [])
 
     def test_prune_keeps_what_was_written(self):
-        """Those with higher numbers, of another training or damaged, take no place of it."""
+        """Files with higher numbers, which belong to another training or are damaged, do not count against the limit."""
         for commits in (800, 900, 5, 10):
             _checkpoint.write(self.folder, commits, 1, [])
         _checkpoint.prune(self.folder, 1, 10)
         self.assertEqual(_checkpoint.listed(self.folder), [900, 800, 10])
 
     def test_sweep(self):
-        """An incomplete file goes once its writer has ended."""
+        """An incomplete file is removed once its writer has ended."""
         os.makedirs(self.folder)
         ended, writing = (os.path.join(self.folder, f".commit-{name}.tmp") for name in ("ended", "writing"))
         for name in (ended, writing):
@@ -119,7 +119,7 @@ class TestCheckpoint(unittest.TestCase):
                          [".commit-link.tmp", ".commit-writing.tmp", os.path.basename(_checkpoint.path(self.folder, 1))])
 
     def test_restore(self):
-        """A damaged checkpoint is no checkpoint any more once an older one is loaded, and an error where there is no other."""
+        """A damaged checkpoint is set aside when an older one is loaded. If there is no other, it is an error."""
         self.assertFalse(_checkpoint.restore(self.folder, self.fail))
         for commits in (1, 2, 3):
             _checkpoint.write(self.folder, commits, 1, self.parts)
@@ -154,13 +154,13 @@ class TestCheckpoint(unittest.TestCase):
             _checkpoint.write(self.folder, 1, 1, [self.parts[0], self.parts[0]])
 
     def test_said_size(self):
-        """A tensor that has other bytes than it says makes no file."""
+        """No file is written if a tensor has another size than it declares."""
         with self.assertRaisesRegex(ValueError, "'d' has other than the 4 bytes"):
             _checkpoint.write(self.folder, 1, 1, [_checkpoint.Part("d", "tensor", [_checkpoint.Tensor("d", "U8", [4], 4, lambda: [b"abc"])])])
         self.assertEqual(os.listdir(self.folder), [])
 
     def test_version_1(self):
-        """A file of version 1, which Go has too, is read; a changed bit is noticed there too."""
+        """A file of version 1, which the tests in Go read too, can be read, and a changed bit is detected."""
         with open(os.path.join(os.path.dirname(__file__), "../../elastic/checkpoint/testdata/version1.safetensors"), "rb") as f:
             old = bytearray(f.read())
         os.makedirs(self.folder)
@@ -177,7 +177,7 @@ class TestCheckpoint(unittest.TestCase):
             _checkpoint.File(path)
 
     def test_unknown_version(self):
-        """It is no damage: the file keeps its name."""
+        """A file of an unknown version does not count as damaged, so it keeps its name."""
         with mock.patch.object(_checkpoint, "VERSION", 3):
             _checkpoint.write(self.folder, 1, 1, [])
         with self.assertRaisesRegex(ValueError, "its format has version 3, this program knows versions up to 2"):
@@ -203,7 +203,7 @@ class TestCut(unittest.TestCase):
         return here, there
 
     def test_cut(self):
-        """Those of the world end, a wait in another thread included; those before and after go on."""
+        """The connections of the world end, and with them a read in another thread. Earlier and later connections continue."""
         before, after_before = self.connect()
         world = _cut.Connections()
         here, there = self.connect()
@@ -221,7 +221,7 @@ class TestCut(unittest.TestCase):
         self.assertGreater(here.fileno(), -1)
 
     def test_hold(self):
-        """Reads end, in another thread too; writes of both ends go on until release, although the owner has closed the connection."""
+        """Reads end, also in another thread. Writes succeed until release, even after the owner has closed the connection."""
         world = _cut.Connections()
         here, there = self.connect()
         world.settle()
@@ -241,7 +241,7 @@ class TestCut(unittest.TestCase):
                 there.sendall(b"x")
 
     def test_listening(self):
-        """A listener of the world goes on."""
+        """A listener of the world continues."""
         world = _cut.Connections()
         with socket.create_server(("127.0.0.1", 0)) as server:
             world.settle()
@@ -250,7 +250,7 @@ class TestCut(unittest.TestCase):
                 server.accept()[0].close()
 
     def test_forming(self):
-        """A world that connects loses what it has, and what it gets."""
+        """A world that is still connecting loses its connections, and those that it opens later."""
         world = _cut.Connections()
         self.connect()
         self.assertEqual(world.cut(), 2)
@@ -259,7 +259,7 @@ class TestCut(unittest.TestCase):
         self.assertEqual((here.recv(1), there.recv(1)), (b"", b""))
 
     def test_reused(self):
-        """A descriptor that is another socket by now, or none, is left alone; so are sockets that are not TCP."""
+        """A descriptor that was closed or is now another socket is left alone. So are sockets that are not TCP."""
         world = _cut.Connections()
         here, there = connection()
         pair = socket.socketpair()

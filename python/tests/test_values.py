@@ -1,4 +1,4 @@
-"""What a checkpoint has of PyTorch's and numpy's values. No rank runs."""
+"""Tests how checkpoints store values of PyTorch and numpy. No rank runs."""
 import collections
 import datetime
 import os
@@ -20,7 +20,7 @@ except ImportError:
 
 
 def of_types(*names):
-    """A tensor of each type that this torch has."""
+    """Returns a tensor for each of the types that this torch has."""
     return {name: torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for name in names if hasattr(torch, name)}
 
 
@@ -58,7 +58,7 @@ class TestValues(unittest.TestCase):
         self.same(value, _values.decode(self.write(v=value), {"v": None})["v"])
 
     def test_types(self):
-        """A tensor of any type comes back as it was, as a part, in a module's state and within a value."""
+        """A tensor of any type is restored unchanged, as a part, in a module's state and within a value."""
         all_types = of_types("float64", "float32", "float16", "bfloat16", "complex32", "complex64", "complex128", "int64", "int32", "int16", "int8",
                              "uint64", "uint32", "uint16", "uint8", "bool", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz")
         self.assertGreater(len(all_types), 12)
@@ -69,12 +69,12 @@ class TestValues(unittest.TestCase):
                     self.same(state, _values.decode(self.write(v=state), {"v": live})["v"])
 
     def test_memory(self):
-        """Elements that do not lie one after the other, of another sign than in memory, none at all, and more than a piece."""
+        """Tensors can be not contiguous, lazily conjugated, empty, or larger than a piece."""
         self.round([torch.arange(10)[::3], torch.randn(4, 5).t(), torch.randn(3, dtype=torch.complex64).conj(), torch.zeros(0, 3), torch.tensor(2.5),
                     torch.nn.Parameter(torch.randn(2)).detach(), torch.arange(_checkpoint.PIECE // 4 + 100000)])
 
     def test_aliases(self):
-        """A value of its own, which stays when the file goes."""
+        """A decoded value is a copy, which does not change the file."""
         file = self.write(v=[torch.arange(4)])
         got = _values.decode(file, {"v": None})["v"][0]
         got += 1
@@ -91,7 +91,7 @@ class TestValues(unittest.TestCase):
                     numpy.zeros((2, 2), numpy.clongdouble), numpy.ones(3, numpy.float16), numpy.arange(12).reshape(3, 4).T, numpy.zeros((0, 2))])
 
     def test_refused(self):
-        """The error names the part, however deep it lies, and its type."""
+        """The error names the place of the value in the state, and its type."""
         class Pair(collections.namedtuple("Pair", "a b")):
             pass
 

@@ -1,4 +1,4 @@
-"""The protocol of the socket, without torch: the test is the other end."""
+"""Tests the protocol of the socket without torch. The test is the other end."""
 import io
 import json
 import os
@@ -16,7 +16,7 @@ from hvdrun import _worker  # noqa: E402
 
 
 class Peer:
-    """hvdrun's end, and the worker."""
+    """The end of hvdrun, with the worker at the other end."""
 
     def __init__(self):
         self.sock, other = socket.socketpair()
@@ -45,7 +45,7 @@ class Peer:
 
 class Fork(unittest.TestCase):
     def test_garbage_stays_with_the_parent(self):
-        """Also where a collection would begin before the parent's garbage is set apart in the child."""
+        """A child never collects its parent's garbage, even if a collection is due in the child before the garbage is set apart."""
         program = """
 import gc, os, sys
 from hvdrun import _worker
@@ -77,7 +77,7 @@ gc.collect()
 
 class Rest(unittest.TestCase):
     def test_waits(self):
-        """A thread that computes without the interpreter, and needs it then, has it before the interpreter ends."""
+        """The interpreter waits for a thread that computes without its lock, and needs the lock afterwards."""
         program = """
 import atexit, hashlib, os, threading
 from hvdrun import _worker
@@ -97,7 +97,7 @@ begun.wait()
         self.assertEqual(out, b"it has the interpreter")
 
     def test_gives_up(self):
-        """A thread that runs for ever does not keep a program from its end."""
+        """A thread that runs for ever does not keep the program from ending."""
         stop = threading.Event()
 
         def run():
@@ -138,7 +138,7 @@ class TestWorker(unittest.TestCase):
         self.assertEqual((caught.exception.why, caught.exception.last), ("finished", True))
 
     def test_updates(self):
-        """The newest applies, one without a change withdraws those before, and a world takes account of those up to its seq."""
+        """Only the newest update counts. One without a change withdraws earlier ones, and a world includes the updates up to its seq."""
         called = threading.Event()
         self.worker.on_lost = lambda *_: called.set()
 
@@ -167,7 +167,7 @@ class TestWorker(unittest.TestCase):
         while not self.worker.lost(4, 60):
             pass
         self.assertEqual(self.worker.lost_ranks(4), [1])
-        self.worker.ask()  # what on_lost was called with is seen once the thread has read on
+        self.worker.ask()  # on_lost has been called once the thread has read the next message
         self.peer.send(**{"is": "world", "generation": 5, "rank": 0, "size": 1})
         self.worker.answer()
         self.assertEqual(told, [(4, [1])])
@@ -176,7 +176,7 @@ class TestWorker(unittest.TestCase):
     def test_figures(self):
         self.peer.worker.figures({"loss": 0.5, "lr": float("nan")})
         self.assertEqual(self.peer.next(), {"do": "figures", "figures": {"loss": 0.5, "lr": None}})
-        self.peer.worker.figures({"loss": 0.25})  # within a tenth of a second
+        self.peer.worker.figures({"loss": 0.25})  # within 0.1 s, so it is not sent at once
         self.peer.worker.figures({"loss": 0.125})
         self.peer.worker._send_figures(1e9)
         self.assertEqual(self.peer.next(), {"do": "figures", "figures": {"loss": 0.125}})
@@ -189,7 +189,7 @@ class TestWorker(unittest.TestCase):
         self.assertLessEqual(len(answer["text"]), 200)
 
     def test_no_stacks(self):
-        """Where they cannot be written to a file, the connection stays."""
+        """If stacks cannot be written to a file, the worker answers with the reason, and the connection stays."""
         refused = OSError("no memory")
         with mock.patch.object(_worker.os, "memfd_create", side_effect=refused):
             self.peer.send(**{"is": "stacks", "id": 3})
@@ -206,7 +206,7 @@ class TestWorker(unittest.TestCase):
         self.assertEqual(self.peer.next(), {"do": "beat", "phase": "saving", "commits": 3, "written": 1 << 20})
 
     def test_beats(self):
-        """The last of many is sent in the end, and few before."""
+        """Of many beats the last one is sent, and few others."""
         for i in range(1000):
             self.worker.beat("training", i)
         beats = [self.peer.next()]
@@ -215,7 +215,7 @@ class TestWorker(unittest.TestCase):
         self.assertLess(len(beats), 100)
 
     def test_operations(self):
-        """Where the program is between two commits is known: in a function of torch that waits, or elsewhere."""
+        """Beats report the program's position between two commits: in a function of torch that waits, or elsewhere."""
         self.worker.beat("joining", 6)
         self.assertEqual(self.peer.next(), {"do": "beat", "phase": "joining", "commits": 6})
         self.worker.beat("training", 7)
@@ -236,10 +236,10 @@ class TestWorker(unittest.TestCase):
         self.assertEqual(beats[0]["operation"], {"number": 9, "what": "all_reduce", "waiting": True})
         os.close(readable)
         os.close(writable)
-        self.assertEqual(self.peer.next()["operation"]["waiting"], False)  # the test is no part of torch
+        self.assertEqual(self.peer.next()["operation"]["waiting"], False)  # the test itself does not count as torch
 
     def test_stuck(self):
-        """Who waits for others in a world that is lost is found, and who waits for the next world is not."""
+        """A program that waits for others in a lost world is found. One that waits for the next world is not."""
         quiet, _worker.QUIET = _worker.QUIET, 0.01
         self.addCleanup(setattr, _worker, "QUIET", quiet)
         readable, writable = os.pipe()
@@ -269,7 +269,7 @@ class TestWorker(unittest.TestCase):
         os.close(writable)
 
     def test_busy(self):
-        """A function of torch that computes does not wait."""
+        """A function of torch that computes does not count as waiting."""
         torch = {"__name__": "torch.autograd", "frame": sys._getframe}
         exec("def backward(): return _run()\ndef _run(): return frame()", torch)
         waits = _worker.Waits()
@@ -290,7 +290,7 @@ class TestWorker(unittest.TestCase):
             self.worker.answer()
 
     def test_fork(self):
-        """A forked child does not hold the socket: its parent's death is the end."""
+        """A forked child does not keep the socket open, so the connection ends with the parent."""
         readable, writable = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -308,7 +308,7 @@ class TestWorker(unittest.TestCase):
 
 
 class TestFailures(unittest.TestCase):
-    """What is told and printed of the exception that ends a process."""
+    """An exception that ends a process is reported to hvdrun, and can add a hint to the output."""
 
     def setUp(self):
         self.peer = Peer()
@@ -338,7 +338,7 @@ class TestFailures(unittest.TestCase):
         self.assertIn("begin with the loop", self.end(ValueError("too early for that")))
 
     def test_lost(self):
-        """A collective between steps that has lost a rank."""
+        """The hint for a collective between steps that has lost a rank names evaluate."""
         self.peer.worker.generation = 4
         self.peer.send(**{"is": "lost", "generation": 4, "ranks": [1]})
         self.assertTrue(self.peer.worker.lost(4, 60))
@@ -347,7 +347,7 @@ class TestFailures(unittest.TestCase):
 
 class TestSigterm(unittest.TestCase):
     def test_again(self):
-        """Another signal within a second is the first one, by way of hvdrun; a later one ends the process."""
+        """A second signal within a second is the first one, forwarded by hvdrun. A later one ends the process."""
         left = threading.Semaphore(0)
         worker = types.SimpleNamespace(leave=left.release)
         self.addCleanup(signal.signal, signal.SIGTERM, signal.SIG_DFL)
@@ -388,7 +388,7 @@ class TestLines(unittest.TestCase):
                 _worker.Lines().feed(bad)
 
 
-# What a package does that takes its time to import.
+# A program that exits as soon as a slow package is imported.
 SLOW = """
 import os, sys
 
@@ -404,7 +404,7 @@ sys.meta_path.insert(0, Finder())
 
 class TestGreeting(unittest.TestCase):
     def test_before_imports(self):
-        """The worker has said hello when a package that takes long begins to be imported."""
+        """The worker has sent hello before it begins to import a slow package."""
         for module, imports in ("torch", "torch"), ("transformers", "torch"), ("accelerate", "accelerate"):
             with self.subTest(module):
                 ours, other = socket.socketpair()
@@ -420,7 +420,7 @@ class TestGreeting(unittest.TestCase):
                 self.assertEqual([(line["do"], line["version"]) for line in said], [("hello", 1)])
 
     def test_once(self):
-        """The program that asks for the worker afterwards gets that one, and hello is not said again."""
+        """A later call returns the same worker, which does not send hello again."""
         ours, other = socket.socketpair()
         os.environ[_worker.VARIABLE] = str(other.detach())
         _worker.greet("hvdrun-nothing")
@@ -433,7 +433,7 @@ class TestGreeting(unittest.TestCase):
             self.assertEqual([json.loads(line)["program"] for line in lines], ["hvdrun-nothing"])
 
     def test_child(self):
-        """A child that has the variable and not the socket imports the package as before."""
+        """A child process that has the variable but not the socket can import the package."""
         reads, writes = os.pipe()
         self.addCleanup(os.close, reads)
         self.addCleanup(os.close, writes)
@@ -449,7 +449,7 @@ class TestEnvironment(unittest.TestCase):
         self.assertIsNone(_worker.Worker.from_environment("test"))
 
     def test_secrets(self):
-        """What the program starts later gets neither the socket nor the credentials."""
+        """Processes that the program starts inherit neither the socket nor the credentials."""
         ours, other = socket.socketpair()
         os.environ.update({_worker.VARIABLE: str(other.detach()), _worker.CREDENTIALS: "secret"})
         worker = _worker.Worker.from_environment("test")

@@ -1,4 +1,4 @@
-"""One process group, world after world, by torch's own functions: with gloo, and with the backend hvdrun. It needs HVD_LIBRARY."""
+"""Reconfigures one process group for successive worlds by torch's functions, with gloo and with the backend hvdrun. It needs HVD_LIBRARY."""
 import os
 import signal
 import unittest
@@ -15,36 +15,36 @@ ALL = [0, 1, 2]
 
 
 class Member:
-    """A process that enters worlds. place is its number among the processes, and who tells the others of it is the store."""
+    """A process that enters worlds. place is its number among the processes, which find each other by the store."""
 
     def __init__(self, backend, place, store):
         self.place, self.store = place, store
-        # The rank before the first world is a number that no other has, as hvdrun.torch gives it.
+        # Before the first world the rank is a number that no other process has, as in hvdrun.torch.
         dist.init_process_group(backend, store=store, rank=place, world_size=place + 1, timeout=TIMEOUT, enable_reconfigure=True)
         assert dist._supports_reconfigure()
 
     def enter(self, world, places):
-        """Enters the world of that number, whose ranks are the processes in those places."""
+        """Enters the world with this number, whose ranks are the processes at the given places, in that order."""
         self.store.set(f"handles/{world}/{self.place}", dist._get_reconfigure_handle())
         handles = [self.store.get(f"handles/{world}/{p}").decode() for p in places]
         dist._reconfigure(world, handles, timeout=TIMEOUT).wait()
         assert (dist.get_rank(), dist.get_world_size()) == (places.index(self.place), len(places))
 
     def total(self):
-        """All ranks of the world add up."""
+        """Checks a sum over all ranks of the world."""
         size = dist.get_world_size()
         t = torch.full((1000,), float(dist.get_rank() + 1))
         dist.all_reduce(t)
         assert torch.equal(t, torch.full((1000,), size * (size + 1) / 2)), t
 
     def until_all(self, name):
-        """Waits for the other processes, in a world or not."""
+        """Waits until all processes have called it, in whatever world they are."""
         self.store.set(f"{name}/{self.place}", "")
         self.store.wait([f"{name}/{p}" for p in ALL], TIMEOUT)
 
 
 class Worlds:
-    """The cases in which torch tries its own backends, and deaths besides."""
+    """The cases of torch's own tests, and a death."""
 
     def members(self, body, size=3, killed=()):
         ranks(size, lambda place, store: body(Member(self.backend, place, store)), killed)
@@ -126,7 +126,7 @@ class Worlds:
     def test_after_abort(self):
         def body(m):
             m.enter(1, ALL)
-            m.until_all("before")  # an abort ends what others still wait for
+            m.until_all("before")  # because an abort would end an operation in which others still wait
             backend = dist.get_backend_impl(dist.group.WORLD, torch.device("cpu"))
             backend.abort()
             assert backend.supports_reconfigure and backend.get_error() == ErrorType.SUCCESS  # no call has failed
@@ -144,7 +144,7 @@ class Worlds:
         self.members(body)
 
     def test_death(self):
-        """Shrinks by a death, in another order, and grows by a newcomer."""
+        """After a death the world shrinks and has another order. Then a newcomer joins."""
         def body(m):
             if m.place == 3:
                 m.store.get("handles/3/0")
@@ -168,7 +168,7 @@ class Gloo(Worlds, unittest.TestCase):
     backend = "gloo"
 
     def broken(self, m):
-        """A rank whose own connections last would wait for the timeout."""
+        """Does nothing: with gloo, a rank that has kept its connections would wait until the timeout."""
 
 
 @unittest.skipUnless(hasattr(dist, "_reconfigure"), "this torch has no _reconfigure")
