@@ -202,7 +202,7 @@ func (s *Steps[T]) await(ctx context.Context, mine bool) error {
 type verdict struct {
 	reached uint64 // number of steps that the ranks with the state have applied, or apply now
 	source  int    // the rank that has averages to apply; -1: none
-	kept    bool   // that rank has applied them already, and kept them for ranks that lack them
+	kept    bool   // source has already applied them, and has kept them for ranks that lack them
 	lacking bool   // other ranks need them
 	// replayed means that a rank that is not a member yet applies them too.
 	replayed bool

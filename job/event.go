@@ -48,7 +48,7 @@ const (
 	// follows.
 	WorkerDying EventName = "worker_dying"
 	// WorkerExited has host, slot, pid, rank, code, signal, cause (failed, done, left, stopped).
-	// Where they are known, it has error: what the program has reported of its own error, or the
+	// Where they are known, it has error: the report of the program about its own error, or the
 	// line of its stderr that says why it fails, such as the last one of a traceback with the
 	// program's line; why: other reasons, such as a lack of memory; tasks: the functions that the
 	// worker ran for tasks, if those are to blame.

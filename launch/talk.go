@@ -49,7 +49,7 @@ func (e *nearEnd) Read(b []byte) (int, error) {
 // the descriptors that the process inherits. It returns the environment of the process. If the
 // kernel permits no socket, the talk is nil and that is not an error.
 func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
-	env := slices.DeleteFunc(plan.WithNode(lastOfEach(s.Env), os.Environ(), s.As == nil), func(entry string) bool { // that of this process
+	env := slices.DeleteFunc(plan.WithNode(lastOfEach(s.Env), os.Environ(), s.As == nil), func(entry string) bool { // the socket of this process itself
 		return strings.HasPrefix(entry, plan.EnvWorkerSocket+"=")
 	})
 	if s.Prepare != nil {

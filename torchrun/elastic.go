@@ -353,7 +353,7 @@ func (r *elasticRun) exchange(round Round, own string) {
 	ctx, cancel := context.WithTimeout(r.side, rankTimeout)
 	defer cancel()
 	err := round.Store.Set(ctx, gossipOf(round.Rank), []byte(own))
-	if err == nil && round.Rank == 0 { // where the others notice its end: Dynamic.attend
+	if err == nil && round.Rank == 0 { // by a connection to it the others notice its end: Dynamic.attend
 		err = round.Store.Set(ctx, "store", []byte(r.Peers.Addr()))
 	}
 	if err != nil {

@@ -168,8 +168,8 @@ func (m *Member) agentsKnown() (n int) {
 	return n
 }
 
-// round adds an agent, and cuts another one off: that one says no good-bye and does not refuse
-// connections either.
+// round adds an agent, and cuts another one off. That one sends no goodbye, and does not refuse
+// connections.
 func (s *simulation) round() {
 	start := time.Now()
 	s.members = append(s.members, s.join())

@@ -90,7 +90,7 @@ func phaseOf(before line.Phase, m fakeproc.Moment) Phase {
 		}
 		return Fetching
 	case line.Joins:
-		if before == line.Joins || before == line.Saving { // a commit that it follows while it waits
+		if before == line.Joins || before == line.Saving { // the worker follows a commit while it waits
 			return 0
 		}
 		return Joining

@@ -293,7 +293,7 @@ func (s *stream) end() {
 type memoryConn struct {
 	in, out       *stream
 	local, remote *net.TCPAddr
-	slot, peer    plan.SlotID // whose ends they are
+	slot, peer    plan.SlotID // the slots of this end and of the other
 
 	mu       sync.Mutex
 	closed   bool

@@ -112,7 +112,7 @@ type worker struct {
 	pid         int           // 0: not started yet
 	doomed      bool          // to be killed as soon as it is started
 	hurry       chan struct{} // closed when doomed is set: the launcher ends the grace period
-	more        wake.Flag     // the launcher begins the grace period anew
+	more        wake.Flag     // the launcher starts the grace period again
 	look        wake.Flag     // the launcher checks whether a signal is ending the process
 	evicted     bool          // the agent itself has asked it to end
 	grace       time.Duration
@@ -124,7 +124,7 @@ type worker struct {
 
 // said counts the lines that a worker has sent.
 type said struct {
-	lines  int  // that the driver has not acknowledged
+	lines  int  // number of lines that the driver has not acknowledged
 	floods bool // the log has a line about too many of them
 }
 
@@ -494,7 +494,7 @@ func (s *session) stop(m *agentpb.Stop) {
 		w.kill()
 	case !m.GetMore():
 		s.record("stop", w, fmt.Sprintf("within %v", w.grace), audit.Done)
-	default: // the grace period begins anew; this may come every second
+	default: // the grace period starts again; this may come every second
 		w.more.Set()
 	}
 }

@@ -62,7 +62,7 @@ func cleanRun(all *os.File, run string, uid int, since time.Time) {
 }
 
 // removeUnused removes the folder of a store that nobody has open. It removes the lock file last:
-// until then, a process that opens the store waits for the lock, and then begins anew.
+// until then, a process that opens the store waits for the lock, and then starts again.
 func removeUnused(of *os.File, host string, uid int) {
 	dir, err := openFolder(int(of.Fd()), host, uid)
 	if err != nil {

@@ -156,8 +156,8 @@ func (c columns) addRow(r row) {
 	}
 }
 
-// Difference returns the difference of fresh from old. It skips and adds members whose order has
-// changed.
+// Difference returns the difference of fresh from old. A member at another place in the order is
+// removed and added.
 func Difference(old, fresh *Members) *MembersDifference {
 	ranks := make(map[plan.SlotID]int, len(old.Indices))
 	olds := make([]row, 0, len(old.Indices))

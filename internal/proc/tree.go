@@ -39,7 +39,7 @@ type Stop struct {
 	// Signal, if not nil, returns the signal that is sent instead of SIGTERM.
 	Signal func() syscall.Signal
 	// Hurry, if not nil, ends the grace period when it is closed. Each value of More, if not nil,
-	// begins the whole grace period anew.
+	// starts the whole grace period again.
 	Hurry, More <-chan struct{}
 	// Dying, if not nil, is called once, if the process dumps its core before Wait stops it, which
 	// may take long, or if a check finds that a signal is ending it. what completes a sentence; by
@@ -210,7 +210,7 @@ func (t *Tree) endsByItself(ctx context.Context, stop Stop) bool {
 	}
 }
 
-// within returns whether the child ends within d, which begins anew with each value of more, and
+// within returns whether the child ends within d, which starts again with each value of more, and
 // before hurry is closed.
 func (t *Tree) within(d time.Duration, hurry, more <-chan struct{}) bool {
 	timer := time.NewTimer(d)

@@ -7,8 +7,8 @@
 // has named the file, a symbolic link in its place is followed if the link belongs to this user or
 // to root, who could have named the target themselves, and is refused otherwise. If this program
 // has chosen the name, a symbolic link is always refused. Links among the folders above the file
-// are followed as usual, because users put folders on other disks that way, and the target is
-// checked all the same. Hard links to files of others are left to the kernel
+// are followed as usual, because users put folders on other disks that way. The target is
+// checked like any file. Hard links to files of others are left to the kernel
 // (fs.protected_hardlinks).
 //
 // Files are created with O_EXCL, and have the requested mode whatever the umask is.

@@ -11,8 +11,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// TestWriteOfSharedFile writes more than a pipe can hold to one that another process has made
-// non-blocking.
+// TestWriteOfSharedFile: Write writes everything to a pipe that another process has made
+// non-blocking, even if the pipe cannot hold that much.
 func TestWriteOfSharedFile(t *testing.T) {
 	for _, late := range []bool{false, true} { // made so after the file was opened here, or before
 		r, w := pipe(t, late)

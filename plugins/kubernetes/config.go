@@ -16,7 +16,7 @@ type config struct {
 	labels        string
 	fields        string
 	container     string
-	job           string // whose pods are brought; "": none
+	job           string // the Job whose number of pods the plugin sets; "": none
 	resource      string
 	defaultSlots  int
 	host          string // ip, name or fqdn

@@ -46,7 +46,7 @@ func parseNodes(text string) (map[string]node, error) {
 var (
 	// A node with one of these flags cannot run a worker.
 	uselessFlags = []string{"NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED", "DRAINED"}
-	// A node with one of these flags goes on running what it runs.
+	// A node with one of these flags continues to run its jobs, but starts no new ones.
 	leavingFlags = []string{"DRAIN", "DRAINING", "FAIL", "FAILING", "POWER_DOWN"}
 	// Older versions of Slurm write flags as one character after the state.
 	shortFlags = map[byte]string{'*': "NOT_RESPONDING", '~': "POWERED_DOWN", '#': "POWERING_UP", '%': "POWERING_DOWN",

@@ -78,7 +78,8 @@ func TestExceeded(t *testing.T) {
 	}
 }
 
-// TestDivided: a package whose line names plain tests runs twice, and each of its tests once.
+// TestDivided: if the budget lists some tests of a package as plain, the package runs once with
+// these tests only and once with the others.
 func TestDivided(t *testing.T) {
 	b, err := parseBudget("* 4 plain\na 9 race\n\tTestTCP TestHosts # compute\n  TestSparse\nb 9 race\n")
 	if err != nil {

@@ -81,7 +81,7 @@ func TestAudit(t *testing.T) {
 		}
 		return cmd.Process.Pid
 	}
-	scale, drain := order("scale", "--max-np", "3"), order("drain", "a") // which is refused
+	scale, drain := order("scale", "--max-np", "3"), order("drain", "a") // the drain is refused
 	stop := order("stop")
 	finish(t, r, 143, 100000)
 

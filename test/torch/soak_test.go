@@ -33,8 +33,8 @@ type kill struct {
 // pace is the time of a step of a program with the option paced.
 const pace = 50 * time.Millisecond
 
-// TestSoak kills one of four workers that make a step in 50 ms, again and again: a second after the
-// last kill, once that worker is replaced. They use DistributedDataParallel, or reduce one flat
+// TestSoak repeatedly kills one of four workers, which make a step in 50 ms. It kills the next one
+// a second after the last kill, once that worker is replaced. They use DistributedDataParallel, or reduce one flat
 // buffer. It reports how much later than without the death the survivors make their next step, and
 // how many steps the deaths cost. Only the dead are started again, and each sample is used once.
 func TestSoak(t *testing.T) {

@@ -282,7 +282,7 @@ func (c *Call) reduceScatterHierarchical(part func(rank int) []byte, result []by
 	} else if c.host.Load() == nil {
 		kernel.Copy(result, own)
 	}
-	t := c.Dividing(h.leaders) // whose places are those of the hosts
+	t := c.Dividing(h.leaders) // place i is the leader of host i
 	for s := range c.Frames(len(result)) {
 		err := c.CombineReceived(t, c.Cut(result, s), c.Cut(result, s), func(host int) int {
 			return first + ((host-h.here+t.Size)%t.Size-1)*c.Frames(len(result)) + s

@@ -131,7 +131,7 @@ func (l *link) deliverAll(f *frame.Reader) error {
 			return err
 		}
 		switch {
-		case h.Kind.IsNotice(): // where the peer's group had ended before this connection
+		case h.Kind.IsNotice(): // the peer's group had ended before this connection was made
 			return l.notice(f, &h)
 		case h.Kind != frame.Data:
 			return frame.Err

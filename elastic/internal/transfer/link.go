@@ -22,7 +22,7 @@ const (
 	frameManifest = 'a' // a Manifest
 	frameHead     = 'h' // a Head
 	frameChunk    = 'c' // a chunk of the commit, with its number
-	frameGone     = 'g' // that chunk has been overwritten
+	frameGone     = 'g' // the requested chunk has been overwritten
 	frameStep     = 's' // a Step; its averages follow
 	framePiece    = 'p' // the next bytes of a step's averages
 	frameBeat     = 'b' // the source is alive

@@ -44,7 +44,7 @@ const (
 	// missedBeats is the number of unanswered beats after which a stream counts as broken.
 	missedBeats = 3
 	// findEvery is the pause between two calls of Config.Find for the same host. findMore is how
-	// long Run goes on with them after the cluster's first agent was found, if an earlier driver
+	// long Run continues the calls after the cluster's first agent was found, if an earlier driver
 	// started the worker.
 	findEvery = 20 * time.Millisecond
 	findMore  = 500 * time.Millisecond

@@ -244,7 +244,7 @@ func (w *worker) reportEnd(s *session, e *event) {
 }
 
 // stopAfter stops the worker once ctx has ended. Then closing hurry ends its grace period at once,
-// and each value of more begins it anew. release waits until none of this goes on.
+// and each value of more starts it again. release waits until all of this has ended.
 func (s *session) stopAfter(ctx context.Context, w *worker, hurry, more <-chan struct{}) (release func()) {
 	done, over := make(chan struct{}), make(chan struct{})
 	unwatch := context.AfterFunc(ctx, func() {
@@ -299,13 +299,13 @@ func pass(w *io.Writer, text []byte) {
 
 // speech holds the lines that a worker has sent.
 type speech struct {
-	lines []*event // that wait until the worker is live
+	lines []*event // lines that wait until the worker is live
 	live  bool     // the driver knows that the worker runs: lines are passed on at once
 }
 
 // toSend holds further requests about a worker, each sent once.
 type toSend struct {
-	more    bool // begin the grace period anew
+	more    bool // start the grace period again
 	look    bool
 	signals []syscall.Signal
 }
@@ -444,7 +444,7 @@ func (s *session) pass(sig syscall.Signal) {
 	s.wake.Set()
 }
 
-// extend makes the worker's grace period begin anew.
+// extend makes the worker's grace period start again.
 func (s *session) extend(w *worker) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

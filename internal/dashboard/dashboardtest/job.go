@@ -138,8 +138,8 @@ func (j *Job) Pass(d time.Duration, commits uint64) {
 	})
 }
 
-// Goodput returns the goodput of a job that took the time whole: the given parts, and training for
-// the rest.
+// Goodput returns the goodput of a job that took the time whole: it spent the given parts, and has
+// trained for the rest.
 func Goodput(whole time.Duration, parts job.Goodput) job.Goodput {
 	g := job.Goodput{Seconds: whole.Seconds(), StalledBy: parts.StalledBy}
 	rest := g.Seconds

@@ -92,7 +92,7 @@ func (f *eventFile) write(e job.Event) {
 	_, _ = f.lines.Write(append(line, '\n')) // never fails
 }
 
-// fail logs the first failure; the job goes on.
+// fail logs the first failure. The job continues.
 func (f *eventFile) fail(err error) {
 	if !f.failed.Swap(true) {
 		f.log.WithError(err).Error("the events file lacks events; the job continues")

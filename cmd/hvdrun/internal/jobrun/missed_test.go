@@ -42,7 +42,7 @@ func TestMissedEvents(t *testing.T) {
 			}
 			// Each driver except the last dies with a full disk.
 			var mark []byte
-			var since []job.Event // that the journal holds
+			var since []job.Event // events in the journal
 			for turn := range 4 {
 				file, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 				if err != nil {

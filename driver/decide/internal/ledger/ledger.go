@@ -142,7 +142,7 @@ func (l *Ledger) Owe(now time.Time, part job.Part, by plan.SlotID, long time.Dur
 		l.owed[n-1].long += long
 		return
 	}
-	if len(l.owed) == mostHeld { // that many stalls in a row, with no training between them
+	if len(l.owed) == mostHeld { // there were so many stalls without training between them
 		l.owed[mostHeld-1].long += long
 		return
 	}

@@ -44,7 +44,7 @@ type news struct {
 
 // fleet is the processes of all hosts. It implements client.Starter.
 type fleet struct {
-	hosts int // that there will be
+	hosts int // number of hosts once all are started
 
 	// told receives news about all hosts together: all members have received World, or have
 	// committed in it, or have received the update Heard.
@@ -128,8 +128,8 @@ func (f *fleet) start(host string) (p *process, at netip.Addr, err error) {
 	return p, netip.AddrFrom4([4]byte{127, 1, byte(f.begun >> 8), byte(f.begun)}), nil
 }
 
-// descriptors returns how many of this process's descriptors are the fleet's and not the driver's:
-// of each host's process a connection and a pidfd.
+// descriptors returns how many of this process's descriptors belong to the fleet and not to the
+// driver: a connection and a pidfd for the process of each host.
 func (f *fleet) descriptors() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
