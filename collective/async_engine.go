@@ -201,7 +201,7 @@ func (e *engine) help(h *Handle) {
 }
 
 // giveTurn ends the turn of a goroutine that waits for operations. It wakes the engine's goroutine
-// if there is a reason for a cycle. A failed attempt to take the turn alone is no reason for a
+// if there is a reason for a cycle. A failed attempt to take the turn alone is not a reason for a
 // cycle: if the engine's goroutine woke up after each operation, it would find the turn taken by
 // the next one again.
 func (e *engine) giveTurn() {

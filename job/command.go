@@ -31,7 +31,7 @@ type Command struct {
 	Slot *int   `json:"slot,omitempty"`
 	// For is how long Exclude lasts; 0: until Readmit.
 	For time.Duration `json:"for,omitempty"`
-	// MinNP and MaxNP are the bounds that Scale sets; nil: unchanged. A MaxNP of 0 is no bound.
+	// MinNP and MaxNP are the bounds that Scale sets; nil: unchanged. A MaxNP of 0 means no bound.
 	MinNP *int `json:"min_np,omitempty"`
 	MaxNP *int `json:"max_np,omitempty"`
 	// Now makes Stop kill the workers at once.

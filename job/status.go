@@ -48,7 +48,7 @@ type Status struct {
 	Generation uint64 `json:"generation"`
 	Size       int    `json:"size"`
 	// NP is the number of slots needed for the first start; MinNP and MaxNP bound the size. A MaxNP
-	// of 0 is no bound.
+	// of 0 means no bound.
 	NP      int  `json:"np"`
 	MinNP   int  `json:"min_np"`
 	MaxNP   int  `json:"max_np"`

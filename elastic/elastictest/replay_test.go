@@ -272,8 +272,8 @@ func TestReplayOrNot(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			entered := c.grows(t, *firstSeed)
 			// The outcome of one run can vary: several steps can be made between the newcomer's
-			// last step and the end of the world, and a newcomer that has no step to apply alone
-			// calls nothing that fails in no world. Up to nine more seeds are tried.
+			// last step and the end of the world. A newcomer that has no step to apply alone makes
+			// none of the calls that fail without a world. Up to nine more seeds are tried.
 			for i := range uint64(9) {
 				if entered == c.replays {
 					break

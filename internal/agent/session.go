@@ -560,7 +560,7 @@ func (w *worker) left(processes []string) {
 }
 
 // dying emits an event, if the driver understands it, about a worker that is bound to end. If this
-// agent asked the worker to end, that is no failure, and only its end is reported.
+// agent asked the worker to end, that is not a failure, and only its end is reported.
 func (w *worker) dying(what string, by syscall.Signal) {
 	s := w.s
 	s.srv.mu.Lock()

@@ -39,7 +39,7 @@ func NewClusterAuthority(now time.Time) (*Authority, error) {
 // Fingerprint returns the SHA-256 hash of the authority's certificate.
 func (a *Authority) Fingerprint() [sha256.Size]byte { return sha256.Sum256(a.cert.Raw) }
 
-// Certificate returns the authority's certificate, which is no secret.
+// Certificate returns the authority's certificate, which is not secret.
 func (a *Authority) Certificate() []byte { return a.cert.Raw }
 
 // PEM returns the key and the certificate of a cluster's authority as text, for ParseAuthority. Its

@@ -26,7 +26,7 @@
 // a crash of the machine requires those before synced, since the kernel may have written any part
 // of the rest. A file that lacks a required record is damaged. A later record is read if it is
 // complete. What follows, zeros or remains of records from before a Replace, has another salt and
-// is no record.
+// is not a record.
 //
 // Journals of version 2 have no mark. All their complete records are read, and Open rewrites them.
 package journal

@@ -117,8 +117,8 @@ func TestScale(t *testing.T) {
 	}
 }
 
-// TestScaleEnds: the Job is deleted at the end. It is no error if the Job is gone, or if another
-// client changes it at the same time.
+// TestScaleEnds: the Job is deleted at the end. It is not an error if the Job is gone, or if
+// another client changes it at the same time.
 func TestScaleEnds(t *testing.T) {
 	a := newServer(t)
 	j := &jobServer{job: jobText(1, ""), conflict: true}

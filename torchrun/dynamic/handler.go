@@ -261,10 +261,11 @@ func (h *Handler) Closed(ctx context.Context) (bool, error) {
 }
 
 // Changed blocks until the last round that Next has returned should end, because nodes wait to
-// join, or because members have died or left without being done. A closed run alone is no reason: a
-// member that is done closes the run, and a member that has failed also leaves. An unreachable
-// store is no reason either: away, if not nil, is called each time the store becomes unreachable or
-// reachable again. The error is the cause of ctx's end, or says that there is no round.
+// join, or because members have died or left without being done. A closed run alone is not a
+// reason: a member that is done closes the run, and a member that has failed also leaves. An
+// unreachable store is not a reason either: away, if not nil, is called each time the store becomes
+// unreachable or reachable again. The error is the cause of ctx's end, or says that there is no
+// round.
 func (h *Handler) Changed(ctx context.Context, away func(is bool)) (Change, error) {
 	h.mu.Lock()
 	round := h.round

@@ -29,7 +29,7 @@ type Guess struct {
 // a way that the tensor is unchanged if the guess is wrong.
 func (a *Table[H]) Observe(buckets []Bucket, lent func(*Bucket) bool) {
 	if len(buckets) == 0 {
-		return // a cycle without a result is no evidence
+		return // a cycle without a result does not count
 	}
 	if len(buckets) > 1 || !a.guessable(&buckets[0], lent) {
 		a.Guess.Times = 0

@@ -82,7 +82,7 @@ func retryable(err error, attempt int) bool {
 	return errors.Is(err, errNoRoute) && attempt < routeAttempts
 }
 
-// dial dials until it succeeds or a retry is useless. A timeout alone is no reason to give up if
+// dial dials until it succeeds or a retry is useless. A timeout alone is not a reason to give up if
 // the peer is on this host, or while other connections of the group are being made, since then this
 // host is slow. lacking returns the number of connections that are still missing.
 func (e *Endpoint) dial(ctx context.Context, w way, key identity.DataKey, h identity.Hello, lacking func() int) (*conn, error) {

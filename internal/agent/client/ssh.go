@@ -357,7 +357,7 @@ func readAnswer(r io.Reader) (answer, noise string, err error) {
 		if ends && answers && err == nil {
 			return strings.TrimRight(string(line), "\r"), noise, nil
 		}
-		if ends || len(line) == maxHello { // a longer line is no answer
+		if ends || len(line) == maxHello { // a longer line is not an answer
 			if text := bytes.TrimSpace(line); len(text) > 0 {
 				noise = string(text[:min(len(text), 200)])
 			}

@@ -9,7 +9,7 @@ import (
 )
 
 // Foreign is what a host, a plugin or a worker may say: it clears the screen, begins a line of the
-// log, breaks a table, and is no UTF-8.
+// log, breaks a table, and is not valid UTF-8.
 const Foreign = "\x1b[2Ja\n12:00:00.000 INFO  all is well\nhvdrun: done\tb\u009b1m\u202e\xff"
 
 // Tame checks that a text, of so many lines, commands no terminal and that no line of it is one of
