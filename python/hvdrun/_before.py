@@ -1,4 +1,7 @@
-"""Undoes a failed step: restores the buffers, tensors, values, learning rates and gradients of a state from the beginning of the step."""
+"""Undoes a failed step: restores the buffers, tensors, values, learning rates, gradients and objects of a state from the beginning of the step.
+
+After a failed evaluation it restores the parameters and the schedulers too: an evaluation may change them, as one by averaged weights does.
+"""
 import copy
 import functools
 import inspect
@@ -39,8 +42,35 @@ def put_back(live, kept):
     return live
 
 
+def snapshot(value):
+    """Returns the value of a part that is sent, saved and restored."""
+    if not hasattr(value, "state_dict"):
+        return value
+    of = value.state_dict()
+    if is_scheduler(value):  # in torch 1.13 it can have methods of the scheduler
+        of = {name: v for name, v in of.items() if not callable(v)}
+    return of
+
+
+def _size(tensor):
+    return tensor.element_size() * tensor.numel()
+
+
 def _small(tensor):
-    return tensor.element_size() * tensor.numel() <= SMALL
+    return _size(tensor) <= SMALL
+
+
+def _tensors(value):
+    """Yields the tensors of a value."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for v in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(v)
+
+
+def _address(parameter):
+    return parameter.data_ptr() if type(parameter) is torch.nn.Parameter else None
 
 
 class _Places:
@@ -111,6 +141,12 @@ def is_plateau(value):
     return _kind(type(value)) == "plateau"
 
 
+def _is_object(value):
+    """Reports whether a part is a loader or has a class of the program, such as an average of weights or running statistics."""
+    return hasattr(value, "state_dict") and not isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) and not is_scheduler(value) and \
+        not hasattr(value, "unscale_") and not hasattr(value, "hvd_undone")
+
+
 @functools.lru_cache(maxsize=None)
 def _kind(of):
     if issubclass(of, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -136,8 +172,11 @@ class Before:
     def __init__(self, parts):
         self._parts = parts
         self._buffers, self._tensors = _Places(), _Places()
-        self._values, self._loaders, self._schedulers = {}, {}, {}
-        self._rates = []  # (group of an optimizer, its entries except params)
+        self._values, self._schedulers = {}, {}
+        self._objects = []  # (part with load_state_dict, copy of its state)
+        self._large = []  # (name, [(tensor, version)]) of a part that is too large for a copy in each step
+        self._rates = []  # (optimizer, the entries of each of its groups except params)
+        self._weights = []  # (parameter, address, copy), in an evaluation
         self._modules, self._versions = [], []
         self._least = []  # (part, name, parameter): the smallest parameter of each module that requires gradients
         self._looks = []  # copies of these parameters, which reveal writes through .data
@@ -166,15 +205,23 @@ class Before:
         """Returns the smallest parameter of each module that trains, with its part. All ranks have the same values in it."""
         return [(part, p.detach()) for part, _, p in self._least]
 
-    def save(self):
+    def save(self, act=False):
         parts = self._parts
         values = {name: v for name, v in parts.items() if not isinstance(v, torch.Tensor) and not hasattr(v, "load_state_dict")}
         self._values = {name: keep(v) for name, v in values.items()}
-        self._loaders = {name: keep(v.state_dict()) for name, v in parts.items() if is_plateau(v) or hasattr(v, "state_dict") and
-                         hasattr(v, "__iter__") and not isinstance(v, (torch.nn.Module, torch.optim.Optimizer))}
+        self._objects, self._large = [], []
+        for name, v in parts.items():
+            if is_plateau(v) or act and is_scheduler(v) or _is_object(v):
+                state = snapshot(v)
+                tensors = list(_tensors(state))
+                if act or hasattr(v, "__iter__") or sum(map(_size, tensors)) <= SMALL:
+                    self._objects.append((v, keep(state)))
+                else:
+                    self._large.append((name, [(t, t._version) for t in tensors]))
         self._schedulers = {name: pace(v) for name, v in parts.items() if is_scheduler(v)}
-        self._rates = [(group, {name: keep(v) for name, v in group.items() if name != "params"})
-                       for v in parts.values() if isinstance(v, torch.optim.Optimizer) for group in v.param_groups]
+        self._rates = [(v, [{name: keep(v) for name, v in group.items() if name != "params"} for group in v.param_groups])
+                       for v in parts.values() if isinstance(v, torch.optim.Optimizer)]
+        self._weights = [(p, _address(p), p.detach().clone()) for _, name, p in self._leaves if name] if act else []
         self._tensors.save([parts])
         self._buffers.save(self._modules)
         self._gradients = [(p, p.grad, p.grad.clone()) for _, _, p in self._left if p.grad is not None]
@@ -188,14 +235,26 @@ class Before:
         self._tensors.restore()
         for name, kept in self._values.items():
             self._parts[name] = put_back(self._parts[name], keep(kept))
-        for name, kept in self._loaders.items():
-            self._parts[name].load_state_dict(keep(kept))
-        for group, kept in self._rates:
-            for name, value in kept.items():
-                if isinstance(group.get(name), torch.Tensor) and isinstance(value, torch.Tensor):
-                    group[name].copy_(value)
+        for part, kept in self._objects:
+            part.load_state_dict(keep(kept))
+        for optimizer, groups in self._rates:
+            for group, kept in zip(optimizer.param_groups, groups):
+                for name, value in kept.items():
+                    if isinstance(group.get(name), torch.Tensor) and isinstance(value, torch.Tensor):
+                        group[name].copy_(value)
+                    else:
+                        group[name] = keep(value)
+        with torch.no_grad():
+            for p, address, kept in self._weights:
+                if _address(p) == address:
+                    p.copy_(kept)
                 else:
-                    group[name] = keep(value)
+                    p.data = kept  # the program may use its present memory elsewhere
+        self._weights = []
+
+    def close(self):
+        """Ends the step, whose changes stay."""
+        self.open, self._weights = False, []
 
     def note(self):
         """Records the parameters as they are. A later write to one counts as applying the step."""
@@ -239,6 +298,10 @@ class Before:
                 f"hvdrun: the parameter {name!r} of the part {part!r} has changed since the step began, and a step that fails would "
                 "leave that: let step.commit() step the optimizers of the state, or give it what changes parameters: "
                 "step.commit(update)")
+        for name, tensors in self._large:
+            if any(t._version != version for t, version in tensors):
+                raise RuntimeError(f"hvdrun: the part {name!r} has changed since the step began, and is too large to be copied in each step: "
+                                   "give what changes it to commit: step.commit(update)")
         for name, before in self._schedulers.items():
             if pace(self._parts[name]) != before:
                 raise RuntimeError(f"hvdrun: the scheduler {name!r} was stepped within the step: step.commit() steps it; for another "

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hvdrun import _checkpoint, _values
-from hvdrun._before import Before, is_scheduler, pace, put_back, watch
+from hvdrun._before import Before, is_scheduler, pace, put_back, snapshot, watch
 
 _BUCKET = 32 << 20  # bytes of one broadcast
 _ALIGN = 16
@@ -132,16 +132,6 @@ def _count(shape):
     return n
 
 
-def _snapshot(value):
-    """Returns the value of a part that is sent and saved."""
-    if not hasattr(value, "state_dict"):
-        return value
-    of = value.state_dict()
-    if is_scheduler(value):  # in torch 1.13 it can have methods of the scheduler
-        of = {name: v for name, v in of.items() if not callable(v)}
-    return of
-
-
 class State:
     """The parts of the state that all ranks share, as attributes. Job.state creates it.
 
@@ -186,7 +176,7 @@ class State:
         for name in each_epoch:
             if not is_scheduler(parts.get(name)):
                 raise ValueError(f"hvdrun: each_epoch has {name!r}, which is no scheduler among the parts")
-        _values.check({name: _snapshot(value) for name, value in parts.items()})
+        _values.check({name: snapshot(value) for name, value in parts.items()})
         self.__dict__.update(_job=job, _ddp=ddp, _parts=parts, _wrapped={}, _trains={}, _holds=False, _torn=False, _acts=[], _results=[], _plan=[],
                              _each_epoch=frozenset(each_epoch), _paces={}, _before=Before(parts), _committed=False, _commits=0, _stepped=[],
                              _closures=[name for name, v in parts.items() if isinstance(v, torch.optim.Optimizer) and _needs_closure(v)])
@@ -229,16 +219,19 @@ class State:
 
     # A step.
 
-    def begin(self) -> None:
+    def begin(self, step: bool = True) -> None:
         """Begins a step, or an act such as an evaluation, and keeps copies of what undo restores.
 
         A Step calls it. Other loops call it themselves (see hvdrun.torch.run).
+
+        Args:
+            step: whether this is a step. An evaluation may change parameters and schedulers, so copies of them are kept too.
         """
-        self._before.save()
+        self._before.save(act=not step)
         self.__dict__["_committed"] = False
 
     def undo(self) -> None:
-        """Undoes the changes of a failed step: gradients, buffers, tensors and values of the state, and records of a GradScaler.
+        """Undoes the changes of a failed step: gradients, buffers, tensors, values and objects of the state, and records of a GradScaler.
 
         Gradients that the step before has left for this one stay. After commit it drops only gradients.
         """
@@ -290,7 +283,7 @@ class State:
                 raise ValueError(
                     f"hvdrun: the parameters of the part {name!r} differ from rank to rank, so that each rank trains a model of its own: "
                     "step.commit(update) must change them in the same way on all ranks. A newcomer has the parts of the state alone: give "
-                    "job.state each number that changes while the program trains, such as a rate")
+                    "job.state each number that changes while the program trains, such as a rate, and an optimizer within another one")
         if not self._wrapped and differ and differ.pop():
             raise ValueError(
                 "hvdrun: this step adds to gradients of the step before that differ from rank to rank, so that a rank that is lost would take "
@@ -303,7 +296,7 @@ class State:
                 "call the module by its attribute of the state, such as state.model(x), which averages the gradients; where the program "
                 "averages them itself, it does so before step.commit(), with ddp=None in job.state; no_sync is for passes of one step, which "
                 "step.micro(n) makes")
-        before.open = False
+        before.close()
         self.__dict__.update(_torn=True, _committed=True)
         if update is None:
             self._update(ends_epoch)
@@ -384,7 +377,14 @@ class State:
         options = dict(self._ddp)
         if "init_sync" in torch.nn.parallel.DistributedDataParallel.__init__.__code__.co_varnames:
             options.setdefault("init_sync", False)  # all ranks have the same state already
-        self._wrapped[name] = torch.nn.parallel.DistributedDataParallel(module, **options)
+        wrapper = self._wrapped[name] = torch.nn.parallel.DistributedDataParallel(module, **options)
+        wrapper.register_forward_pre_hook(lambda *_: self._refuse_in_update(name))
+
+    def _refuse_in_update(self, name):
+        if self._torn:
+            raise ValueError(f"hvdrun: state.{name} is called within step.commit(update), where a rank that is lost would leave the others with "
+                             "half a step: for a second pass at other weights, as of SAM, call torch.func.functional_call(state.model, …) in "
+                             "the body of the step")
 
     def _settle(self):
         """Gives all ranks the state of the rank that is furthest ahead, or of the first of several: collective.
@@ -408,7 +408,7 @@ class State:
                             "step.commit(update) calls uses no collectives, which fail where a rank is lost")
         if best[0] == 0 or min(told) != best:
             root = told.index(best)
-            mine = {name: _snapshot(value) for name, value in self._parts.items()} if job.rank == root else None
+            mine = {name: snapshot(value) for name, value in self._parts.items()} if job.rank == root else None
             # If a rank dies while it sends much data, gloo waits for the rest forever: the thread of the broadcast is abandoned then.
             trains = {name: [p.requires_grad for p in v.parameters()] for name, v in self._parts.items() if isinstance(v, torch.nn.Module)}
             values, trains, acts, results, gradients = job._interruptible(
@@ -476,7 +476,7 @@ class State:
         """
         parts = []
         for name, value in self._parts.items():
-            parts += _values.encode(name, _snapshot(value))
+            parts += _values.encode(name, snapshot(value))
         with self._job.saving(self.step) as progress:
             path = _checkpoint.write(folder, self.step, self._job.size, parts, progress)
         _checkpoint.prune(folder, keep, self.step)
@@ -498,7 +498,7 @@ class State:
             PermissionError: another user can write the checkpoint, or owns it.
         """
         return _checkpoint.restore(
-            folder, lambda file: self._load(_values.decode(file, {name: _snapshot(value) for name, value in self._parts.items()})))
+            folder, lambda file: self._load(_values.decode(file, {name: snapshot(value) for name, value in self._parts.items()})))
 
 
 def _hidden(value):

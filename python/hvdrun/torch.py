@@ -450,7 +450,7 @@ class Job:
         """Calls call() on all ranks as an act of the state, which all ranks complete, or none."""
         results, trained = len(state._results), self._trained
         try:
-            state.begin()
+            state.begin(step=False)
             call()
             state.commit(lambda: None, step=False)
         except Exception as err:

@@ -208,6 +208,8 @@ class _Counted:
 class _Training:
     """The part of the state with everything of a training except the model and the optimizer."""
 
+    hvd_undone = True  # by the trainer
+
     def __init__(self, trainer):
         self._trainer = trainer
 
@@ -402,7 +404,7 @@ class _Elastic:
                 cb.on_train_begin(self.args, self.state, self.control)  # rank 0 of the last world had the bar
         try:
             if self._hvd_first:
-                self._hvd_act(self._hvd_evaluate_first)
+                self._hvd_act(self._hvd_evaluate_first, evaluates=True)
             if self._hvd_half:
                 self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
                 self._hvd_half = None
@@ -432,8 +434,8 @@ class _Elastic:
             super()._load_rng_state(self._hvd_resume)
             self._hvd_resume = None
 
-    def _hvd_begin(self):
-        self._hvd_state.begin()
+    def _hvd_begin(self, step=True):
+        self._hvd_state.begin(step)
         self._hvd_point = self._hvd_training.state_dict()
 
     def _hvd_undo(self):
@@ -524,8 +526,8 @@ class _Elastic:
 
     # Logs, evaluations and checkpoints: all ranks complete each of them, or repeat it in the next world.
 
-    def _hvd_act(self, act):
-        self._hvd_begin()
+    def _hvd_act(self, act, evaluates=False):
+        self._hvd_begin(step=not evaluates)
         self._hvd_logs = []
         try:
             act()
@@ -552,7 +554,7 @@ class _Elastic:
     def _hvd_acts(self):
         for flag in _FLAGS:
             if getattr(self.control, flag):
-                self._hvd_act(functools.partial(self._hvd_do, flag))
+                self._hvd_act(functools.partial(self._hvd_do, flag), evaluates=flag == "should_evaluate")
         if self._hvd_ends:
             self._hvd_epochs, self._hvd_begun, self._hvd_ends = self._hvd_epochs + 1, self.state.global_step, None
 

@@ -87,6 +87,24 @@ def checkpoint(saved, restored):
         return job.state(**restored()).restore(folder)
 
 
+class Average:
+    """A part of the program's own that is too large to be copied in each step."""
+
+    def __init__(self):
+        self.values = torch.zeros(1 << 19)
+
+    def state_dict(self):
+        return {"values": self.values}
+
+    def load_state_dict(self, values):
+        self.values.copy_(values["values"])
+
+
+def averages(state, step, opt):
+    state.average.values.mul_(0.9)
+    step.commit()
+
+
 def linear(n):
     return lambda: {"model": torch.nn.Linear(n, 1)}
 
@@ -102,6 +120,9 @@ MISTAKES = {
     "parameters by hand": lambda: loop(by_hand),
     "parameters by data": lambda: loop(by_data),
     "parameters by data in commit": lambda: loop(lambda s, step, opt: step.commit(lambda: [p.data.add_(p.grad) for p in s.model.parameters()])),
+    "a large object in the body": lambda: loop(averages, average=Average()),
+    "a large object in commit": lambda: loop(lambda s, step, opt: step.commit(lambda: s.average.values.add_(1)), average=Average()),
+    "the model in commit": lambda: loop(lambda s, step, opt: step.commit(lambda: s.model(torch.ones(1, 2)))),
     "commit twice": lambda: loop(twice),
     "no commit": lambda: loop(without),
     "commit of nothing": lambda: loop(lambda s, step, opt: step.commit(lambda: None)),

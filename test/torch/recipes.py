@@ -175,6 +175,122 @@ def swa():
     return numbers(rates(opt), model, average)
 
 
+class Shadow:
+    """An average of the weights, as many programs have their own."""
+
+    def __init__(self, model):
+        self.model, self.values, self.live = model, {name: p.detach().clone() for name, p in model.named_parameters()}, {}
+
+    def update(self):
+        for name, p in self.model.named_parameters():
+            self.values[name].mul_(0.7).add_(p.detach(), alpha=0.3)
+
+    def swap_in(self):
+        for name, p in self.model.named_parameters():
+            self.live[name], p.data = p.data, self.values[name]
+
+    def swap_out(self):
+        for name, p in self.model.named_parameters():
+            p.data = self.live.pop(name)
+
+    def state_dict(self):
+        return self.values
+
+    def load_state_dict(self, values):
+        for name, value in values.items():
+            self.values[name].copy_(value)
+
+
+@recipe
+def swapped():
+    """An evaluation by averaged weights, which are swapped in and out; a rank dies in between."""
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    shadow = Shadow(model)
+    state = job.state(model=model, optimizer=opt, shadow=shadow, losses=[])
+
+    def evaluate():
+        shadow.swap_in()
+        if state.step == 6:
+            die()
+        part = torch.arange(job.rank, SAMPLES, job.size)
+        with torch.no_grad():
+            loss = each(model(X[part]), Y[part]).sum()
+        dist.all_reduce(loss)
+        shadow.swap_out()
+        state.losses.append(loss.item())
+
+    train(state, plain(state, opt), lambda step: lambda: (opt.step(), shadow.update()), at=-1, evaluate=evaluate, every=3)
+    return numbers(state.losses, *shadow.values.values(), model)
+
+
+@recipe
+def changed_in_evaluation():
+    """An evaluation that steps schedulers, averages weights, and goes back to the best weights; a rank dies after it has done so."""
+    model, best = net(), net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    average, slower = AveragedModel(model), lr_scheduler.StepLR(opt, 1, 0.9)
+    state = job.state(model=model, best=best, optimizer=opt, average=average, slower=slower, least=1e9, backs=[])
+
+    def evaluate():
+        part = torch.arange(job.rank, SAMPLES, job.size)
+        with torch.no_grad():
+            loss = each(model(X[part]), Y[part]).sum()
+        dist.all_reduce(loss)
+        slower.step()
+        average.update_parameters(model)
+        if loss.item() < state.least * 0.99:
+            state.least = loss.item()
+            best.load_state_dict(model.state_dict())
+        else:
+            state.backs.append(state.step)
+            model.load_state_dict(best.state_dict())
+        if state.step == 8:
+            die()
+        dist.barrier()
+
+    train(state, plain(state, opt), lambda step: opt.step, at=-1, evaluate=evaluate, every=2)
+    assert state.backs, "no evaluation was worse"
+    return numbers(state.backs, state.least, rates(opt), slower.last_epoch, model, best, average)
+
+
+class Normalizer:
+    """Running statistics of the inputs, as programs of reinforcement learning have them."""
+
+    def __init__(self, size):
+        self.mean, self.count = torch.zeros(size), 0
+
+    def update(self, x, count):
+        self.count += count
+        self.mean += (x - self.mean * count) / self.count
+
+    def state_dict(self):
+        return dict(mean=self.mean, count=self.count)
+
+    def load_state_dict(self, state):
+        self.mean.copy_(state["mean"])
+        self.count = state["count"]
+
+
+@recipe
+def normalized():
+    """An object of the program's own that changes in the body of a step."""
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    normalizer = Normalizer(4)
+    state = job.state(model=model, optimizer=opt, normalizer=normalizer)
+
+    def body(step):
+        total = X[step.indices].sum(0)
+        dist.all_reduce(total)
+        normalizer.update(total, step.batch)
+        opt.zero_grad()
+        step.mean(each(state.model(X[step.indices] - normalizer.mean), Y[step.indices])).backward()
+
+    train(state, body)
+    return numbers(normalizer.count, normalizer.mean, model)
+
+
 @recipe
 def lbfgs():
     """An optimizer that calls the loss: all ranks compute the same, without collectives."""
@@ -359,6 +475,8 @@ def stops_early():
 @recipe
 def scaled():
     """A GradScaler: the gradient of step 3 is not finite, so its update is skipped and the scale is halved."""
+    if not hasattr(torch.amp, "GradScaler"):
+        return None
     model = net()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
@@ -768,6 +886,27 @@ def sharpness():
 
 
 @recipe
+def sharpness_by_call():
+    """The same by one step: the second pass calls the model with other weights, and leaves the parameters as they are."""
+    if not hasattr(torch, "func"):
+        return None
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = job.state(model=model, optimizer=opt)
+
+    def body(step):
+        plain(state, opt)(step)
+        rho = 0.05 / torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+        moved = {f"module.{name}": p + rho * p.grad for name, p in model.named_parameters()}
+        opt.zero_grad()
+        out = torch.func.functional_call(state.model, moved, (X[step.indices],))
+        step.mean(each(out, Y[step.indices])).backward()
+
+    train(state, body)
+    return numbers(model)
+
+
+@recipe
 def recomputed():
     """Activations that the backward pass computes again, in a static graph of which a step uses a part."""
     from torch.utils.checkpoint import checkpoint
@@ -866,8 +1005,8 @@ if __name__ == "__main__":
         sys.exit()
     job = hvd.init("gloo")
     for NAME in RECIPES if sys.argv[2:] == ["all"] else sys.argv[2:]:
-        if NAME == "scaled" and not hasattr(torch.amp, "GradScaler"):
-            continue
         result = RECIPES[NAME]()
+        if result is None:
+            continue
         with open(os.path.join(FOLDER, NAME), "a") as f:
             f.write(json.dumps(result) + "\n")
