@@ -324,7 +324,7 @@ func TestManyHosts(t *testing.T) {
 }
 
 // TestBetweenTwoOperations: a rank of one host can be in the next operation while ranks of another
-// host return from the previous one, or have only compared their calls of it.
+// host return from the previous one, or have only compared their calls for it.
 func TestBetweenTwoOperations(t *testing.T) {
 	for _, hosts := range []string{"abbb", "aabb"} {
 		w := newWorkers(t, collective.Config{Encrypt: true}, len(hosts))

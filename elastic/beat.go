@@ -108,7 +108,7 @@ type pulse struct {
 type laneSeen struct {
 	collective.Progress
 	since time.Duration // time since the last change
-	seen  bool          // by the current observation
+	seen  bool          // the current observation has seen it
 }
 
 // startPulse starts a pulse, if the driver wants beats. stop ends it and waits for that.

@@ -62,7 +62,7 @@ type reports struct {
 
 // runState is used by Run's goroutine only.
 type runState struct {
-	sound    time.Time     // since when training can be undone: the last commit, or the start of training in the world
+	sound    time.Time     // start of the training that can be undone: the last commit, or the start of training in the world
 	undone   time.Duration // training time that an abort has undone in the world that is being left
 	commit   uint64        // number of the last commit begun
 	term     *termHandler  // handler of a Run that ended while the driver may still send SIGTERM

@@ -75,9 +75,8 @@ type (
 		What       string
 		Long       time.Duration // how long the others have waited
 	}
-	// WorkerLocated: the driver has found out where a worker is that holds up others. What
-	// describes its effect on them; Where holds the frames of the user's code, or the kernel's
-	// account of it.
+	// WorkerLocated: the driver has located a worker that holds up others. What describes its
+	// effect on them; Where holds the frames of the user's code, or the kernel's account of it.
 	WorkerLocated struct {
 		ID          string
 		Generation  uint64

@@ -16,7 +16,7 @@ const (
 	rampOfAll     = 512              // of the job
 	rampLeast     = 32               // started at once, unless fewer are left, because each evaluation of the slots takes time
 	plainHold     = 5 * time.Second  // rampHold while no worker has joined
-	joiningHold   = 15 * time.Second // rampHold once one has, so that the others can be expected to
+	joiningHold   = 15 * time.Second // rampHold once a worker has joined, because then the others can join too
 )
 
 // ramp counts how many more workers may start now.

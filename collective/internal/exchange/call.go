@@ -95,7 +95,7 @@ type transfers struct {
 	outDone, inDone int
 }
 
-// Begin begins an operation. The next one begins after [Call.End] of it.
+// Begin begins an operation. The caller must call [Call.End] before the next one.
 func (c *Call) Begin(ctx context.Context, d operation.Descriptor) error {
 	c.Ctx, c.Desc, c.Ready, c.Method = ctx, d, false, operation.AloneOnly
 	c.seq++

@@ -108,7 +108,7 @@ type adasumming struct {
 // adasumPart is consecutive blocks of all vectors that this rank combines.
 type adasumPart struct {
 	first   int      // number of the first block
-	vectors [][]byte // by the rank whose place they have; nil: no vector
+	vectors [][]byte // by rank: the vector at that rank's place in the tree; nil: none
 }
 
 func (c *Call) newAdasumming(t kernel.Type, bytes int) *adasumming {

@@ -1,6 +1,6 @@
 // Package sockets connects the ranks of a generation over TCP. An [Endpoint] accepts and dials
 // connections, chooses their routes and watches them; a [Path] moves the frames of one group over
-// them. The meaning of the frames is up to the group: this file defines what a path needs of it.
+// them. The group defines the meaning of the frames. This file has the interface that a path needs.
 package sockets
 
 import (

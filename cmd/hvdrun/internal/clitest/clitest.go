@@ -12,8 +12,8 @@ import (
 // log, breaks a table, and is not valid UTF-8.
 const Foreign = "\x1b[2Ja\n12:00:00.000 INFO  all is well\nhvdrun: done\tb\u009b1m\u202e\xff"
 
-// Tame checks that a text, of so many lines, commands no terminal and that no line of it is one of
-// a foreign text.
+// Tame checks that a text shows Foreign escaped: it has the given number of lines (0: any),
+// contains no control characters of a terminal, and none of its lines begins like one of Foreign.
 func Tame(t *testing.T, what, text string, lines int) {
 	t.Helper()
 	if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) && r != '\n' && r != '\t' || r == '\u202e' }) {

@@ -17,9 +17,9 @@ import (
 
 // hook is a part of a job that runs beside its driver.
 type hook interface {
-	// start starts the part before the driver, and adds to r what the driver needs of it and what
-	// the driver calls. An error names the setting that cannot be met, or the package that failed;
-	// the job then ends, and stop is not called.
+	// start starts the part before the driver, and adds to r the things that the driver needs and
+	// the functions that it calls. An error names the setting that cannot be met, or the package
+	// that failed; the job then ends, and stop is not called.
 	start(ctx context.Context, r *run) error
 	// stop ends the part after the driver has ended, or was not started, with r.result. It blocks
 	// until everything that start started has ended. Failures are logged only: they do not change
