@@ -37,8 +37,14 @@ func main() {
 
 // delayCollection makes the first garbage collection wait for a heap of 16 MiB instead of 4. Most
 // of what a start allocates is still in use when the heap has 4 MiB, and a short job ends before it
-// has 16. Later collections are as by default.
+// has 16. Later collections are as by default, once the runtime has called the finalizer. Until
+// then, the limit keeps large values from growing the heap to five times what is in use.
 func delayCollection() {
-	usual := debug.SetGCPercent(400)
-	runtime.SetFinalizer(new([64]byte), func(*[64]byte) { debug.SetGCPercent(usual) })
+	percent := debug.SetGCPercent(400)
+	limit := debug.SetMemoryLimit(-1)
+	debug.SetMemoryLimit(min(limit, 64<<20))
+	runtime.SetFinalizer(new([64]byte), func(*[64]byte) {
+		debug.SetGCPercent(percent)
+		debug.SetMemoryLimit(limit)
+	})
 }
