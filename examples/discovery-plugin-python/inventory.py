@@ -1,8 +1,18 @@
 #!/usr/bin/python3
-"""A discovery plugin in Python for the machines in a JSON file.
+"""A discovery plugin in Python for the machines in a JSON file. It does the same as the one in Go (../discovery-plugin), with the same
+settings:
 
-hvdrun starts it, reads one line from its stdout, and then calls it by gRPC. The part that all plugins share is in
-discovery_plugin.py.
+    apt-get install python3-grpcio python3-protobuf python3-cryptography
+    echo '[{"name": "localhost", "gpus": 2, "state": "up"}]' > machines.json
+
+    hvdrun discover --discovery-plugin ./inventory.py --discovery-config inventory=machines.json
+    hvdrun discover --discovery-plugin ./inventory.py --discovery-config inventory=machines.json --verify
+    hvdrun -np 2 --min-np 1 --discovery-plugin ./inventory.py --discovery-config inventory=machines.json -- ./train
+
+hvdrun starts it, reads one line from its stdout, and then calls it by gRPC. This file is the part of this plugin: settings, the list,
+and its changes. discovery_plugin.py is the common part of plugins in Python (the handshake, TLS, the services), which can be used
+unchanged. discovery_pb2.py has the messages, generated from internal/wire/discovery.proto by protoc --python_out. Other languages
+need the same three parts; the head of that file specifies them.
 """
 
 import json

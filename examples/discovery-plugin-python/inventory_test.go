@@ -1,7 +1,7 @@
 //go:generate protoc -I ../../internal/wire --python_out=. discovery.proto
 
 // The tests start the plugin as hvdrun does; they need /usr/bin/python3 with the packages that
-// README.md names.
+// inventory.py names.
 package inventory_test
 
 import (
