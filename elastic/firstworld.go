@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/internal/line"
@@ -50,27 +49,14 @@ func (w *Worker) stayOut(env plan.Worker) {
 	w.prepare()
 }
 
-const (
-	prepareReports = time.Second      // interval of the reports of a worker between Init and Run
-	prepareBound   = 10 * time.Minute // how long they are made: as long as the others wait for slots
-)
-
-// prepare makes the driver extend the start timeout until the worker joins, because nobody else can
-// see whether a worker in no world is alive.
+// prepare reports that the worker prepares until it joins.
 func (w *Worker) prepare() {
-	ctx, stop := context.WithTimeout(w.reports.ctx, prepareBound)
+	ctx, stop := context.WithCancel(w.reports.ctx)
 	w.first.stop = stop
 	w.reports.Go(func() {
-		tick := time.NewTicker(prepareReports)
-		defer tick.Stop()
-		for {
+		line.Prepare(ctx, func(ctx context.Context) {
 			_ = w.meeting.Report(ctx, line.Fetching, 0, 0) // ignored on failure: the worker still joins
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return
-			}
-		}
+		})
 	})
 }
 

@@ -23,10 +23,6 @@ import (
 const (
 	beatEvery  = time.Second
 	leastPause = beatEvery / 10
-	// prepareReports is the interval of the reports, until its first join, that the worker is
-	// preparing, as elastic.Init sends them.
-	prepareReports = time.Second
-	prepareBound   = 10 * time.Minute
 )
 
 // phases maps their words in lines to the phases.
@@ -129,9 +125,9 @@ func newPlain(t *talk, program string) (p *plain, err error) {
 	if p.store, err = newStore(t); err != nil {
 		return nil, err
 	}
-	prepare, joined := context.WithTimeout(t.ctx, prepareBound)
+	preparing, joined := context.WithCancel(t.ctx)
 	p.joined = joined
-	t.wg.Go(func() { p.prepare(prepare) })
+	t.wg.Go(func() { line.Prepare(preparing, p.prepares) })
 	t.wg.Go(p.pulse)
 	return p, nil
 }
@@ -141,20 +137,11 @@ func (p *plain) close() {
 	p.store.close()
 }
 
-// prepare reports until ctx ends that the program is preparing, unless it does not read its lines:
-// then it cannot join either.
-func (p *plain) prepare(ctx context.Context) {
-	tick := time.NewTicker(prepareReports)
-	defer tick.Stop()
-	for {
-		if !p.t.behind() {
-			p.t.up(line.Up("report", line.ReportLine{What: "fetching"}), "fetching")
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
+// prepares reports that the program prepares, unless it does not read its lines: then it cannot join
+// either.
+func (p *plain) prepares(context.Context) {
+	if !p.t.behind() {
+		p.t.up(line.Up("report", line.ReportLine{What: "fetching"}), "fetching")
 	}
 }
 

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -73,9 +72,7 @@ func TestPreparing(t *testing.T) {
 		var reports atomic.Int64
 		p := &plain{t: &talk{server: New(Config{Up: func(string, []byte, string) { reports.Add(1) }})}}
 		p.t.room = sync.NewCond(&p.t.mu)
-		ctx, cancel := context.WithTimeout(t.Context(), prepareBound)
-		defer cancel()
-		go p.prepare(ctx)
+		go line.Prepare(t.Context(), p.prepares)
 		after := func(d time.Duration, more int64) {
 			t.Helper()
 			before := reports.Load()
@@ -95,7 +92,7 @@ func TestPreparing(t *testing.T) {
 		p.t.out = nil
 		p.t.mu.Unlock()
 		after(10*time.Second, 10)
-		after(prepareBound-31*time.Second, 569)
+		after(line.PrepareBound-31*time.Second, 569)
 		<-time.After(2 * time.Second) // the last tick and the end come together
 		synctest.Wait()
 		after(time.Minute, 0)
