@@ -169,12 +169,7 @@ func checkHost(host string) error {
 
 // WriteFile writes the token to a new file of mode 0600.
 func (t Token) WriteFile(file string) error {
-	f, err := safefile.Create(file, safefile.Private)
-	if err != nil {
-		return fmt.Errorf("cluster: the token: %w", err)
-	}
-	_, err = f.WriteString(t.Encode() + "\n")
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err := safefile.CreateText(file, []byte(t.Encode()+"\n"), safefile.Private); err != nil {
 		return fmt.Errorf("cluster: the token: %w", err)
 	}
 	return nil

@@ -53,12 +53,7 @@ func ForCluster(key []byte, label string) (*Authority, error) {
 func GenerateClusterKey(path string) error {
 	var key [ClusterKeyLen]byte
 	rand.Read(key[:])
-	f, err := safefile.Create(path, safefile.Private)
-	if err != nil {
-		return fmt.Errorf("identity: the cluster's key: %w", err)
-	}
-	_, err = f.WriteString(hex.EncodeToString(key[:]) + "\n")
-	if err = errors.Join(err, safefile.Sync(f), f.Close()); err != nil {
+	if err := safefile.CreateText(path, []byte(hex.EncodeToString(key[:])+"\n"), safefile.Private); err != nil {
 		return fmt.Errorf("identity: the cluster's key: %w", err)
 	}
 	return nil

@@ -112,6 +112,20 @@ func Create(path string, mode fs.FileMode) (*os.File, error) {
 	return f, nil
 }
 
+// CreateText creates a file with a text, on disk when it returns, as Create does. On an error there
+// is no file.
+func CreateText(path string, text []byte, mode fs.FileMode) error {
+	f, err := Create(path, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err = errors.Join(err, Sync(f), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(path))
+	}
+	return nil
+}
+
 // Read opens a regular file of any owner for reading. It is for files that a person has asked to
 // see. Unlike os.Open, it does not block if the name is a pipe's.
 func Read(path string) (*os.File, error) { return request{anyones: true}.open(path) }
@@ -139,6 +153,15 @@ func SecretText(path string, most int64) ([]byte, error) {
 
 func openSecret(path string) (*os.File, error) {
 	return request{streams: true, secret: true}.open(path)
+}
+
+// Text returns the contents of a file of at most most bytes, opened as Read does.
+func Text(path string, most int64) ([]byte, error) {
+	f, err := Read(path)
+	if err != nil {
+		return nil, err
+	}
+	return readAll(f, most)
 }
 
 // OwnText returns the contents of a file of at most most bytes, opened as ReadOwn does.

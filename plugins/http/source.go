@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -122,22 +121,6 @@ func isLoopback(host string) bool {
 	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
-// maxCertificates bounds a file of certificates, in bytes: those of all public authorities take 250
-// KB.
-const maxCertificates = 4 << 20
-
-func readKeyPair(certFile, keyFile string) (pair tls.Certificate, err error) {
-	cert, err := safefile.OwnText(certFile, maxCertificates)
-	if err != nil {
-		return pair, err
-	}
-	key, err := safefile.OwnText(keyFile, maxCertificates)
-	if err != nil {
-		return pair, err
-	}
-	return tls.X509KeyPair(cert, key)
-}
-
 // readTLS reads the certificates. Those of the client are read again for each connection, since
 // they are often short-lived.
 func (c *config) readTLS(r *settings.Reader) *tls.Config {
@@ -152,13 +135,11 @@ func (c *config) readTLS(r *settings.Reader) *tls.Config {
 		}
 	}
 	if caFile != "" {
-		pem, err := safefile.OwnText(caFile, maxCertificates)
-		trust.RootCAs = x509.NewCertPool()
+		pool, err := safefile.CertPool(caFile, safefile.OwnText)
 		if err != nil {
 			r.Fault("ca_file", "%w", err)
-		} else if !trust.RootCAs.AppendCertsFromPEM(pem) {
-			r.Fault("ca_file", "%s holds no certificate", caFile)
 		}
+		trust.RootCAs = pool
 	}
 	switch {
 	case c.certFile == "" && c.keyFile == "":
@@ -168,8 +149,7 @@ func (c *config) readTLS(r *settings.Reader) *tls.Config {
 		return trust
 	}
 	load := func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		cert, err := readKeyPair(c.certFile, c.keyFile)
-		return &cert, err
+		return safefile.KeyPair(c.certFile, c.keyFile, safefile.OwnText, safefile.OwnText)
 	}
 	if _, err := load(nil); err != nil {
 		r.Fault("cert_file", "%w", err)

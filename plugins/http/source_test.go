@@ -139,7 +139,7 @@ func TestConfigure(t *testing.T) {
 		{"url=http://h interval=1ms", "http: setting interval: "},
 		{"url=http://h stream=1", "http: setting stream: "},
 		{"url=http://h ca_file=" + empty, "http: setting ca_file: has no effect without https"},
-		{"url=https://h ca_file=" + empty, "http: setting ca_file: " + empty + " holds no certificate"},
+		{"url=https://h ca_file=" + empty, "http: setting ca_file: " + empty + " has no certificate in PEM"},
 		{"url=https://h ca_file=/none", "http: setting ca_file: open /none: no such file"},
 		{"url=https://h cert_file=x", "http: setting cert_file: and key_file are given together"},
 		{"url=https://h cert_file=/none key_file=/none", "http: setting cert_file: open /none: no such file"},

@@ -4,20 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-
-	"github.com/hvdrun/hvdrun/internal/safefile"
 )
-
-// ReadBounded returns the content of a file. It returns an error if the file has more than most
-// bytes.
-func ReadBounded(path string, most int64) (string, error) {
-	f, err := safefile.Read(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	return ReadAll(f, most)
-}
 
 // ReadAll returns the content of an open file. It returns an error if more than most bytes follow.
 func ReadAll(f *os.File, most int64) (string, error) {

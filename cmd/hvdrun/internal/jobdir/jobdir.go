@@ -278,11 +278,11 @@ const maxAbout = 64 << 20
 // Read returns the folder of a job, for reading only.
 func Read(path string) (*Dir, error) {
 	d := &Dir{Path: path}
-	text, err := cli.ReadBounded(d.aboutPath(), maxAbout)
+	text, err := safefile.Text(d.aboutPath(), maxAbout)
 	if err != nil {
 		return nil, err
 	}
-	if err := json.Unmarshal([]byte(text), &d.About); err != nil {
+	if err := json.Unmarshal(text, &d.About); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.aboutPath(), err)
 	}
 	if v := d.About.Version; v != FileVersion && v != 1 {

@@ -3,10 +3,8 @@ package measure
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -79,7 +77,7 @@ func listenMetrics(s *settings.Settings, c prometheus.Collector, log logrus.Fiel
 		}
 	}
 	if s.Metrics.Cert != "" {
-		pair, err := readPair(s.Metrics.Cert, s.Metrics.Key)
+		pair, err := safefile.KeyPair(s.Metrics.Cert, s.Metrics.Key, safefile.Text, safefile.Text)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", s.Origin("metrics-tls-cert"), err)
 		}
@@ -90,26 +88,6 @@ func listenMetrics(s *settings.Settings, c prometheus.Collector, log logrus.Fiel
 		return nil, fmt.Errorf("%s: %w", s.Origin("metrics-listen"), err)
 	}
 	return server, nil
-}
-
-// maxPEM bounds the size of a file with a certificate or a key, in bytes.
-const maxPEM = 1 << 20
-
-// readPair reads a certificate and its private key.
-func readPair(cert, key string) (*tls.Certificate, error) {
-	var texts [2][]byte
-	for i, path := range []string{cert, key} {
-		f, err := safefile.Read(path)
-		if err != nil {
-			return nil, err
-		}
-		texts[i], err = io.ReadAll(io.LimitReader(f, maxPEM))
-		if err = errors.Join(err, f.Close()); err != nil {
-			return nil, err
-		}
-	}
-	pair, err := tls.X509KeyPair(texts[0], texts[1])
-	return &pair, err
 }
 
 // Measured is what a driver needs to have its metrics served.

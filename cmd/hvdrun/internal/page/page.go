@@ -33,7 +33,7 @@ import (
 const (
 	// dashboardPort is the first port tried if no address is given.
 	dashboardPort = 8470
-	// maxPageFile bounds the files of a page, in bytes: its tokens, certificates and keys.
+	// maxPageFile bounds the file of a page, in bytes.
 	maxPageFile = 1 << 20
 )
 
@@ -109,19 +109,11 @@ func readCertificate(cert, key string) (*tls.Certificate, error) {
 	if cert == "" || key == "" {
 		return nil, errors.New("--tls-cert and --tls-key are needed together")
 	}
-	public, err := safefile.OwnText(cert, maxPageFile)
+	pair, err := safefile.KeyPair(cert, key, safefile.OwnText, safefile.SecretText)
 	if err != nil {
-		return nil, fmt.Errorf("--tls-cert: %w", err)
+		return nil, fmt.Errorf("--tls-cert and --tls-key: %w", err)
 	}
-	private, err := safefile.SecretText(key, maxPageFile)
-	if err != nil {
-		return nil, fmt.Errorf("--tls-key: %w", err)
-	}
-	pair, err := tls.X509KeyPair(public, private)
-	if err != nil {
-		return nil, fmt.Errorf("--tls-cert: %w", err)
-	}
-	return &pair, nil
+	return pair, nil
 }
 
 // Config returns the configuration of a page of the job, without its address and tokens.
