@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,28 +27,18 @@ type Usage struct {
 	Used, Limit uint64
 }
 
-// UsageOf returns what a process uses, or the zero Usage if it has ended.
+// UsageOf returns what a process uses, or the zero Usage if it has ended. It finds descendants up to
+// searchPause after they have begun.
 func UsageOf(pid int) Usage {
 	var u Usage
-	parents := map[int]int{pid: 0}
-	// A search of the threads leaves entries in the kernel's cache, which it drops when the process
-	// ends and is reaped: on busy processors that can take tens of milliseconds.
-	if pid != os.Getpid() || hasChildren() {
-		if all, ok := below([]int{pid}); ok {
-			parents = all
-		}
-	}
-	for p := range parents {
-		fields, err := stat(p)
-		if err != nil {
-			continue // it has ended
-		}
-		processor, resident := parseUsage(fields)
-		u.Processor += processor
-		u.Resident += resident
-	}
+	u.add(pid, "")
 	if u.Resident == 0 {
 		return Usage{}
+	}
+	if pid != os.Getpid() || hasChildren() {
+		for _, d := range descended.below(pid, time.Now()) {
+			u.add(d.pid, d.birth)
+		}
 	}
 	own, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
@@ -56,7 +47,77 @@ func UsageOf(pid int) Usage {
 	return u
 }
 
-// hasChildren reports whether this process has children, including dead ones.
+// add adds what one process uses, unless it has ended, or was born at another time than birth, if
+// that is not empty.
+func (u *Usage) add(pid int, birth string) {
+	fields, err := stat(pid)
+	if err != nil || birth != "" && fields[statStartTime] != birth {
+		return
+	}
+	processor, resident := parseUsage(fields)
+	u.Processor += processor
+	u.Resident += resident
+}
+
+// searchPause is the pause between two searches for descendants. A search reads a file of each
+// process of the machine, which takes some 10 µs for each.
+const searchPause = 5 * time.Second
+
+// descended is the family tree of the machine's processes, in which UsageOf finds the descendants of
+// all processes that it measures. The kernel's own lists (/proc/PID/task/TID/children) would be read
+// for each thread, and reading them slows the end of a process: the kernel caches an entry for each
+// thread, and drops them while the process is reaped, which takes tens of milliseconds on busy
+// processors.
+var descended tree
+
+type tree struct {
+	mu       sync.Mutex
+	searched time.Time
+	children map[int][]member
+}
+
+// member is a process and its start time in ticks after boot, which tells it from a later process
+// with the same number.
+type member struct {
+	pid   int
+	birth string
+}
+
+// below returns the descendants of a process.
+func (t *tree) below(pid int, now time.Time) (all []member) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.children == nil || now.Sub(t.searched) >= searchPause {
+		t.search(now)
+	}
+	seen := map[int]bool{pid: true} // numbers may have been used again during the search
+	for next := []int{pid}; len(next) > 0; next = next[1:] {
+		for _, child := range t.children[next[0]] {
+			if !seen[child.pid] {
+				seen[child.pid] = true
+				all, next = append(all, child), append(next, child.pid)
+			}
+		}
+	}
+	return all
+}
+
+// search reads the parents of all processes.
+func (t *tree) search(now time.Time) {
+	t.searched, t.children = now, make(map[int][]member)
+	for _, pid := range processIDs() {
+		fields, err := stat(pid)
+		if err != nil {
+			continue
+		}
+		if parent, err := strconv.Atoi(fields[statParent]); err == nil && parent != pid {
+			t.children[parent] = append(t.children[parent], member{pid, fields[statStartTime]})
+		}
+	}
+}
+
+// hasChildren reports whether this process has children, including dead ones. Most workers in Go
+// have no children, and need no search.
 func hasChildren() bool {
 	err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil)
 	return err != unix.ECHILD
@@ -119,16 +180,25 @@ var (
 // memoryGroup returns the folder of the control group that accounts for a process's memory, from
 // the text of /proc/PID/cgroup and of /proc/PID/mountinfo, or "" if no such hierarchy is mounted.
 func memoryGroup(own, mounts string) (dir string, files memoryFiles) {
+	if dir, is := groupOf("memory", own, mounts); is {
+		return dir, memoryFiles1
+	}
+	return cgroupDir(own, mounts), memoryFiles2
+}
+
+// groupOf returns the folder of a process's control group in the hierarchy of version 1 that has
+// the controller, as memoryGroup does. is reports whether there is such a hierarchy.
+func groupOf(controller, own, mounts string) (dir string, is bool) {
 	for line := range strings.Lines(own) {
 		id, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
 		controllers, path, _ := strings.Cut(rest, ":")
-		if id != "0" && slices.Contains(strings.Split(controllers, ","), "memory") {
+		if id != "0" && slices.Contains(strings.Split(controllers, ","), controller) {
 			return mountedAt(path, mounts, func(kind, options string) bool {
-				return kind == "cgroup" && slices.Contains(strings.Split(options, ","), "memory")
-			}), memoryFiles1
+				return kind == "cgroup" && slices.Contains(strings.Split(options, ","), controller)
+			}), true
 		}
 	}
-	return cgroupDir(own, mounts), memoryFiles2
+	return "", false
 }
 
 // groupMemory returns the memory with the least left among those of a control group and of all

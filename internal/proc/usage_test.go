@@ -1,9 +1,11 @@
 package proc
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 )
@@ -82,6 +84,118 @@ func TestTightest(t *testing.T) {
 	if used, limit := tightest(machine, memory{5, 10}, memory{7, 0}); used != 5 || limit != 10 {
 		t.Errorf("%d of %d", used, limit)
 	}
+}
+
+// TestUsageOfDescendants: what a grandchild uses is counted, a search serves for a while, and a
+// process that has the number of a descendant that has ended is not one.
+func TestUsageOfDescendants(t *testing.T) {
+	cmd := exec.Command("sh", "-c", "(cat; true) | cat")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil { // all of them run
+		t.Fatal(err)
+	}
+	var found tree
+	now := time.Now()
+	all := found.below(cmd.Process.Pid, now)
+	names := 0
+	for _, m := range all {
+		if Program(m.pid) == Program(all[len(all)-1].pid) {
+			names++
+		}
+	}
+	if len(all) != 3 || names != 2 { // a shell and two cats
+		t.Errorf("descendants %v", all)
+	}
+	var u, other Usage
+	for _, m := range all {
+		u.add(m.pid, m.birth)
+		other.add(m.pid, m.birth+"0")
+	}
+	if u.Resident == 0 || other != (Usage{}) {
+		t.Errorf("%+v, of other births %+v", u, other)
+	}
+	in.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if again := found.below(cmd.Process.Pid, now.Add(searchPause-1)); len(again) != 3 {
+		t.Errorf("descendants %v before the next search", again)
+	}
+	if after := found.below(cmd.Process.Pid, now.Add(searchPause)); len(after) != 0 {
+		t.Errorf("descendants %v of an ended process", after)
+	}
+	found.children = map[int][]member{7: {{8, "1"}}, 8: {{9, "1"}}, 9: {{8, "2"}, {7, "2"}}}
+	if round := found.below(7, now.Add(searchPause)); len(round) != 2 {
+		t.Errorf("descendants %v", round)
+	}
+}
+
+// BenchmarkUsageOf measures a process with as many threads as a program with PyTorch has.
+func BenchmarkUsageOf(b *testing.B) {
+	const inner = "PROC_TEST_THREADS"
+	if os.Getenv(inner) != "" {
+		for range 64 {
+			go func() {
+				runtime.LockOSThread()
+				select {}
+			}()
+		}
+		os.Stdout.WriteString("x")
+		io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^$", "-test.bench=^BenchmarkUsageOf$")
+	cmd.Env = append(os.Environ(), inner+"=1")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if u := UsageOf(cmd.Process.Pid); u.Resident == 0 {
+			b.Fatal("it has ended")
+		}
+	}
+	in.Close()
+	io.Copy(io.Discard, out)
+	if err := cmd.Wait(); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// BenchmarkSearch measures the search for all descendants, which is made once in searchPause.
+func BenchmarkSearch(b *testing.B) {
+	var t tree
+	for b.Loop() {
+		t.search(time.Now())
+	}
+	n := 0
+	for _, all := range t.children {
+		n += len(all)
+	}
+	b.ReportMetric(float64(n), "processes")
 }
 
 // TestHasChildren: a process without children, such as most workers, need not search its threads
