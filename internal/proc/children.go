@@ -2,6 +2,8 @@ package proc
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -45,7 +47,8 @@ type startedChild struct {
 	birth  uint64 // in ticks after boot
 }
 
-// fork calls start, which starts a child, and records the child.
+// fork calls start, which starts a child, and records the child. If there are too many processes, it
+// adds the limit to the error.
 func (c *children) fork(worker bool, start func() (pid int, err error)) error {
 	c.mu.Lock()
 	c.forks++
@@ -56,8 +59,11 @@ func (c *children) fork(worker bool, start func() (pid int, err error)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.forking, n)
-	if err == nil {
+	switch {
+	case err == nil:
 		c.started[pid] = startedChild{worker, begun}
+	case errors.Is(err, unix.EAGAIN):
+		err = fmt.Errorf("%w: %s", err, processLimit())
 	}
 	return err
 }

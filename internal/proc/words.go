@@ -11,10 +11,10 @@ import (
 )
 
 // LastWords finds, in the standard error of a program that fails, the line that gives the reason:
-// the first line of a crash of the Go runtime, of a panic, or of an unhandled C++ exception; else
-// the last line of a Python traceback, with the program's line in parentheses; else the last line
-// with a letter or a digit. A traceback that many lines follow does not count. The zero value has
-// read nothing. It is not safe for concurrent use.
+// the first line of a crash of the Go runtime, with the remedy if it can start no thread, of a
+// panic, or of an unhandled C++ exception; else the last line of a Python traceback, with the
+// program's line in parentheses; else the last line with a letter or a digit. A traceback that many
+// lines follow does not count. The zero value has read nothing. It is not safe for concurrent use.
 type LastWords struct {
 	part        []byte // of an incomplete line
 	crash       string // the first line of a crash
@@ -59,6 +59,8 @@ func (w *LastWords) line(line string) {
 	case w.more:
 		w.crash, w.more = w.crash+" "+text, false
 	case w.crash != "": // a stack follows
+	case strings.Contains(line, "pthread_create failed: "), strings.HasPrefix(line, "runtime: failed to create new OS thread "): // Go
+		w.crash = text + ": there are too many processes and threads: raise the limit (ulimit -u, pids.max of the cgroup)"
 	case strings.HasPrefix(line, "panic: "), strings.HasPrefix(line, "fatal error: "), isGoSignal(line):
 		w.crash = text
 	case strings.HasPrefix(line, "thread '") && strings.Contains(line, " panicked at "): // Rust

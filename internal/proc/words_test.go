@@ -17,6 +17,11 @@ func TestLastWords(t *testing.T) {
 		{"panic: first\n\tpanic: second" + stack, "panic: first"},
 		{"runtime: program exceeds 10000-thread limit\nfatal error: thread exhaustion" + stack + strings.Repeat("r8 0x0\n", 9999),
 			"fatal error: thread exhaustion"},
+		{"fakecgo: pthread_create failed: 11\nSIGABRT: abort\nPC=0x7f98 m=0 sigcode=18446744073709551610\n",
+			"fakecgo: pthread_create failed: 11: there are too many processes and threads: raise the limit (ulimit -u, pids.max of the cgroup)"},
+		{"runtime: failed to create new OS thread (have 5 already; errno=11)\nruntime: may need to increase max user processes (ulimit -u)\n" +
+			"fatal error: newosproc" + stack, "runtime: failed to create new OS thread (have 5 already; errno=11): there are too many processes and " +
+			"threads: raise the limit (ulimit -u, pids.max of the cgroup)"},
 		{"SIGQUIT: quit\nPC=0x46e2a1 m=0 sigcode=0\n\ngoroutine 0 gp=0x5d m=0 [idle]:\n\nrax    0xca\nfs     0x0\ngs     0x0\n", "SIGQUIT: quit"},
 		{"SIGSEGV: segmentation violation\nPC=0x0 m=4 sigcode=1\nsignal arrived during cgo execution\ngs     0x0\n", "SIGSEGV: segmentation violation"},
 		{"SIGNED: yes\nSIG: no\nend", "end"},
