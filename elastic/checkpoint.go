@@ -17,6 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/internal/retry"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 // Checkpoints makes a State write commits to disk, from which another job can continue. It is
@@ -85,7 +86,7 @@ type CheckpointError struct {
 
 // Error returns a message with the commit, the folder and the reason.
 func (e *CheckpointError) Error() string {
-	return fmt.Sprintf("elastic: no checkpoint of the last commit, %d, in %s: %v", e.Commit, e.Dir, e.Err)
+	return fmt.Sprintf("elastic: no checkpoint of the last commit, %d, in %s: %v", e.Commit, e.Dir, safefile.Explain(e.Err))
 }
 
 // Unwrap returns the reason.
@@ -208,7 +209,7 @@ func (s *State) offer() {
 		defer held.Release()
 		err := s.write(c, held, size, locals)
 		if err != nil {
-			s.worker.log.Warnf("no checkpoint of commit %d: %v", held.Number(), err)
+			s.worker.log.Warnf("no checkpoint of commit %d: %v", held.Number(), safefile.Explain(err))
 		}
 		c.end(held.Number(), err)
 	})
@@ -239,7 +240,7 @@ func (s *State) write(c *Checkpoints, m *snapshot.Snapshot, size int, locals *pi
 		return err
 	}
 	if err := checkpoint.Prune(c.Dir, m.Number(), c.keep()); err != nil {
-		s.worker.log.Warnf("old checkpoints were not deleted: %v", err)
+		s.worker.log.Warnf("old checkpoints were not deleted: %v", safefile.Explain(err))
 	}
 	return nil
 }

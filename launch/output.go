@@ -445,6 +445,6 @@ func (o *Output) fail(err error) {
 	}
 	o.mu.Unlock()
 	if before == nil && o.Log != nil {
-		o.Log.WithError(err).Error("output of workers cannot be written")
+		o.Log.WithError(safefile.Explain(err)).Error("output of workers cannot be written; the job continues")
 	}
 }

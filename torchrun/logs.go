@@ -215,7 +215,7 @@ func (f *logFile) Write(p []byte) (int, error) {
 	}
 	if _, err := f.WriteCloser.Write(p); err != nil {
 		f.full = true
-		f.log.Errorf("torchrun: the output of a worker is no longer kept: %v: free space there, or name another folder by --log-dir", err)
+		f.log.Errorf("torchrun: the output of a worker is no longer kept (--log-dir): %v", safefile.Explain(err))
 	}
 	return len(p), nil
 }

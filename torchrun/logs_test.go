@@ -47,7 +47,7 @@ func TestFullDisk(t *testing.T) {
 	if got := console.String(); strings.Count(got, "hello") != 3 {
 		t.Errorf("the console got %q", got)
 	}
-	if got := said.String(); strings.Count(got, path+": no space left on device: free space there, or name another folder by --log-dir") != 1 {
+	if got := said.String(); strings.Count(got, "no longer kept (--log-dir): write "+path+": no space left on device: free space there, or name another place") != 1 {
 		t.Errorf("logged %q", got)
 	}
 }

@@ -70,7 +70,7 @@ func (d *Driver) write() {
 			failed = d.file.flush()
 		}
 		if failed != nil && d.cfg.Log != nil {
-			d.cfg.Log.WithError(failed).Warn("the driver's timeline is no longer written; the job continues")
+			d.cfg.Log.WithError(safefile.Explain(failed)).Warn("the driver's timeline is no longer written; the job continues")
 		}
 	}
 	_ = d.file.close() // unwritten events have been logged

@@ -14,6 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
@@ -198,7 +199,7 @@ func (r *Recorder) check(err error) {
 		return
 	}
 	if r.cfg.Log != nil {
-		r.cfg.Log.WithError(err).Warn("the timeline is not written until the next world; training goes on")
+		r.cfg.Log.WithError(safefile.Explain(err)).Warn("the timeline is not written until the next world; training goes on")
 	}
 	if r.file != nil {
 		_ = r.file.file.Close() // writing has failed already

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+
+	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
 const (
@@ -216,7 +218,7 @@ func (k *Keeper) fail(now time.Time, err error) error {
 		if cause == nil {
 			cause = err
 		}
-		k.Log.WithError(cause).Log(k.Level, k.Name+" cannot be written: "+k.Follows)
+		k.Log.WithError(safefile.Explain(cause)).Log(k.Level, k.Name+" cannot be written: "+k.Follows)
 	}
 	return err
 }
@@ -239,7 +241,7 @@ func (k *Keeper) drop(why error) {
 
 // GiveUp removes a journal that can no longer be resumed from, and closes the keeper.
 func (k *Keeper) GiveUp(why error) {
-	k.Log.WithError(errors.Join(why, Remove(k.Path))).Error(k.Name + " is given up: the job continues but cannot be resumed")
+	k.Log.WithError(safefile.Explain(errors.Join(why, Remove(k.Path)))).Error(k.Name + " is given up: the job continues but cannot be resumed")
 	k.lacking, k.why = true, why
 	k.Close()
 }
@@ -289,7 +291,7 @@ func (k *Keeper) Compact(now time.Time, snapshot iter.Seq[[]byte]) error {
 	case !k.lacking && k.j != nil && k.j.broken == nil:
 		k.failures++
 		k.bound = 2 * k.j.Size()
-		k.Log.WithError(err).Warn(k.Name + " cannot be compacted and grows")
+		k.Log.WithError(safefile.Explain(err)).Warn(k.Name + " cannot be compacted and grows")
 		return err
 	}
 	k.drop(err) // the disk may have the old records or the new ones

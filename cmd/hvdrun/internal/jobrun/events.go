@@ -95,7 +95,7 @@ func (f *eventFile) write(e job.Event) {
 // fail logs the first failure. The job continues.
 func (f *eventFile) fail(err error) {
 	if !f.failed.Swap(true) {
-		f.log.WithError(err).Error("the events file lacks events; the job continues")
+		f.log.WithError(safefile.Explain(err)).Error("the events file lacks events; the job continues")
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/collective/timeline"
 	"github.com/hvdrun/hvdrun/driver"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/job"
 )
 
@@ -41,7 +42,7 @@ func openTracks(s *settings.Settings, log logrus.FieldLogger) *tracks {
 		Filename: s.Tuning.TimelineFilename, RunID: s.RunID, Shared: s.Tuning.ShareOutput, Log: log,
 	})
 	if err != nil {
-		log.WithError(err).Warnf("%s: there is no timeline of the driver", s.Origin("timeline-filename"))
+		log.WithError(safefile.Explain(err)).Warnf("%s: there is no timeline of the driver", s.Origin("timeline-filename"))
 		return nil
 	}
 	return &tracks{file}
