@@ -16,6 +16,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/agent"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/bench"
@@ -32,6 +34,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/torchrun"
 	"github.com/hvdrun/hvdrun/internal/logline"
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/job"
 )
 
@@ -68,11 +71,14 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 	case <-enough: // it is blocked, perhaps in a write
 		err = cli.Failed(context.Cause(ctx))
 	}
+	if isCancelled(err) && ctx.Err() != nil {
+		err = cli.Failed(context.Cause(ctx))
+	}
 	if err == nil {
 		err = out.Err()
 	}
 	if err != nil && !errors.Is(err, cli.StopSignal{Signal: syscall.SIGPIPE}) {
-		said := proc.ExplainDescriptors(err).Error()
+		said := safefile.Explain(proc.ExplainDescriptors(err)).Error()
 		text := cli.Escape(said)
 		if _, of := errors.AsType[cli.RunError](err); of { // other errors are about the command line and have several lines
 			text = cli.EscapeLines(strings.TrimPrefix(said, "driver: "))
@@ -85,6 +91,13 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 	}
 	_ = p.Log.Flush(p.FlushPatience()) // a failure cannot be reported
 	return cli.Status(err)
+}
+
+// isCancelled reports whether an error only says that a context has ended, and not why: many
+// libraries do not return the cause.
+func isCancelled(err error) bool {
+	_, why := errors.AsType[cli.StopSignal](err)
+	return !why && (errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled)
 }
 
 // watchSignals ends the context at the first signal that asks to stop, and sends to hurry at the

@@ -3,10 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -16,7 +19,41 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(sandbox.Tests{M: m}, map[string]func(){"hvdrun": main})
+	testscript.Main(sandbox.Tests{M: m}, map[string]func(){"hvdrun": main, "silent": silent})
+}
+
+// silent is a program that listens at the given addresses, paths of unix sockets or host:port, and
+// never answers. It prints a line when it listens, and writes one to the pipe up for each
+// connection on which something arrives.
+func silent() {
+	for _, at := range os.Args[1:] {
+		network := "unix"
+		if strings.Contains(at, ":") {
+			network = "tcp"
+		}
+		ln, err := net.Listen(network, at)
+		if err != nil {
+			panic(err)
+		}
+		go func() {
+			for {
+				conn, err := ln.Accept()
+				if err != nil {
+					panic(err)
+				}
+				go func() {
+					if n, _ := conn.Read(make([]byte, 1)); n > 0 {
+						if err := os.WriteFile("up", []byte("asked\n"), 0); err != nil {
+							panic(err)
+						}
+					}
+					_, _ = io.Copy(io.Discard, conn)
+				}()
+			}
+		}()
+	}
+	fmt.Println("listening")
+	select {}
 }
 
 // TestScripts runs the scripts in testdata/script, which use the command as people do.

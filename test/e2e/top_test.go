@@ -240,6 +240,8 @@ func TestTopEnds(t *testing.T) {
 	}{
 		{func(term *terminal) { term.press("\x03") }, 0},
 		{func(term *terminal) { term.cmd.Process.Signal(syscall.SIGTERM) }, 128 + 15},
+		{func(term *terminal) { term.cmd.Process.Signal(syscall.SIGINT) }, 128 + 2},
+		{func(term *terminal) { term.cmd.Process.Signal(syscall.SIGQUIT) }, 128 + 3},
 	} {
 		cmd := r.Subcommand(t.Context(), "top", folder)
 		cmd.Env = append(cmd.Env, "TERM=xterm-256color", "NO_COLOR=1")
