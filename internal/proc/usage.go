@@ -60,8 +60,8 @@ func (u *Usage) add(pid int, birth string) {
 }
 
 // searchPause is the pause between two searches for descendants. A search reads a file of each
-// process of the machine, which takes some 10 µs for each.
-const searchPause = 5 * time.Second
+// process of the machine, which takes some 20 µs for each.
+const searchPause = 10 * time.Second
 
 // descended is the family tree of the machine's processes, in which UsageOf finds the descendants of
 // all processes that it measures. The kernel's own lists (/proc/PID/task/TID/children) would be read
