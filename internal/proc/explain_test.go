@@ -37,6 +37,9 @@ func TestExplainStart(t *testing.T) {
 			t.Errorf("%s, started: %v, %v; want %q", name, child, err, c.want)
 		}
 	}
+	if child, err := Start(exec.Command("/bin/sh", "-c", strings.Repeat("#", 1<<20))); !errors.Is(err, syscall.E2BIG) || !strings.Contains(err.Error(), "unset the largest variables") {
+		t.Errorf("too many bytes: %v, %v", child, err)
+	}
 	if err := ExplainStart(syscall.ENOENT, "/no/such/program"); err != syscall.ENOENT {
 		t.Errorf("a program that is not there: %v", err)
 	}

@@ -98,6 +98,9 @@ func Fixed(s *settings.Settings) ([]plan.Host, error) {
 			return nil, fmt.Errorf("%s: %s names no host", s.Origin("hostfile"), s.Hostfile)
 		}
 	case s.Given("np"):
+		if s.Np > plan.MaxSlots {
+			return nil, fmt.Errorf("%s: %d are more than the %d slots that a host may have, and no other host is named", s.Origin("np"), s.Np, plan.MaxSlots)
+		}
 		return []plan.Host{{Name: "localhost", Slots: s.Np}}, nil
 	default:
 		return []plan.Host{{Name: "localhost", Slots: max(DefaultSlots(s), s.MinNP)}}, nil

@@ -393,6 +393,12 @@ func NewRunID(env []string, name string) string {
 	}
 }
 
+// isJob reports whether a folder is that of a job.
+func isJob(path string) bool {
+	_, err := os.Lstat((&Dir{Path: path}).aboutPath())
+	return err == nil
+}
+
 // Find returns the folder of the job that name identifies: by its run id, by the beginning of the
 // run id, by its name, or by its path. If several jobs match, Find returns the one that has not
 // ended, or an error if that is not exactly one.
@@ -414,6 +420,8 @@ func Find(env []string, name string) (*Dir, error) {
 		}
 	}
 	switch {
+	case len(found) == 0 && isJob(name):
+		return nil, fmt.Errorf("there is no job %s; the one in the folder of this name is ./%[1]s", name)
 	case len(found) == 0 && len(places) == 0:
 		return nil, fmt.Errorf("there is no job %s: no folder of jobs is known, as neither XDG_STATE_HOME nor HOME is set", name)
 	case len(found) == 0:
