@@ -78,7 +78,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer, env []string)
 		err = out.Err()
 	}
 	if err != nil && !errors.Is(err, cli.StopSignal{Signal: syscall.SIGPIPE}) {
-		said := safefile.Explain(proc.ExplainDescriptors(err)).Error()
+		said := proc.ExplainListen(safefile.Explain(proc.ExplainDescriptors(err))).Error()
 		text := cli.Escape(said)
 		if _, of := errors.AsType[cli.RunError](err); of { // other errors are about the command line and have several lines
 			text = cli.EscapeLines(strings.TrimPrefix(said, "driver: "))

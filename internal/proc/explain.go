@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -55,6 +57,29 @@ func ExplainDescriptors(err error) error {
 	}
 	return &descriptorsError{err, "this process may have " + limit + " files open; hvdrun needs 5 for each worker that it starts " +
 		"on a host, and 50 more: raise the limit there (ulimit -n, in a unit of systemd LimitNOFILE=)"}
+}
+
+// ExplainListen adds to err, the error of a listener, which process has the port, or what else is
+// wrong with the address. Nil stays nil.
+func ExplainListen(err error) error {
+	op, is := errors.AsType[*net.OpError](err)
+	if !is || op.Op != "listen" || op.Addr == nil {
+		return err
+	}
+	addr, noAddr := netip.ParseAddrPort(op.Addr.String())
+	switch {
+	case noAddr != nil:
+	case errors.Is(err, syscall.EADDRINUSE):
+		if pid, program := Listener(addr); pid != 0 {
+			return fmt.Errorf("%w by process %d (%s): choose another port", err, pid, program)
+		}
+		return fmt.Errorf("%w by another program: choose another port", err)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return fmt.Errorf("%w: this machine has no such address; `ip addr` lists its addresses", err)
+	case errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("%w: only root may listen at ports below 1024: choose another port", err)
+	}
+	return err
 }
 
 // descriptorsError is an error with the remedy.

@@ -2,6 +2,8 @@ package proc
 
 import (
 	"errors"
+	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,6 +47,27 @@ func TestExplainStart(t *testing.T) {
 	}
 	if err := ExplainStart(nil, "/bin/sh"); err != nil {
 		t.Errorf("no error: %v", err)
+	}
+}
+
+// TestExplainListen: the error of a port that is in use names the process that has it.
+func TestExplainListen(t *testing.T) {
+	first, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	for addr, want := range map[string]string{
+		first.Addr().String(): fmt.Sprintf("address already in use by process %d (%s): choose another port", os.Getpid(), Program(os.Getpid())),
+		"192.0.2.1:0":         "this machine has no such address; `ip addr` lists its addresses",
+	} {
+		_, cause := net.Listen("tcp", addr)
+		if err := ExplainListen(fmt.Errorf("page: %w", cause)); cause == nil || !errors.Is(err, cause) || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: %v, want %q at the end", addr, err, want)
+		}
+	}
+	if err := ExplainListen(nil); err != nil {
+		t.Error(err)
 	}
 }
 
