@@ -47,8 +47,8 @@ type startedChild struct {
 	birth  uint64 // in ticks after boot
 }
 
-// fork calls start, which starts a child, and records the child. If there are too many processes, it
-// adds the limit to the error.
+// fork calls start, which starts a child, and records the child. If there are too many processes,
+// it adds the limit to the error.
 func (c *children) fork(worker bool, start func() (pid int, err error)) error {
 	c.mu.Lock()
 	c.forks++

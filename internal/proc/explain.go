@@ -18,8 +18,8 @@ const maxFirstLine = 256
 
 // ExplainStart adds to err, the error of a start, what is wrong with the program file at path, if
 // that is known: it is not executable, the interpreter in its first line does not exist, it has no
-// such line, it is for another processor, or the environment is too large for any program. Nil stays
-// nil.
+// such line, it is for another processor, or the environment is too large for any program. Nil
+// stays nil.
 func ExplainStart(err error, path string) error {
 	if errors.Is(err, syscall.E2BIG) {
 		return fmt.Errorf("%w: the kernel permits 128 KiB for one argument or variable of the environment, and a quarter of the stack's limit "+

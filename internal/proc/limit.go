@@ -30,7 +30,7 @@ func processLimit() string {
 }
 
 // fullGroup returns the folder of a control group that has nearly as many processes as it may have,
-// since some may have ended meanwhile: dir, or one above it. most is 0 if there is none.
+// since some may have ended meanwhile: dir, or one above it. most is 0 if no group has.
 func fullGroup(dir string) (full string, most uint64) {
 	for ; dir != "" && isGroup(dir); dir = filepath.Dir(dir) {
 		if most := number(dir, "pids.max"); most != 0 && number(dir, "pids.current") >= most-most/10 {

@@ -27,8 +27,8 @@ type Usage struct {
 	Used, Limit uint64
 }
 
-// UsageOf returns what a process uses, or the zero Usage if it has ended. It finds descendants up to
-// searchPause after they have begun.
+// UsageOf returns what a process uses, or the zero Usage if it has ended. It finds descendants up
+// to searchPause after they have begun.
 func UsageOf(pid int) Usage {
 	var u Usage
 	u.add(pid, "")
@@ -63,10 +63,10 @@ func (u *Usage) add(pid int, birth string) {
 // process of the machine, which takes some 20 µs for each.
 const searchPause = 10 * time.Second
 
-// descended is the family tree of the machine's processes, in which UsageOf finds the descendants of
-// all processes that it measures. The kernel's own lists (/proc/PID/task/TID/children) would be read
-// for each thread, and reading them slows the end of a process: the kernel caches an entry for each
-// thread, and drops them while the process is reaped, which takes tens of milliseconds on busy
+// descended is the family tree of the machine's processes, in which UsageOf finds the descendants
+// of all processes that it measures. The kernel's own lists (/proc/PID/task/TID/children) would be
+// read for each thread, and reading them slows the end of a process: the kernel caches an entry for
+// each thread, and drops them while the process is reaped, which takes tens of milliseconds on busy
 // processors.
 var descended tree
 

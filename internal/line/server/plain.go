@@ -137,8 +137,8 @@ func (p *plain) close() {
 	p.store.close()
 }
 
-// prepares reports that the program prepares, unless it does not read its lines: then it cannot join
-// either.
+// prepares reports that the program prepares, unless it does not read its lines: then it cannot
+// join either.
 func (p *plain) prepares(context.Context) {
 	if !p.t.behind() {
 		p.t.up(line.Up("report", line.ReportLine{What: "fetching"}), "fetching")
