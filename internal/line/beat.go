@@ -205,7 +205,7 @@ type Operations struct {
 // check checks the bounds of the counters.
 func (c *Counters) check() error {
 	if n := len(c.Operations); n > MaxOperations {
-		return fmt.Errorf("%d kinds of operations; at most %d", n, MaxOperations)
+		return fmt.Errorf("the heartbeat counts %d kinds of operations; at most %d are allowed", n, MaxOperations)
 	}
 	if c.CommitTime < 0 {
 		return errOutOfRange
@@ -216,7 +216,7 @@ func (c *Counters) check() error {
 			return err
 		}
 		if o.Duration < 0 || o.SizeClass < 0 || o.SizeClass > maxSizeClass {
-			return errors.New("a duration or a size out of range")
+			return errors.New("a duration or a size is out of range")
 		}
 	}
 	return nil
@@ -225,13 +225,13 @@ func (c *Counters) check() error {
 // checkWord validates the name of a kind of operations or of a backend.
 func checkWord(name string) error {
 	if name == "" || len(name) > maxBackend {
-		return fmt.Errorf("a name of %d bytes; 1 to %d are allowed", len(name), maxBackend)
+		return fmt.Errorf("a name has %d bytes; 1 to %d are allowed", len(name), maxBackend)
 	}
 	for _, c := range []byte(name) {
 		switch {
 		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '+', c == '-', c == '.', c == '_':
 		default:
-			return fmt.Errorf("name %q; only letters, digits, +, -, . and _ are allowed", name)
+			return fmt.Errorf("the name %q is not valid: only letters, digits, +, -, . and _ are allowed", name)
 		}
 	}
 	return nil
@@ -291,11 +291,11 @@ func (b *Beat) Check() error {
 	case b.Quiet < 0:
 		return errOutOfRange
 	case len(b.Lanes) > MaxLanes:
-		return fmt.Errorf("%d lanes; at most %d", len(b.Lanes), MaxLanes)
+		return fmt.Errorf("the heartbeat has %d lanes; at most %d are allowed", len(b.Lanes), MaxLanes)
 	case len(b.Waits) > maxWaits:
-		return fmt.Errorf("%d waits; at most %d", len(b.Waits), maxWaits)
+		return fmt.Errorf("the heartbeat has %d waits; at most %d are allowed", len(b.Waits), maxWaits)
 	case len(b.Entered) > maxEntered:
-		return fmt.Errorf("%d phases; at most %d", len(b.Entered), maxEntered)
+		return fmt.Errorf("the heartbeat has %d phases; at most %d are allowed", len(b.Entered), maxEntered)
 	case b.Usage != nil && b.Usage.Processor < 0:
 		return errOutOfRange
 	}
@@ -314,7 +314,7 @@ func (b *Beat) Check() error {
 	}
 	for _, e := range b.Entered {
 		if !e.Phase.valid() || e.Ago < 0 {
-			return fmt.Errorf("phase %d, entered %d ns ago", e.Phase, e.Ago)
+			return fmt.Errorf("the phase %d, entered %d ns ago, is not valid", e.Phase, e.Ago)
 		}
 	}
 	var figures []Figure

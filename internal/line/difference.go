@@ -92,7 +92,7 @@ func (m *members) read() (*Members, error) {
 		}
 	}
 	if n := len(c.Indices); n != m.size {
-		return nil, fmt.Errorf("%d members of %d", n, m.size)
+		return nil, fmt.Errorf("the difference gives %d members of a world of %d", n, m.size)
 	}
 	return c, check(c)
 }

@@ -132,23 +132,8 @@ const (
 // String returns "done", "leaving", "committed", "draining", "fetching", "writing", "written" or
 // "not written".
 func (r Report) String() string {
-	switch r {
-	case Writing:
-		return "writing"
-	case Written:
-		return "written"
-	case NotWritten:
-		return "not written"
-	case Done:
-		return "done"
-	case Leaving:
-		return "leaving"
-	case Committed:
-		return "committed"
-	case Draining:
-		return "draining"
-	case Fetching:
-		return "fetching"
+	if word, is := reportWords[r]; is {
+		return strings.ReplaceAll(word, "_", " ")
 	}
 	return fmt.Sprintf("report %d", uint8(r))
 }
@@ -218,7 +203,7 @@ func checkBackend(name string) error {
 	}
 	for _, c := range name {
 		if !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789+-._", c) {
-			return fmt.Errorf("backend name %q; only a-z, 0-9, +, -, . and _ are allowed", name)
+			return fmt.Errorf("the backend %q is not valid: only a-z, 0-9, +, -, . and _ are allowed", name)
 		}
 	}
 	return nil
@@ -235,7 +220,7 @@ func (j *Joining) Check() error {
 		}
 	}
 	if n := len(j.Cause); n > maxCause {
-		return fmt.Errorf("a cause of %d bytes; at most %d", n, maxCause)
+		return fmt.Errorf("the cause has %d bytes; at most %d are allowed", n, maxCause)
 	}
 	for _, rank := range j.Lost {
 		if rank < 0 || rank > math.MaxInt32 {
@@ -244,7 +229,7 @@ func (j *Joining) Check() error {
 	}
 	j.Lost = j.Lost[:min(len(j.Lost), maxLost)]
 	if n := len(j.Handle); n > MaxHandle {
-		return fmt.Errorf("a handle of %d bytes; at most %d", n, MaxHandle)
+		return fmt.Errorf("the handle has %d bytes; at most %d are allowed", n, MaxHandle)
 	}
 	if p := j.Program; len(p) > maxProgram || strings.ContainsFunc(p, unicode.IsControl) {
 		return fmt.Errorf("the program's name %q is invalid: it may have at most %d bytes and no control characters", clip(p, 2*maxProgram), maxProgram)

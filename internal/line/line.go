@@ -149,13 +149,13 @@ func Kind(text []byte) (string, error) {
 		Do string `json:"do"`
 	}
 	if !utf8.Valid(text) {
-		return "", errors.New("a line that is not UTF-8")
+		return "", errors.New("the line is not UTF-8")
 	}
 	if err := json.Unmarshal(text, &of); err != nil {
-		return "", fmt.Errorf("a line that is not a JSON object of the protocol: %w", err)
+		return "", fmt.Errorf("the line is not a JSON object of the protocol: %w", err)
 	}
 	if len(of.Do) > maxAddr {
-		return "", fmt.Errorf("a word of more than %d bytes", maxAddr)
+		return "", fmt.Errorf("the word of the line is longer than %d bytes", maxAddr)
 	}
 	return of.Do, nil
 }
@@ -273,10 +273,10 @@ func (r *Reader) Message() (m Message, tail []byte, err error) {
 		return m, nil, err
 	}
 	if err := json.Unmarshal(text, &m); err != nil {
-		return m, nil, fmt.Errorf("line: a line of the launcher that is not JSON: %w", err)
+		return m, nil, fmt.Errorf("line: a line of the launcher is not JSON: %w", err)
 	}
 	if m.Tail < 0 || m.Tail > mostTail {
-		return m, nil, fmt.Errorf("line: %d bytes after a line; at most %d", m.Tail, mostTail)
+		return m, nil, fmt.Errorf("line: %d bytes follow a line; at most %d are allowed", m.Tail, mostTail)
 	}
 	if m.Tail > 0 {
 		tail = make([]byte, m.Tail)

@@ -75,7 +75,7 @@ type decoder struct {
 func (d *decoder) number(most uint64) uint64 {
 	n, size := binary.Uvarint(d.rest)
 	if d.err != nil || size <= 0 || n > most {
-		d.err = errors.New("columns that are cut off, or a number that is too large")
+		d.err = errors.New("the columns are cut off, or a number is too large")
 		return 0
 	}
 	d.rest = d.rest[size:]
@@ -106,7 +106,7 @@ func texts[T string | []byte](d *decoder) []T {
 	for i := range column {
 		size := d.length()
 		if size > len(d.rest) {
-			d.err, size = errors.New("columns that are cut off"), 0
+			d.err, size = errors.New("the columns are cut off"), 0
 		}
 		column[i], d.rest = T(d.rest[:size]), d.rest[size:]
 	}
@@ -126,7 +126,7 @@ func (d *decoder) members() *Members {
 // end returns an error unless everything has been read.
 func (d *decoder) end() error {
 	if d.err == nil && len(d.rest) > 0 {
-		d.err = fmt.Errorf("%d bytes after the columns", len(d.rest))
+		d.err = fmt.Errorf("%d bytes follow the columns", len(d.rest))
 	}
 	return d.err
 }
@@ -273,12 +273,12 @@ func slotsFromWire(m *Members) ([]plan.Slot, error) {
 func checkHosts(m *Members) error {
 	indices := m.Indices
 	if len(indices) > maxMembers || len(m.Hosts) != len(m.Counts) {
-		return fmt.Errorf("%d ranks, %d hosts with %d counts", len(indices), len(m.Hosts), len(m.Counts))
+		return fmt.Errorf("the world has %d ranks, and %d hosts with %d counts", len(indices), len(m.Hosts), len(m.Counts))
 	}
 	left := uint64(len(indices))
 	for _, count := range m.Counts {
 		if uint64(count) > left {
-			return errors.New("more slots than ranks")
+			return errors.New("the world has more slots than ranks")
 		}
 		left -= uint64(count)
 	}
@@ -297,15 +297,15 @@ func checkHosts(m *Members) error {
 func checkAddrs(m *Members) error {
 	counts, starts, ports := m.AddressCounts, m.AddressStarts, m.AddressPorts
 	if len(counts) != len(m.Indices) || len(starts) != len(ports) || len(starts) > maxAddresses {
-		return fmt.Errorf("%d ranks with addresses, %d addresses with %d ports", len(counts), len(starts), len(ports))
+		return fmt.Errorf("the world has %d ranks with addresses, and %d addresses with %d ports", len(counts), len(starts), len(ports))
 	}
 	if n := len(m.Handles); n != 0 && n != len(counts) {
-		return fmt.Errorf("%d handles of %d ranks", n, len(counts))
+		return fmt.Errorf("the world has %d handles for %d ranks", n, len(counts))
 	}
 	all := 0
 	for r, n := range counts {
 		if n > maxAddrs {
-			return fmt.Errorf("%d addresses of rank %d", n, r)
+			return fmt.Errorf("the world has %d addresses for rank %d, more than allowed", n, r)
 		}
 		all += int(n)
 	}

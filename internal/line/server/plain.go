@@ -251,7 +251,7 @@ func (p *plain) beats(do string, text []byte) error {
 		return err
 	}
 	if b.Operation != nil && len(b.Operation.What) > 256 {
-		return errors.New("an operation's name of more than 256 bytes")
+		return errors.New("the operation's name is longer than 256 bytes")
 	}
 	if _, is := phases[b.Phase]; !is {
 		p.t.complain(fmt.Sprintf("a beat with the unknown phase %.64q", b.Phase))

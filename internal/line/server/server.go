@@ -334,7 +334,7 @@ func (t *talk) take(ctx context.Context, text []byte) error {
 	case err != nil:
 		return err
 	case t.worker == nil && do != "hello":
-		return fmt.Errorf("%q before hello", do)
+		return fmt.Errorf("the first line is %q: begin with hello", do)
 	case t.worker == nil:
 		return t.hello(ctx, text)
 	}
@@ -380,10 +380,10 @@ func (t *talk) hello(ctx context.Context, text []byte) error {
 		return err
 	}
 	if h.Version != line.Version {
-		return fmt.Errorf("version %d of the protocol; this hvdrun speaks version %d", h.Version, line.Version)
+		return fmt.Errorf("the worker speaks version %d of the protocol, and this hvdrun version %d: install one version for both", h.Version, line.Version)
 	}
 	if len(h.Program) > 256 {
-		return errors.New("a program's name of more than 256 bytes")
+		return errors.New("the program's name is longer than 256 bytes")
 	}
 	t.full = h.Full
 	if t.worker = t.server.running(t.inc); t.worker == nil {

@@ -449,7 +449,7 @@ func TestMistakes(t *testing.T) {
 	j := newJob(t)
 	for said, want := range map[string]string{
 		`{"do":"hello","version":2}`: "version 2",
-		`{"do":"join"}`:              "before hello",
+		`{"do":"join"}`:              "begin with hello",
 		`no JSON`:                    "not a JSON object",
 		"{\"do\":\"\xff\"}":          "UTF-8",
 	} {
