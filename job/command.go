@@ -92,7 +92,7 @@ func (c Command) Check() error {
 		}
 		return nil
 	}
-	return fmt.Errorf("control: unknown command %q", c.Verb)
+	return fmt.Errorf("control: the command %q is not known", c.Verb)
 }
 
 // RefusedError is the reason why a job refused a command.

@@ -65,7 +65,7 @@ var words = map[EventName]func(e Entry) (Kind, string){
 		return KindStall, fmt.Sprintf("%s goes on, after %.1fs", e.Member(), e.Seconds)
 	},
 	HostsUpdated: func(e Entry) (Kind, string) {
-		return ChangeKind(e.Change), "the workers are told of hosts: " + e.Change
+		return changeKind(e.Change), "the workers are told of hosts: " + e.Change
 	},
 	WorkerDying: func(e Entry) (Kind, string) { return KindFailure, fmt.Sprintf("%s is lost: %s", e.Member(), e.What) },
 	WorkerExited: func(e Entry) (Kind, string) {
@@ -150,8 +150,8 @@ func (e Entry) hosts() string {
 	return strings.Join(words, " ")
 }
 
-// ChangeKind returns the kind of a HostsUpdated event with the given change.
-func ChangeKind(change string) Kind {
+// changeKind returns the kind of a HostsUpdated event with the given change.
+func changeKind(change string) Kind {
 	switch change {
 	case "added":
 		return KindGrown

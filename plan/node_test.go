@@ -49,13 +49,13 @@ func TestNodeVariables(t *testing.T) {
 // TestNodeTable: each row of the table can match, and no row is there twice.
 func TestNodeTable(t *testing.T) {
 	for i, v := range nodeVariables {
-		name := strings.Replace(v.Name, "*", "X", 1)
-		j := slices.IndexFunc(nodeVariables, func(o NodeVariable) bool {
-			start, any := strings.CutSuffix(o.Name, "*")
-			return o.Name == name || any && strings.HasPrefix(name, start)
+		name := strings.Replace(v.name, "*", "X", 1)
+		j := slices.IndexFunc(nodeVariables, func(o nodeVariable) bool {
+			start, any := strings.CutSuffix(o.name, "*")
+			return o.name == name || any && strings.HasPrefix(name, start)
 		})
 		if j != i {
-			t.Errorf("%s is hidden by %s", v.Name, nodeVariables[j].Name)
+			t.Errorf("%s is hidden by %s", v.name, nodeVariables[j].name)
 		}
 	}
 }

@@ -114,11 +114,11 @@ type roundStore interface {
 func New(cfg Config) (*Agent, error) {
 	switch {
 	case cfg.Workers < 1:
-		return nil, errors.New("torchrun: no workers")
+		return nil, errors.New("torchrun: Config.Workers is less than 1")
 	case len(cfg.Command) == 0:
-		return nil, errors.New("torchrun: no command")
+		return nil, errors.New("torchrun: Config.Command is empty")
 	case cfg.Rendezvous == nil:
-		return nil, errors.New("torchrun: no rendezvous")
+		return nil, errors.New("torchrun: Config.Rendezvous is nil")
 	}
 	if err := cfg.Logs.check(); err != nil {
 		return nil, err
@@ -341,10 +341,10 @@ func (a *Agent) begin(ctx context.Context, s roundStore) (*group, error) {
 }
 
 // rank returns the ranks of this node's workers. The node with rank 0 computes them for all nodes.
-func (a *Agent) rank(ctx context.Context, round Round) (r Ranks, err error) {
-	own := Node{Role: a.cfg.Role, Workers: a.cfg.Workers}
+func (a *Agent) rank(ctx context.Context, round Round) (r ranks, err error) {
+	own := node{Role: a.cfg.Role, Workers: a.cfg.Workers}
 	if round.World == 1 {
-		return Assign([]Node{own})[0], nil
+		return assign([]node{own})[0], nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, rankTimeout, errors.New("the other nodes do not report how many workers they have"))
 	defer cancel()
@@ -369,7 +369,7 @@ const rankTimeout = 60 * time.Second
 
 // publishRanks sends each node its ranks.
 func publishRanks(ctx context.Context, round Round) error {
-	nodes := make([]Node, round.World)
+	nodes := make([]node, round.World)
 	for i := range nodes {
 		text, err := round.Store.Get(ctx, "node/"+strconv.Itoa(i))
 		if err == nil {
@@ -382,7 +382,7 @@ func publishRanks(ctx context.Context, round Round) error {
 			return err
 		}
 	}
-	for i, r := range Assign(nodes) {
+	for i, r := range assign(nodes) {
 		text, err := json.Marshal(r)
 		if err == nil {
 			err = round.Store.Set(ctx, "ranks/"+strconv.Itoa(i), text)

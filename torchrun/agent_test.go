@@ -101,18 +101,18 @@ func TestScenarioA5(t *testing.T) {
 }
 
 func TestScenarioA6(t *testing.T) {
-	got := Assign([]Node{{"ps", 4}, {"trainer", 1}, {"trainer", 2}, {"trainer", 3}, {"ps", 5}})
-	want := []Ranks{{0, 15, 0, 9}, {4, 15, 0, 6}, {5, 15, 1, 6}, {7, 15, 3, 6}, {10, 15, 4, 9}}
+	got := assign([]node{{"ps", 4}, {"trainer", 1}, {"trainer", 2}, {"trainer", 3}, {"ps", 5}})
+	want := []ranks{{0, 15, 0, 9}, {4, 15, 0, 6}, {5, 15, 1, 6}, {7, 15, 3, 6}, {10, 15, 4, 9}}
 	if !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
 
 func TestScenarioA7(t *testing.T) {
-	nodes := []Node{{"master", 8}, {"trainer", 1}, {"trainer", 2}, {"trainer", 3}, {"trainer", 4}, {"ps", 5}, {"ps", 2}}
+	nodes := []node{{"master", 8}, {"trainer", 1}, {"trainer", 2}, {"trainer", 3}, {"trainer", 4}, {"ps", 5}, {"ps", 2}}
 	sizes := map[string]int{"master": 8, "trainer": 10, "ps": 7}
 	seen, roleSeen := make([]bool, 25), map[string]bool{}
-	for i, r := range Assign(nodes) {
+	for i, r := range assign(nodes) {
 		if r.World != 25 || r.RoleWorld != sizes[nodes[i].Role] {
 			t.Errorf("node %d: %+v", i, r)
 		}

@@ -10,7 +10,7 @@ import (
 // place is a node's place in a round.
 type place struct {
 	round Round
-	ranks Ranks
+	ranks ranks
 	host  string // host of the store that its workers reach
 	port  int
 }

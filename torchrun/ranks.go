@@ -2,23 +2,23 @@ package torchrun
 
 import "fmt"
 
-// Node is the data that an agent sends the others before a round.
-type Node struct {
+// node is the data that an agent sends the others before a round.
+type node struct {
 	Role string `json:"role"`
 	// Workers is the number of its workers.
 	Workers int `json:"local_world_size"`
 }
 
-// Ranks are the ranks of an agent's first worker, and the sizes. Worker i has these ranks plus i.
-type Ranks struct {
+// ranks are the ranks of an agent's first worker, and the sizes. Worker i has these ranks plus i.
+type ranks struct {
 	Base, World         int
 	RoleBase, RoleWorld int
 }
 
-// Assign returns the ranks of each node's workers, among all workers and among the workers of the
+// assign returns the ranks of each node's workers, among all workers and among the workers of the
 // same role. The nodes, and the results, are in the order of the nodes' ranks.
-func Assign(nodes []Node) []Ranks {
-	ranks := make([]Ranks, len(nodes))
+func assign(nodes []node) []ranks {
+	ranks := make([]ranks, len(nodes))
 	world, roles := 0, make(map[string]int)
 	for i, n := range nodes {
 		ranks[i].Base, ranks[i].RoleBase = world, roles[n.Role]
@@ -32,7 +32,7 @@ func Assign(nodes []Node) []Ranks {
 }
 
 // check returns an error if no agent would send n.
-func (n Node) check() error {
+func (n node) check() error {
 	if n.Workers < 1 || n.Workers > maxWorkers || len(n.Role) > maxName {
 		return fmt.Errorf("torchrun: a node reports %d workers of the role %.100q", n.Workers, n.Role)
 	}

@@ -172,7 +172,7 @@ func TestParseStreams(t *testing.T) {
 func TestEnvironment(t *testing.T) {
 	a := newAgent(t, Config{Rendezvous: new(Single), Workers: 2, MaxRestarts: 5, Role: "trainer", VirtualLocalRank: true,
 		Env: []string{"TORCH_NCCL_ASYNC_ERROR_HANDLING=0", "CUDA_VISIBLE_DEVICES=4,7", "RANK=99", "OTHER=kept"}})
-	p := place{round: Round{Rank: 1, World: 2, Restarts: 2}, ranks: Ranks{4, 6, 3, 5}, host: "127.0.0.1", port: 1234}
+	p := place{round: Round{Rank: 1, World: 2, Restarts: 2}, ranks: ranks{4, 6, 3, 5}, host: "127.0.0.1", port: 1234}
 	env := a.environment(p, 1, paths{errorFile: "/e"}, "life")
 	for name, want := range map[string]string{
 		"LOCAL_RANK": "0", "RANK": "5", "GROUP_RANK": "1", "ROLE_RANK": "4", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "6",

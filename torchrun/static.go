@@ -23,7 +23,7 @@ var ErrClosed = errors.New("another node has ended the job")
 // rank 0 has the store. A round begins when all nodes have come; the first node that comes makes
 // the others come too. A node that is gone may come back.
 type Static struct {
-	// Node is the rank of this node among Nodes.
+	// node is the rank of this node among Nodes.
 	Node, Nodes int
 	// Addr is the address, host:port, of the node with rank 0.
 	Addr string

@@ -52,7 +52,7 @@ func (t *timers) take(line []byte) error {
 		return nil
 	}
 	if len(t.of) >= maxTimers {
-		return fmt.Errorf("torchrun: more than %d timers", maxTimers)
+		return fmt.Errorf("torchrun: the worker has set more than %d timers", maxTimers)
 	}
 	if t.of == nil {
 		t.of = make(map[timerKey]timerEvent)

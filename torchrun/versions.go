@@ -187,7 +187,7 @@ const silentAfter = 2 * time.Second
 
 // errSilentStore is the reason why a call ends whose agent does not answer, for example because its
 // machine is gone.
-var errSilentStore = errors.New("no answer")
+var errSilentStore = errors.New("it does not answer")
 
 // watch ends a call when the agent is silent. If waits is false, that is so when the answer takes
 // too long; otherwise, the call waits for a change, and the agent is silent if it does not answer

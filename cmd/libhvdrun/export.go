@@ -34,7 +34,6 @@ static int32_t run_check(hvd_check check) { return check(); }
 import "C"
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -170,7 +169,7 @@ func hvd_size(group C.int64_t) C.int32_t {
 func hvd_limit(group, ms C.int64_t) C.int32_t {
 	return C.int32_t(on(group, func(g *foreign.Group) (int64, error) {
 		if ms < 0 {
-			return 0, errors.New("a negative limit")
+			return 0, fmt.Errorf("the limit is %d ms: give 0 or more", ms)
 		}
 		g.Limit(within(ms))
 		return 0, nil
@@ -216,7 +215,7 @@ func hvd_wait(group, ticket, ms C.int64_t) C.int32_t {
 func hvd_subset(group C.int64_t, ranks *C.hvd_ranks, n C.int64_t) C.int64_t {
 	return C.int64_t(numbered(func() (int64, error) {
 		if n < 0 || n > math.MaxInt32 || n > 0 && ranks == nil {
-			return 0, fmt.Errorf("a list of %d ranks", n)
+			return 0, fmt.Errorf("the list of ranks is missing, or its length, %d, is out of range", n)
 		}
 		list := make([]int, n)
 		for i, r := range unsafe.Slice((*int32)(unsafe.Pointer(ranks)), int(n)) {

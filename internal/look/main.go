@@ -1,6 +1,7 @@
 // Command look prints parts of the source in a folder that are hard to remember: the widest
 // structs, the longest functions, the largest files and packages, and the exported names that no
-// other package mentions. None of these numbers is a limit: they say where to look first.
+// other package needs: none mentions them, and no signature of a name that one mentions does. None
+// of these numbers is a limit: they say where to look first.
 //
 //	go run ./internal/look -n 10 .
 //
@@ -50,9 +51,11 @@ type measured struct {
 // findings holds what was found in the source.
 type findings struct {
 	structs, functions, files []measured
-	packages                  map[string]int    // lines, by folder
-	exported                  map[string]string // where, by "folder.Name"
-	mentioned                 map[string]bool   // by others, likewise
+	packages                  map[string]int      // lines, by folder
+	exported                  map[string]string   // where, by "folder.Name"
+	mentioned                 []string            // by other packages, likewise
+	needed                    map[string]bool     // by other packages, likewise
+	signatures                map[string][]string // names of the same package in the signature of a name
 }
 
 func look(w io.Writer, folder string, n int) error {
@@ -60,7 +63,7 @@ func look(w io.Writer, folder string, n int) error {
 	if err != nil {
 		return err
 	}
-	f := &findings{packages: map[string]int{}, exported: map[string]string{}, mentioned: map[string]bool{}}
+	f := &findings{packages: map[string]int{}, exported: map[string]string{}, needed: map[string]bool{}, signatures: map[string][]string{}}
 	err = filepath.WalkDir(folder, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -120,14 +123,22 @@ func (f *findings) read(module, name, rel string) error {
 		case *ast.FuncDecl:
 			what := d.Name.Name
 			if d.Recv != nil {
-				what = fmt.Sprintf("(%s).%s", receiver(d.Recv.List[0].Type), what)
+				of := receiver(d.Recv.List[0].Type)
+				if d.Name.IsExported() {
+					f.sign(dir, strings.TrimPrefix(of, "*"), d.Type)
+				}
+				what = fmt.Sprintf("(%s).%s", of, what)
 			} else {
 				f.export(dir, rel, d.Name, file)
+				f.sign(dir, d.Name.Name, d.Type)
 			}
 			f.functions = append(f.functions, measured{line(d.End()) - line(d.Pos()) + 1, rel + " " + what})
 		case *ast.GenDecl:
 			for _, spec := range d.Specs {
 				f.declare(dir, rel, spec, file)
+			}
+			if d.Tok == token.CONST {
+				f.enumerate(dir, d)
 			}
 		}
 	}
@@ -138,13 +149,62 @@ func (f *findings) declare(dir, rel string, spec ast.Spec, file *ast.File) {
 	switch sp := spec.(type) {
 	case *ast.TypeSpec:
 		f.export(dir, rel, sp.Name, file)
+		f.sign(dir, sp.Name.Name, sp.Type)
 		if s, is := sp.Type.(*ast.StructType); is {
 			f.structs = append(f.structs, measured{s.Fields.NumFields(), rel + " " + sp.Name.Name})
 		}
 	case *ast.ValueSpec:
 		for _, name := range sp.Names {
 			f.export(dir, rel, name, file)
+			if sp.Type != nil {
+				f.sign(dir, name.Name, sp.Type)
+			}
 		}
+	}
+}
+
+// sign records that a name's signature has the names in part of it. Unexported fields of a struct
+// do not belong to its signature.
+func (f *findings) sign(dir, name string, part ast.Node) {
+	ast.Inspect(part, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.Ident:
+			f.signatures[dir+"."+name] = append(f.signatures[dir+"."+name], dir+"."+n.Name)
+		case *ast.SelectorExpr:
+			return false
+		case *ast.StructType:
+			for _, field := range n.Fields.List {
+				if len(field.Names) == 0 || slices.ContainsFunc(field.Names, (*ast.Ident).IsExported) {
+					f.sign(dir, name, field.Type)
+				}
+			}
+			return false
+		}
+		return true
+	})
+}
+
+// enumerate records that the constants of one declaration need each other: they are the values of
+// one type.
+func (f *findings) enumerate(dir string, d *ast.GenDecl) {
+	first := ""
+	for _, spec := range d.Specs {
+		for _, name := range spec.(*ast.ValueSpec).Names {
+			first = cmp.Or(first, dir+"."+name.Name)
+			f.signatures[first] = append(f.signatures[first], dir+"."+name.Name)
+			f.signatures[dir+"."+name.Name] = append(f.signatures[dir+"."+name.Name], first)
+		}
+	}
+}
+
+// need records that another package needs a name, and with it the names of its signature.
+func (f *findings) need(name string) {
+	if f.needed[name] {
+		return
+	}
+	f.needed[name] = true
+	for _, other := range f.signatures[name] {
+		f.need(other)
 	}
 }
 
@@ -154,8 +214,12 @@ func (f *findings) export(dir, rel string, name *ast.Ident, file *ast.File) {
 	}
 }
 
-// mention records the names of the module's other packages that a file uses.
+// mention records the names of the module's other packages that a file uses. The external tests of a
+// package are another package.
 func (f *findings) mention(module, dir string, file *ast.File) {
+	if strings.HasSuffix(file.Name.Name, "_test") {
+		dir = ""
+	}
 	imports := map[string]string{} // folders, by the name in this file
 	for _, i := range file.Imports {
 		folder, ours := strings.CutPrefix(strings.Trim(i.Path.Value, `"`), module+"/")
@@ -171,7 +235,7 @@ func (f *findings) mention(module, dir string, file *ast.File) {
 	ast.Inspect(file, func(n ast.Node) bool {
 		if s, is := n.(*ast.SelectorExpr); is {
 			if x, is := s.X.(*ast.Ident); is && imports[x.Name] != "" && imports[x.Name] != dir {
-				f.mentioned[imports[x.Name]+"."+s.Sel.Name] = true
+				f.mentioned = append(f.mentioned, imports[x.Name]+"."+s.Sel.Name)
 			}
 		}
 		return true
@@ -216,14 +280,17 @@ func (f *findings) print(w io.Writer, n int) {
 			fmt.Fprintf(w, "%6d  %s\n", m.size, m.what)
 		}
 	}
+	for _, name := range f.mentioned {
+		f.need(name)
+	}
 	var unused []string
 	for name, rel := range f.exported {
-		if !f.mentioned[name] {
+		if !f.needed[name] {
 			unused = append(unused, fmt.Sprintf("%s (%s)", name, path.Base(rel)))
 		}
 	}
 	slices.Sort(unused)
-	fmt.Fprintf(w, "\n%d names are exported; no other package mentions %d of them\n",
+	fmt.Fprintf(w, "\n%d names are exported; no other package needs %d of them\n",
 		len(f.exported), len(unused))
 	for _, name := range unused[:min(4*n, len(unused))] {
 		fmt.Fprintf(w, "        %s\n", name)

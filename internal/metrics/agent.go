@@ -26,7 +26,7 @@ type Agent struct {
 // Describe sends the descriptions of all metrics of an agent.
 func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range list {
-		if m.Of == OfAgent {
+		if m.Of == agentSection {
 			ch <- m.desc
 		}
 	}

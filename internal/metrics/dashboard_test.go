@@ -105,7 +105,7 @@ func makeDashboard() ([]byte, error) {
 	const width, height, columns = 8, 8, 3
 	y, id := 0, 1
 	for _, section := range sections() {
-		row := panel{ID: id, Type: "row", Title: string(section), GridPos: gridPos{1, 24, 0, y}, Collapsed: new(section == OfRanks)}
+		row := panel{ID: id, Type: "row", Title: string(section), GridPos: gridPos{1, 24, 0, y}, Collapsed: new(section == ranksSection)}
 		id, y = id+1, y+1
 		var panels []panel
 		for _, m := range list {
@@ -187,4 +187,6 @@ func quantile(q, selector, window, by string) string {
 }
 
 // sections returns all sections in their order.
-func sections() []Section { return []Section{OfJob, OfDriver, OfWorkers, OfRanks, OfAgent} }
+func sections() []section {
+	return []section{jobSection, driverSection, workersSection, ranksSection, agentSection}
+}

@@ -116,7 +116,7 @@ func (d *Driver) counted() []prometheus.Collector {
 // Describe sends the descriptions of all metrics of a job.
 func (d *Driver) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range list {
-		if m.Of != OfAgent {
+		if m.Of != agentSection {
 			ch <- m.desc
 		}
 	}

@@ -22,20 +22,20 @@ const (
 // String returns "gauge", "counter" or "histogram".
 func (k kind) String() string { return [...]string{"gauge", "counter", "histogram"}[k] }
 
-// Section is the part of a job or of a cluster that metrics are about.
-type Section string
+// section is the part of a job or of a cluster that metrics are about.
+type section string
 
 // The sections, in the order of the dashboard.
 const (
-	OfJob     Section = "Job"
-	OfDriver  Section = "Driver"
-	OfWorkers Section = "Workers"
-	OfRanks   Section = "Ranks"
-	OfAgent   Section = "Agent"
+	jobSection     section = "Job"
+	driverSection  section = "Driver"
+	workersSection section = "Workers"
+	ranksSection   section = "Ranks"
+	agentSection   section = "Agent"
 )
 
 // mostRanks is the largest world whose ranks have series of their own. For a larger world the
-// section OfRanks is empty; the sums and extremes of OfWorkers cover worlds of every size.
+// section ranksSection is empty; the sums and extremes of workersSection cover worlds of every size.
 const mostRanks = 512
 
 // metric is one metric.
@@ -45,7 +45,7 @@ type metric struct {
 	// Help is one sentence for people, without a full stop.
 	Help   string
 	Labels []string
-	Of     Section
+	Of     section
 	// Buckets are the classic buckets of a histogram.
 	Buckets []float64
 	// Unit is the unit of the values, or of a counter's increase per second, as Grafana names it.
@@ -73,136 +73,136 @@ var (
 
 // The metrics of a job.
 var (
-	jobInfo = define(metric{Name: "hvdrun_job_info", Of: OfJob, Labels: []string{"run", "version"},
+	jobInfo = define(metric{Name: "hvdrun_job_info", Of: jobSection, Labels: []string{"run", "version"},
 		Help: "The job's run id and the version of hvdrun; the value is 1", Legend: "{{run}} {{version}}"})
-	jobStart = define(metric{Name: "hvdrun_job_start_time_seconds", Of: OfJob, Unit: "dateTimeAsIso",
+	jobStart = define(metric{Name: "hvdrun_job_start_time_seconds", Of: jobSection, Unit: "dateTimeAsIso",
 		Help: "When the job began, in seconds since 1970", Query: "hvdrun_job_start_time_seconds{job=~\"$job\",instance=~\"$instance\"} * 1000"})
-	jobState = define(metric{Name: "hvdrun_job_state", Of: OfJob, Labels: []string{"state"},
+	jobState = define(metric{Name: "hvdrun_job_state", Of: jobSection, Labels: []string{"state"},
 		Help: "1 for the state in which the job is until it ends, 0 for the others"})
-	jobSeconds = define(metric{Name: "hvdrun_job_seconds_total", Kind: counter, Of: OfJob, Labels: []string{"part"}, Unit: "percentunit",
+	jobSeconds = define(metric{Name: "hvdrun_job_seconds_total", Kind: counter, Of: jobSection, Labels: []string{"part"}, Unit: "percentunit",
 		Help: "What the job's time was spent on, of the whole job; the parts add up to its time"})
-	jobStalled = define(metric{Name: "hvdrun_job_stalled_seconds_total", Kind: counter, Of: OfJob, Labels: []string{"host", "slot"}, Unit: "percentunit",
+	jobStalled = define(metric{Name: "hvdrun_job_stalled_seconds_total", Kind: counter, Of: jobSection, Labels: []string{"host", "slot"}, Unit: "percentunit",
 		Help: "Time for which workers of a slot held up the others, of the eight slots with the most"})
-	worldSize = define(metric{Name: "hvdrun_world_size", Of: OfJob, Unit: "short",
+	worldSize = define(metric{Name: "hvdrun_world_size", Of: jobSection, Unit: "short",
 		Help: "Workers in the current world"})
-	worldGeneration = define(metric{Name: "hvdrun_world_generation", Of: OfJob, Unit: "short",
+	worldGeneration = define(metric{Name: "hvdrun_world_generation", Of: jobSection, Unit: "short",
 		Help: "Generation of the current world; 0 before the first"})
-	jobCommits = define(metric{Name: "hvdrun_job_commits", Of: OfJob, Unit: "short",
+	jobCommits = define(metric{Name: "hvdrun_job_commits", Of: jobSection, Unit: "short",
 		Help: "Number of the job's last commit, by the heartbeats"})
-	sizeNeeded = define(metric{Name: "hvdrun_world_size_needed", Of: OfJob, Labels: []string{"for"}, Unit: "short",
+	sizeNeeded = define(metric{Name: "hvdrun_world_size_needed", Of: jobSection, Labels: []string{"for"}, Unit: "short",
 		Help: "Workers that the job needs: for its start, at least, and at most (0: no bound)"})
-	jobHosts = define(metric{Name: "hvdrun_job_hosts", Of: OfJob, Labels: []string{"state"}, Unit: "short",
+	jobHosts = define(metric{Name: "hvdrun_job_hosts", Of: jobSection, Labels: []string{"state"}, Unit: "short",
 		Help: "Hosts by state: listed, draining, or unlisted with workers that have not ended"})
-	jobSlots = define(metric{Name: "hvdrun_job_slots", Of: OfJob, Labels: []string{"state"}, Unit: "short",
+	jobSlots = define(metric{Name: "hvdrun_job_slots", Of: jobSection, Labels: []string{"state"}, Unit: "short",
 		Help: "Slots by state, as hvdrun status shows it"})
-	resets = define(metric{Name: "hvdrun_resets_total", Kind: counter, Of: OfJob, Labels: []string{"cause"}, Unit: "short",
+	resets = define(metric{Name: "hvdrun_resets_total", Kind: counter, Of: jobSection, Labels: []string{"cause"}, Unit: "short",
 		Help: "Resets after which a world was published, of the whole job, by cause"})
-	recovery = define(metric{Name: "hvdrun_recovery_seconds", Kind: histogram, Of: OfJob, Labels: []string{"cause"}, Unit: "s", Buckets: recoveryBuckets,
+	recovery = define(metric{Name: "hvdrun_recovery_seconds", Kind: histogram, Of: jobSection, Labels: []string{"cause"}, Unit: "s", Buckets: recoveryBuckets,
 		Help: "Time from when a world was left, or the job began, until the first commit in the next one"})
 )
 
 // The metrics of a driver.
 var (
-	workerExits = define(metric{Name: "hvdrun_worker_exits_total", Kind: counter, Of: OfDriver, Labels: []string{"cause"}, Unit: "short",
+	workerExits = define(metric{Name: "hvdrun_worker_exits_total", Kind: counter, Of: driverSection, Labels: []string{"cause"}, Unit: "short",
 		Help: "Workers that have ended, by cause: done, left, failed or stopped"})
-	workerStarts = define(metric{Name: "hvdrun_worker_starts_total", Kind: counter, Of: OfDriver, Unit: "short",
+	workerStarts = define(metric{Name: "hvdrun_worker_starts_total", Kind: counter, Of: driverSection, Unit: "short",
 		Help: "Workers that were started"})
-	exclusions = define(metric{Name: "hvdrun_exclusions_total", Kind: counter, Of: OfDriver, Unit: "short",
+	exclusions = define(metric{Name: "hvdrun_exclusions_total", Kind: counter, Of: driverSection, Unit: "short",
 		Help: "Exclusions of slots and hosts"})
-	stalls = define(metric{Name: "hvdrun_stalls_total", Kind: counter, Of: OfDriver, Unit: "short",
+	stalls = define(metric{Name: "hvdrun_stalls_total", Kind: counter, Of: driverSection, Unit: "short",
 		Help: "Times that a worker was reported to hold up the others, or all to wait for each other"})
-	notifications = define(metric{Name: "hvdrun_notifications_total", Kind: counter, Of: OfDriver, Labels: []string{"change"}, Unit: "short",
+	notifications = define(metric{Name: "hvdrun_notifications_total", Kind: counter, Of: driverSection, Labels: []string{"change"}, Unit: "short",
 		Help: "Notifications of the workers that the hosts have changed: added, removed, mixed, or none if a change was reverted"})
-	notificationDelay = define(metric{Name: "hvdrun_notification_delay_seconds", Kind: histogram, Of: OfDriver, Unit: "s", Buckets: delayBuckets,
+	notificationDelay = define(metric{Name: "hvdrun_notification_delay_seconds", Kind: histogram, Of: driverSection, Unit: "s", Buckets: delayBuckets,
 		Help: "Time until a worker has acknowledged such a notification"})
-	discoveryLists = define(metric{Name: "hvdrun_discovery_lists_total", Kind: counter, Of: OfDriver, Unit: "short",
+	discoveryLists = define(metric{Name: "hvdrun_discovery_lists_total", Kind: counter, Of: driverSection, Unit: "short",
 		Help: "Lists of hosts that differed from the one before"})
-	discoveryFailures = define(metric{Name: "hvdrun_discovery_failures_total", Kind: counter, Of: OfDriver, Unit: "short",
+	discoveryFailures = define(metric{Name: "hvdrun_discovery_failures_total", Kind: counter, Of: driverSection, Unit: "short",
 		Help: "Failures of the source of hosts"})
-	discoveryStale = define(metric{Name: "hvdrun_discovery_stale_seconds", Of: OfDriver, Unit: "s",
+	discoveryStale = define(metric{Name: "hvdrun_discovery_stale_seconds", Of: driverSection, Unit: "s",
 		Help: "How long ago the source of hosts last confirmed its list, while it fails; 0 while it does not"})
-	journalBytes = define(metric{Name: "hvdrun_journal_bytes", Of: OfDriver, Unit: "bytes",
+	journalBytes = define(metric{Name: "hvdrun_journal_bytes", Of: driverSection, Unit: "bytes",
 		Help: "Size of the job's journal"})
-	journalSync = define(metric{Name: "hvdrun_journal_sync_seconds", Kind: histogram, Of: OfDriver, Unit: "s", Buckets: delayBuckets,
+	journalSync = define(metric{Name: "hvdrun_journal_sync_seconds", Kind: histogram, Of: driverSection, Unit: "s", Buckets: delayBuckets,
 		Help: "Time until the journal was on the disk"})
-	journalBehind = define(metric{Name: "hvdrun_journal_behind", Of: OfDriver, Unit: "bool",
+	journalBehind = define(metric{Name: "hvdrun_journal_behind", Of: driverSection, Unit: "bool",
 		Help: "1 if the journal lacks records, so that the job could not be resumed; else 0"})
-	journalFailures = define(metric{Name: "hvdrun_journal_failures_total", Kind: counter, Of: OfDriver, Unit: "short",
+	journalFailures = define(metric{Name: "hvdrun_journal_failures_total", Kind: counter, Of: driverSection, Unit: "short",
 		Help: "Times that the journal could not be written or compacted"})
-	waits = define(metric{Name: "hvdrun_waits", Of: OfDriver, Unit: "short",
+	waits = define(metric{Name: "hvdrun_waits", Of: driverSection, Unit: "short",
 		Help: "Conditions that the driver waits for, as hvdrun status shows them"})
-	waitLeft = define(metric{Name: "hvdrun_wait_left_seconds", Of: OfDriver, Unit: "s",
+	waitLeft = define(metric{Name: "hvdrun_wait_left_seconds", Of: driverSection, Unit: "s",
 		Help: "Time left of the wait that ends first; 0 without a wait"})
-	beats = define(metric{Name: "hvdrun_worker_beats_total", Kind: counter, Of: OfDriver, Unit: "short",
+	beats = define(metric{Name: "hvdrun_worker_beats_total", Kind: counter, Of: driverSection, Unit: "short",
 		Help: "Heartbeats of workers"})
 )
 
 // The metrics of the workers of a job, as sums and extremes.
 var (
-	commits = define(metric{Name: "hvdrun_worker_commits_total", Kind: counter, Of: OfWorkers, Unit: "short",
+	commits = define(metric{Name: "hvdrun_worker_commits_total", Kind: counter, Of: workersSection, Unit: "short",
 		Help: "Commits, those of each worker counted"})
-	commitSeconds = define(metric{Name: "hvdrun_worker_commit_seconds_total", Kind: counter, Of: OfWorkers, Unit: "s",
+	commitSeconds = define(metric{Name: "hvdrun_worker_commit_seconds_total", Kind: counter, Of: workersSection, Unit: "s",
 		Help:   "Time that workers spent in commits, waits for other ranks included",
 		Query:  "rate(hvdrun_worker_commit_seconds_total{job=~\"$job\",instance=~\"$instance\"}[$__rate_interval]) / rate(hvdrun_worker_commits_total{job=~\"$job\",instance=~\"$instance\"}[$__rate_interval])",
 		Legend: "each commit"})
-	commitBytes = define(metric{Name: "hvdrun_worker_commit_bytes_total", Kind: counter, Of: OfWorkers, Unit: "Bps",
+	commitBytes = define(metric{Name: "hvdrun_worker_commit_bytes_total", Kind: counter, Of: workersSection, Unit: "Bps",
 		Help: "Bytes of tensors that commits compared, to copy those that had changed"})
-	operations = define(metric{Name: "hvdrun_collective_operations_total", Kind: counter, Of: OfWorkers, Labels: []string{"kind", "size", "backend"}, Unit: "ops",
+	operations = define(metric{Name: "hvdrun_collective_operations_total", Kind: counter, Of: workersSection, Labels: []string{"kind", "size", "backend"}, Unit: "ops",
 		Help: "Collective operations, those of each worker counted; the size is the upper bound of the class of the worker's tensor"})
-	operationSeconds = define(metric{Name: "hvdrun_collective_seconds_total", Kind: counter, Of: OfWorkers, Labels: []string{"kind", "size", "backend"}, Unit: "percentunit",
+	operationSeconds = define(metric{Name: "hvdrun_collective_seconds_total", Kind: counter, Of: workersSection, Labels: []string{"kind", "size", "backend"}, Unit: "percentunit",
 		Help: "Time that workers spent in collective operations, waits for other ranks included; of AllReduces of less than 1 KiB within a host one of 16 is timed, and counts for all"})
-	operationBytes = define(metric{Name: "hvdrun_collective_bytes_total", Kind: counter, Of: OfWorkers, Labels: []string{"kind", "size", "backend"}, Unit: "Bps",
+	operationBytes = define(metric{Name: "hvdrun_collective_bytes_total", Kind: counter, Of: workersSection, Labels: []string{"kind", "size", "backend"}, Unit: "Bps",
 		Help: "Bytes of the workers' tensors in collective operations"})
-	beatAgeMax = define(metric{Name: "hvdrun_worker_beat_age_max_seconds", Of: OfWorkers, Unit: "s",
+	beatAgeMax = define(metric{Name: "hvdrun_worker_beat_age_max_seconds", Of: workersSection, Unit: "s",
 		Help: "Age of the oldest last heartbeat of a rank of the world"})
-	commitsSpread = define(metric{Name: "hvdrun_worker_commits_spread", Of: OfWorkers, Unit: "short",
+	commitsSpread = define(metric{Name: "hvdrun_worker_commits_spread", Of: workersSection, Unit: "short",
 		Help: "Largest minus smallest number of the last commits of ranks, by their heartbeats"})
-	lateMax = define(metric{Name: "hvdrun_worker_late_max_seconds", Of: OfWorkers, Unit: "s",
+	lateMax = define(metric{Name: "hvdrun_worker_late_max_seconds", Of: workersSection, Unit: "s",
 		Help: "The largest hvdrun_rank_late_seconds of a rank, in a world of any size"})
-	memoryShort = define(metric{Name: "hvdrun_worker_memory_short", Of: OfWorkers, Unit: "short",
+	memoryShort = define(metric{Name: "hvdrun_worker_memory_short", Of: workersSection, Unit: "short",
 		Help: "Ranks to which less than a tenth of the memory is left that they can use"})
 )
 
 // The metrics of single ranks of a world of at most mostRanks.
 var (
-	rankCommits = define(metric{Name: "hvdrun_rank_commits", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "short",
+	rankCommits = define(metric{Name: "hvdrun_rank_commits", Of: ranksSection, Labels: []string{"rank", "host", "slot"}, Unit: "short",
 		Help: "Number of the rank's last commit in the world"})
-	rankBeatAge = define(metric{Name: "hvdrun_rank_beat_age_seconds", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "s",
+	rankBeatAge = define(metric{Name: "hvdrun_rank_beat_age_seconds", Of: ranksSection, Labels: []string{"rank", "host", "slot"}, Unit: "s",
 		Help: "Age of the rank's last heartbeat"})
-	rankSeconds = define(metric{Name: "hvdrun_rank_collective_seconds_total", Kind: counter, Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "percentunit",
+	rankSeconds = define(metric{Name: "hvdrun_rank_collective_seconds_total", Kind: counter, Of: ranksSection, Labels: []string{"rank", "host", "slot"}, Unit: "percentunit",
 		Help: "Time that the rank's worker spent in collective operations: one that holds up the others spends less"})
-	rankLast = define(metric{Name: "hvdrun_rank_last_ratio", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "percentunit",
+	rankLast = define(metric{Name: "hvdrun_rank_last_ratio", Of: ranksSection, Labels: []string{"rank", "host", "slot"}, Unit: "percentunit",
 		Help: "Share of the operations of the last minutes to which the rank came last, without those to which all came within a millisecond"})
-	rankLate = define(metric{Name: "hvdrun_rank_late_seconds", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "s",
+	rankLate = define(metric{Name: "hvdrun_rank_late_seconds", Of: ranksSection, Labels: []string{"rank", "host", "slot"}, Unit: "s",
 		Help: "How much later than the median rank the rank came to operations of the last minutes, on average"})
-	rankProcessors = define(metric{Name: "hvdrun_rank_processors", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "short",
+	rankProcessors = define(metric{Name: "hvdrun_rank_processors", Of: ranksSection, Labels: []string{"rank", "host", "slot"}, Unit: "short",
 		Help: "Processors that the processes of the rank's worker kept busy between its last two heartbeats"})
-	rankResident = define(metric{Name: "hvdrun_rank_resident_bytes", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "bytes",
+	rankResident = define(metric{Name: "hvdrun_rank_resident_bytes", Of: ranksSection, Labels: []string{"rank", "host", "slot"}, Unit: "bytes",
 		Help: "Resident memory of the processes of the rank's worker"})
-	rankMemoryUsed = define(metric{Name: "hvdrun_rank_memory_used_bytes", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "bytes",
+	rankMemoryUsed = define(metric{Name: "hvdrun_rank_memory_used_bytes", Of: ranksSection, Labels: []string{"rank", "host", "slot"}, Unit: "bytes",
 		Help: "Used bytes of the memory that limits the rank's worker most: its machine's, or that of a control group"})
-	rankMemoryLimit = define(metric{Name: "hvdrun_rank_memory_limit_bytes", Of: OfRanks, Labels: []string{"rank", "host", "slot"}, Unit: "bytes",
+	rankMemoryLimit = define(metric{Name: "hvdrun_rank_memory_limit_bytes", Of: ranksSection, Labels: []string{"rank", "host", "slot"}, Unit: "bytes",
 		Help: "Size of that memory; when it is full, the kernel ends processes"})
-	rankFigure = define(metric{Name: "hvdrun_rank_figure", Of: OfRanks, Labels: []string{"rank", "host", "slot", "name"}, Unit: "short",
+	rankFigure = define(metric{Name: "hvdrun_rank_figure", Of: ranksSection, Labels: []string{"rank", "host", "slot", "name"}, Unit: "short",
 		Help: "The newest number of that name which the rank's program has reported", Legend: "{{name}} of rank {{rank}}"})
 )
 
 // The metrics of an agent.
 var (
-	agentInfo = define(metric{Name: "hvdrun_agent_info", Of: OfAgent, Labels: []string{"host", "version"},
+	agentInfo = define(metric{Name: "hvdrun_agent_info", Of: agentSection, Labels: []string{"host", "version"},
 		Help: "The agent's host and the version of hvdrun; the value is 1", Legend: "{{host}} {{version}}"})
-	agentSlots = define(metric{Name: "hvdrun_agent_slots", Of: OfAgent, Labels: []string{"state"}, Unit: "short",
+	agentSlots = define(metric{Name: "hvdrun_agent_slots", Of: agentSection, Labels: []string{"state"}, Unit: "short",
 		Help: "Slots of the host: taken by a worker, free, or bad because the device has failed"})
-	agentDrivers = define(metric{Name: "hvdrun_agent_drivers", Of: OfAgent, Labels: []string{"state"}, Unit: "short",
+	agentDrivers = define(metric{Name: "hvdrun_agent_drivers", Of: agentSection, Labels: []string{"state"}, Unit: "short",
 		Help: "Jobs whose drivers have a session with the agent: connected, or away"})
-	agentDraining = define(metric{Name: "hvdrun_agent_draining", Of: OfAgent, Unit: "bool",
+	agentDraining = define(metric{Name: "hvdrun_agent_draining", Of: agentSection, Unit: "bool",
 		Help: "1 if the agent is stopping and starts no more workers; else 0"})
-	agentMembers = define(metric{Name: "hvdrun_agent_members", Of: OfAgent, Unit: "short",
+	agentMembers = define(metric{Name: "hvdrun_agent_members", Of: agentSection, Unit: "short",
 		Help: "Members of the cluster that the agent knows, itself included; 0 for an agent of one job"})
-	agentStarts = define(metric{Name: "hvdrun_agent_worker_starts_total", Kind: counter, Of: OfAgent, Unit: "short",
+	agentStarts = define(metric{Name: "hvdrun_agent_worker_starts_total", Kind: counter, Of: agentSection, Unit: "short",
 		Help: "Workers that the agent has started"})
-	agentEnds = define(metric{Name: "hvdrun_agent_worker_ends_total", Kind: counter, Of: OfAgent, Unit: "short",
+	agentEnds = define(metric{Name: "hvdrun_agent_worker_ends_total", Kind: counter, Of: agentSection, Unit: "short",
 		Help: "Workers of the agent that have ended"})
-	agentUndelivered = define(metric{Name: "hvdrun_agent_undelivered_events", Of: OfAgent, Unit: "short",
+	agentUndelivered = define(metric{Name: "hvdrun_agent_undelivered_events", Of: agentSection, Unit: "short",
 		Help: "Events that drivers have not acknowledged"})
 )

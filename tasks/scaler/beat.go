@@ -47,11 +47,11 @@ func (c *core) tick(now time.Time, look func() usage) {
 }
 
 func (c *core) heartbeat(now time.Time, u usage) {
-	slots := make([]Processor, c.cfg.Slots)
+	slots := make([]processor, c.cfg.Slots)
 	for i := range slots {
-		slots[i] = Processor{PID: u.pid, Initialized: true, HasTask: i < len(c.runs), CPU: u.cpu / float64(c.cfg.Slots), RSS: u.rss / uint64(c.cfg.Slots)}
+		slots[i] = processor{PID: u.pid, Initialized: true, HasTask: i < len(c.runs), CPU: u.cpu / float64(c.cfg.Slots), RSS: u.rss / uint64(c.cfg.Slots)}
 	}
-	c.send(&Heartbeat{
+	c.send(&heartbeat{
 		CPU: u.cpu, RSS: u.rss, Free: u.free, Queued: len(c.queued) + c.fetched, LatencyUS: uint32(c.beat.latency.Microseconds()),
 		Locked: len(c.runs) >= c.cfg.Slots, Processors: slots,
 	})

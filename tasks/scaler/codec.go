@@ -7,32 +7,32 @@ import (
 	"math"
 )
 
-// ErrFormat is returned by Decode for frames that are not a message.
-var ErrFormat = errors.New("scaler: the frames are not a message")
+// errFormat is returned by decode for frames that are not a message.
+var errFormat = errors.New("scaler: the frames are not a message")
 
-// UnknownTypeError is returned by Decode for a message of an unknown type. Scaler's own programs
+// unknownTypeError is returned by decode for a message of an unknown type. Scaler's own programs
 // drop such messages.
-type UnknownTypeError struct{ Type string }
+type unknownTypeError struct{ Type string }
 
-func (e *UnknownTypeError) Error() string {
+func (e *unknownTypeError) Error() string {
 	return fmt.Sprintf("scaler: a message of the unknown type %.16q", e.Type)
 }
 
-// Encode returns a message as frames. They share memory with the message.
-func Encode(m Message) [][]byte {
+// encode returns a message as frames. They share memory with the message.
+func encode(m message) [][]byte {
 	return append([][]byte{[]byte(m.kind())}, m.encode()...)
 }
 
-// Decode decodes the message in the frames. The message shares memory with the frames. Decode
+// decode decodes the message in the frames. The message shares memory with the frames. decode
 // allocates memory only in proportion to the frames, because it checks counts within a message
 // against the number of frames.
-func Decode(all [][]byte) (Message, error) {
+func decode(all [][]byte) (message, error) {
 	if len(all) < 2 {
-		return nil, fmt.Errorf("%w: %d frames", ErrFormat, len(all))
+		return nil, fmt.Errorf("%w: it has %d frames", errFormat, len(all))
 	}
 	m := blank(string(all[0]))
 	if m == nil {
-		return nil, &UnknownTypeError{string(all[0])}
+		return nil, &unknownTypeError{string(all[0])}
 	}
 	f := &frames{rest: all[1:]}
 	err := m.decode(f)
@@ -40,40 +40,36 @@ func Decode(all [][]byte) (Message, error) {
 		err = f.end()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w of type %s: %w", ErrFormat, all[0], err)
+		return nil, fmt.Errorf("%w of type %s: %w", errFormat, all[0], err)
 	}
 	return m, nil
 }
 
 // blank returns an empty message of a type, or nil.
-func blank(kind string) Message {
+func blank(kind string) message {
 	switch kind {
 	case "TK":
-		return new(Task)
+		return new(task)
 	case "TC":
-		return new(TaskCancel)
+		return new(taskCancel)
 	case "TR":
-		return new(TaskResult)
+		return new(taskResult)
 	case "OI":
-		return new(ObjectInstruction)
+		return new(objectInstruction)
 	case "OR":
-		return new(ObjectRequest)
+		return new(objectRequest)
 	case "OA":
-		return new(ObjectResponse)
+		return new(objectResponse)
 	case "HB":
-		return new(Heartbeat)
+		return new(heartbeat)
 	case "HE":
-		return new(HeartbeatEcho)
-	case "CB":
-		return new(ClientHeartbeat)
-	case "CE":
-		return new(ClientHeartbeatEcho)
+		return new(heartbeatEcho)
 	case "CS":
-		return new(Disconnect)
+		return new(disconnect)
 	case "DR":
-		return new(DisconnectRequest)
+		return new(disconnectRequest)
 	case "DP":
-		return new(DisconnectResponse)
+		return new(disconnectResponse)
 	}
 	return nil
 }
@@ -183,7 +179,7 @@ func loadOf(b []byte) float64 { return float64(order.Uint16(b)) / 1000 }
 
 func count16(n int) uint16 { return uint16(min(max(n, 0), math.MaxUint16)) }
 
-func (m *Task) encode() [][]byte {
+func (m *task) encode() [][]byte {
 	out := [][]byte{m.ID, m.Source, m.Flags.encode(), m.Function}
 	for _, a := range m.Args {
 		out = append(out, []byte{a.Kind}, a.ID)
@@ -191,7 +187,7 @@ func (m *Task) encode() [][]byte {
 	return out
 }
 
-func (m *Task) decode(f *frames) error {
+func (m *task) decode(f *frames) error {
 	m.ID, m.Source = f.next("id"), f.next("source")
 	m.Flags.decode(f.next("flags"), f)
 	m.Function = f.next("function")
@@ -200,74 +196,74 @@ func (m *Task) decode(f *frames) error {
 		return f.err
 	}
 	if n := len(f.rest) / 2; n > 0 && f.err == nil {
-		m.Args = make([]Arg, n)
+		m.Args = make([]argument, n)
 	}
 	for i := range m.Args {
-		m.Args[i] = Arg{Kind: f.one("argument's kind", "RT"), ID: f.next("argument")}
+		m.Args[i] = argument{Kind: f.one("argument's kind", "RT"), ID: f.next("argument")}
 	}
 	return f.err
 }
 
-func (t TaskFlags) encode() []byte {
+func (t taskFlags) encode() []byte {
 	if t.Absent {
 		return nil
 	}
 	return binary.BigEndian.AppendUint32([]byte{truth(t.Profiling)}, uint32(t.Priority))
 }
 
-func (t *TaskFlags) decode(b []byte, f *frames) {
+func (t *taskFlags) decode(b []byte, f *frames) {
 	switch len(b) {
 	case 0:
-		*t = TaskFlags{Absent: true, Profiling: true}
+		*t = taskFlags{Absent: true, Profiling: true}
 	case 5:
-		*t = TaskFlags{Profiling: b[0] != 0, Priority: int32(binary.BigEndian.Uint32(b[1:]))}
+		*t = taskFlags{Profiling: b[0] != 0, Priority: int32(binary.BigEndian.Uint32(b[1:]))}
 	default:
 		f.fail("flags of %d bytes", len(b))
 	}
 }
 
-func (m *TaskCancel) encode() [][]byte {
+func (m *taskCancel) encode() [][]byte {
 	return [][]byte{m.ID, {truth(m.Force), truth(m.Retrieve)}}
 }
 
-func (m *TaskCancel) decode(f *frames) error {
+func (m *taskCancel) decode(f *frames) error {
 	m.ID = f.next("id")
 	b := f.sized("flags", 2)
 	m.Force, m.Retrieve = b[0] != 0, b[1] != 0
 	return f.err
 }
 
-func (m *TaskResult) encode() [][]byte {
+func (m *taskResult) encode() [][]byte {
 	return append([][]byte{m.ID, {byte(m.Status)}, m.Profile.encode()}, m.Results...)
 }
 
-func (m *TaskResult) decode(f *frames) error {
-	m.ID, m.Status = f.next("id"), Status(f.one("status", "SFCNKW"))
+func (m *taskResult) decode(f *frames) error {
+	m.ID, m.Status = f.next("id"), taskStatus(f.one("status", "SFCNKW"))
 	m.Profile.decode(f.next("profile"), f)
 	m.Results = f.all("results")
 	return f.err
 }
 
-func (p Profile) encode() []byte {
+func (p profile) encode() []byte {
 	if p.Absent {
 		return nil
 	}
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(nil, math.Float32bits(p.Duration)), p.Memory)
 }
 
-func (p *Profile) decode(b []byte, f *frames) {
+func (p *profile) decode(b []byte, f *frames) {
 	switch len(b) {
 	case 0:
-		*p = Profile{Absent: true}
+		*p = profile{Absent: true}
 	case 12:
-		*p = Profile{Duration: math.Float32frombits(binary.BigEndian.Uint32(b)), Memory: binary.BigEndian.Uint64(b[4:])}
+		*p = profile{Duration: math.Float32frombits(binary.BigEndian.Uint32(b)), Memory: binary.BigEndian.Uint64(b[4:])}
 	default:
 		f.fail("a profile of %d bytes", len(b))
 	}
 }
 
 // encode returns a frame with three counts, followed by three columns.
-func (o Objects) encode() [][]byte {
+func (o objects) encode() [][]byte {
 	var counts []byte
 	var out [][]byte
 	for _, column := range [][][]byte{o.IDs, o.Names, o.Contents} {
@@ -277,43 +273,43 @@ func (o Objects) encode() [][]byte {
 	return append([][]byte{counts}, out...)
 }
 
-func (o *Objects) decode(f *frames) {
+func (o *objects) decode(f *frames) {
 	counts := f.sized("counts", 12)
 	for i, column := range []*[][]byte{&o.IDs, &o.Names, &o.Contents} {
 		*column = f.several("objects", uint64(order.Uint32(counts[4*i:])))
 	}
 }
 
-func (m *ObjectInstruction) encode() [][]byte {
-	return append([][]byte{{m.Kind}, m.User}, m.Objects.encode()...)
+func (m *objectInstruction) encode() [][]byte {
+	return append([][]byte{{m.Kind}, m.User}, m.objects.encode()...)
 }
 
-func (m *ObjectInstruction) decode(f *frames) error {
+func (m *objectInstruction) decode(f *frames) error {
 	m.Kind = f.one("kind", "CD")
 	m.User = f.next("user")
-	m.Objects.decode(f)
+	m.objects.decode(f)
 	return f.err
 }
 
-func (m *ObjectRequest) encode() [][]byte { return append([][]byte{{'A'}}, m.IDs...) }
+func (m *objectRequest) encode() [][]byte { return append([][]byte{{'A'}}, m.IDs...) }
 
-func (m *ObjectRequest) decode(f *frames) error {
+func (m *objectRequest) decode(f *frames) error {
 	f.one("kind", "A")
 	m.IDs = f.all("ids")
 	return f.err
 }
 
-func (m *ObjectResponse) encode() [][]byte {
-	return append([][]byte{{m.Kind}}, m.Objects.encode()...)
+func (m *objectResponse) encode() [][]byte {
+	return append([][]byte{{m.Kind}}, m.objects.encode()...)
 }
 
-func (m *ObjectResponse) decode(f *frames) error {
+func (m *objectResponse) decode(f *frames) error {
 	m.Kind = f.one("kind", "CN")
-	m.Objects.decode(f)
+	m.objects.decode(f)
 	return f.err
 }
 
-func (m *Heartbeat) encode() [][]byte {
+func (m *heartbeat) encode() [][]byte {
 	b := make([]byte, 33)
 	order.PutUint16(b, load(m.CPU))
 	order.PutUint64(b[8:], m.RSS)
@@ -328,9 +324,9 @@ func (m *Heartbeat) encode() [][]byte {
 	return out
 }
 
-func (m *Heartbeat) decode(f *frames) error {
+func (m *heartbeat) decode(f *frames) error {
 	b := f.sized("heartbeat", 33)
-	*m = Heartbeat{
+	*m = heartbeat{
 		CPU: loadOf(b), RSS: order.Uint64(b[8:]), Free: order.Uint64(b[16:]), Queued: int(order.Uint16(b[24:])),
 		LatencyUS: order.Uint32(b[28:]), Locked: b[32] != 0,
 	}
@@ -340,7 +336,7 @@ func (m *Heartbeat) decode(f *frames) error {
 	return f.err
 }
 
-func (p Processor) encode() []byte {
+func (p processor) encode() []byte {
 	b := make([]byte, 24)
 	order.PutUint32(b, p.PID)
 	b[4], b[5], b[6] = truth(p.Initialized), truth(p.HasTask), truth(p.Suspended)
@@ -349,60 +345,40 @@ func (p Processor) encode() []byte {
 	return b
 }
 
-func processorOf(b []byte) Processor {
-	return Processor{
+func processorOf(b []byte) processor {
+	return processor{
 		PID: order.Uint32(b), Initialized: b[4] != 0, HasTask: b[5] != 0, Suspended: b[6] != 0,
 		CPU: loadOf(b[8:]), RSS: order.Uint64(b[16:]),
 	}
-}
-
-func (m *ClientHeartbeat) encode() [][]byte {
-	b := make([]byte, 20)
-	order.PutUint16(b, load(m.CPU))
-	order.PutUint64(b[8:], m.RSS)
-	order.PutUint32(b[16:], m.LatencyUS)
-	return [][]byte{b}
-}
-
-func (m *ClientHeartbeat) decode(f *frames) error {
-	b := f.sized("heartbeat", 20)
-	*m = ClientHeartbeat{CPU: loadOf(b), RSS: order.Uint64(b[8:]), LatencyUS: order.Uint32(b[16:])}
-	return f.err
 }
 
 // nothing is the content of messages without content: one empty frame, because Scaler's programs
 // drop messages of fewer than two frames.
 var nothing = [][]byte{{}}
 
-func (*HeartbeatEcho) encode() [][]byte       { return nothing }
-func (*ClientHeartbeatEcho) encode() [][]byte { return nothing }
+func (*heartbeatEcho) encode() [][]byte { return nothing }
 
-func (*HeartbeatEcho) decode(f *frames) error {
+func (*heartbeatEcho) decode(f *frames) error {
 	f.empty("echo")
 	return f.err
 }
 
-func (*ClientHeartbeatEcho) decode(f *frames) error {
-	f.empty("echo")
-	return f.err
-}
+func (m *disconnect) encode() [][]byte { return [][]byte{{m.Kind}} }
 
-func (m *Disconnect) encode() [][]byte { return [][]byte{{m.Kind}} }
-
-func (m *Disconnect) decode(f *frames) error {
+func (m *disconnect) decode(f *frames) error {
 	m.Kind = f.one("kind", "SD")
 	return f.err
 }
 
-func (m *DisconnectRequest) encode() [][]byte  { return [][]byte{m.Worker} }
-func (m *DisconnectResponse) encode() [][]byte { return [][]byte{m.Worker} }
+func (m *disconnectRequest) encode() [][]byte  { return [][]byte{m.Worker} }
+func (m *disconnectResponse) encode() [][]byte { return [][]byte{m.Worker} }
 
-func (m *DisconnectRequest) decode(f *frames) error {
+func (m *disconnectRequest) decode(f *frames) error {
 	m.Worker = f.next("worker")
 	return f.err
 }
 
-func (m *DisconnectResponse) decode(f *frames) error {
+func (m *disconnectResponse) decode(f *frames) error {
 	m.Worker = f.next("worker")
 	return f.err
 }

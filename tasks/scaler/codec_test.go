@@ -17,36 +17,34 @@ import (
 func b(text string) []byte { return []byte(text) }
 
 // everything has a message of each type, in each of its forms.
-var everything = []Message{
-	&Task{ID: b("0123456789abcdef"), Source: b("client"), Flags: TaskFlags{Profiling: true, Priority: -2}, Function: b("f"),
-		Args: []Arg{{ArgObject, b("a")}, {ArgTask, b("t")}}},
-	&Task{ID: b("t"), Source: b("c"), Flags: TaskFlags{Absent: true, Profiling: true}, Function: b("f")},
-	&TaskResult{ID: b("t"), Status: Success, Profile: Profile{Duration: 1.5, Memory: 4096}, Results: [][]byte{b("r")}},
-	&TaskResult{ID: b("t"), Status: Canceled, Profile: Profile{Absent: true}},
-	&ObjectInstruction{Create, b("client"), Objects{[][]byte{b("i"), b("j")}, [][]byte{b("n"), b("m")}, [][]byte{b("x"), {}}}},
-	&ObjectInstruction{Delete, b("worker"), Objects{IDs: [][]byte{b("i"), b("j"), b("k")}}},
-	&ObjectRequest{IDs: [][]byte{b("i"), b("j")}},
-	&ObjectResponse{Content, Objects{[][]byte{b("i"), b("j")}, [][]byte{b("n")}, [][]byte{b("x")}}},
-	&ObjectResponse{NoObject, Objects{IDs: [][]byte{b("i")}}},
-	&Heartbeat{CPU: 0.25, RSS: 1 << 33, Free: 2, Queued: 3, LatencyUS: 4, Locked: true,
-		Processors: []Processor{{Initialized: true, HasTask: true, CPU: 1.5, RSS: 7}}},
-	&HeartbeatEcho{},
-	&ClientHeartbeat{CPU: 0.125, RSS: 1 << 40, LatencyUS: 9},
-	&ClientHeartbeatEcho{},
-	&Disconnect{Shutdown},
-	&Disconnect{Leave},
-	&DisconnectRequest{b("worker")},
-	&DisconnectResponse{b("worker")},
-	&TaskCancel{b("t"), true, false},
-	&TaskCancel{b("t"), false, true},
-	&Heartbeat{Processors: []Processor{{PID: 1, Suspended: true}, {PID: 2}}},
-	&Heartbeat{},
-	&TaskResult{ID: b("t"), Status: Canceled, Profile: Profile{Absent: true}, Results: [][]byte{b("a"), {}, b("c")}},
+var everything = []message{
+	&task{ID: b("0123456789abcdef"), Source: b("client"), Flags: taskFlags{Profiling: true, Priority: -2}, Function: b("f"),
+		Args: []argument{{argObject, b("a")}, {argTask, b("t")}}},
+	&task{ID: b("t"), Source: b("c"), Flags: taskFlags{Absent: true, Profiling: true}, Function: b("f")},
+	&taskResult{ID: b("t"), Status: success, Profile: profile{Duration: 1.5, Memory: 4096}, Results: [][]byte{b("r")}},
+	&taskResult{ID: b("t"), Status: canceled, Profile: profile{Absent: true}},
+	&objectInstruction{createObjects, b("client"), objects{[][]byte{b("i"), b("j")}, [][]byte{b("n"), b("m")}, [][]byte{b("x"), {}}}},
+	&objectInstruction{deleteObjects, b("worker"), objects{IDs: [][]byte{b("i"), b("j"), b("k")}}},
+	&objectRequest{IDs: [][]byte{b("i"), b("j")}},
+	&objectResponse{contentFound, objects{[][]byte{b("i"), b("j")}, [][]byte{b("n")}, [][]byte{b("x")}}},
+	&objectResponse{noObject, objects{IDs: [][]byte{b("i")}}},
+	&heartbeat{CPU: 0.25, RSS: 1 << 33, Free: 2, Queued: 3, LatencyUS: 4, Locked: true,
+		Processors: []processor{{Initialized: true, HasTask: true, CPU: 1.5, RSS: 7}}},
+	&heartbeatEcho{},
+	&disconnect{shutdown},
+	&disconnect{leave},
+	&disconnectRequest{b("worker")},
+	&disconnectResponse{b("worker")},
+	&taskCancel{b("t"), true, false},
+	&taskCancel{b("t"), false, true},
+	&heartbeat{Processors: []processor{{PID: 1, Suspended: true}, {PID: 2}}},
+	&heartbeat{},
+	&taskResult{ID: b("t"), Status: canceled, Profile: profile{Absent: true}, Results: [][]byte{b("a"), {}, b("c")}},
 }
 
 func TestRoundTrip(t *testing.T) {
 	for _, m := range everything {
-		if got, err := Decode(Encode(m)); err != nil || !reflect.DeepEqual(got, m) {
+		if got, err := decode(encode(m)); err != nil || !reflect.DeepEqual(got, m) {
 			t.Errorf("%+v became %+v, %v", m, got, err)
 		}
 	}
@@ -54,31 +52,29 @@ func TestRoundTrip(t *testing.T) {
 
 // TestLayouts: frames of numbers have the sizes and offsets of Python's struct.
 func TestLayouts(t *testing.T) {
-	heartbeat := &Heartbeat{CPU: 0.258, RSS: 0x1112131415161718, Free: 0x2122232425262728, Queued: 0x3132, LatencyUS: 0x41424344, Locked: true,
-		Processors: []Processor{{PID: 0x51525354, Initialized: true, Suspended: true, CPU: 0.515, RSS: 0x6162636465666768}}}
+	heartbeat := &heartbeat{CPU: 0.258, RSS: 0x1112131415161718, Free: 0x2122232425262728, Queued: 0x3132, LatencyUS: 0x41424344, Locked: true,
+		Processors: []processor{{PID: 0x51525354, Initialized: true, Suspended: true, CPU: 0.515, RSS: 0x6162636465666768}}}
 	for _, c := range []struct {
-		m     Message
+		m     message
 		frame int
 		want  string // in hexadecimal, spaces between fields and padding
 	}{
 		{heartbeat, 1, "0201 000000000000 1817161514131211 2827262524232221 3231 0000 44434241 01"},
 		{heartbeat, 2, "54535251 01 00 01 00 0302 000000000000 6867666564636261"},
-		{&ClientHeartbeat{CPU: 0.258, RSS: 0x1112131415161718, LatencyUS: 0x21222324}, 1, "0201 000000000000 1817161514131211 24232221"},
-		{&ObjectResponse{Content, Objects{[][]byte{b("i"), b("j")}, [][]byte{b("n")}, nil}}, 2, "02000000 01000000 00000000"},
-		{&TaskCancel{b("t"), true, false}, 2, "01 00"},
-		{&Task{Flags: TaskFlags{Profiling: true, Priority: -2}}, 3, "01 fffffffe"},
-		{&TaskResult{Status: Success, Profile: Profile{Duration: 1.5, Memory: 0x4142}}, 3, "3fc00000 0000000000004142"},
+		{&objectResponse{contentFound, objects{[][]byte{b("i"), b("j")}, [][]byte{b("n")}, nil}}, 2, "02000000 01000000 00000000"},
+		{&taskCancel{b("t"), true, false}, 2, "01 00"},
+		{&task{Flags: taskFlags{Profiling: true, Priority: -2}}, 3, "01 fffffffe"},
+		{&taskResult{Status: success, Profile: profile{Duration: 1.5, Memory: 0x4142}}, 3, "3fc00000 0000000000004142"},
 	} {
-		frame := Encode(c.m)[c.frame]
+		frame := encode(c.m)[c.frame]
 		if want := strings.ReplaceAll(c.want, " ", ""); hex.EncodeToString(frame) != want {
 			t.Errorf("frame %d of %T:\n%x, want\n%s", c.frame, c.m, frame, want)
 		}
 	}
-	for frame, want := range map[string]int{"main": 33, "processor": 24, "client": 20, "counts": 12} {
+	for frame, want := range map[string]int{"main": 33, "processor": 24, "counts": 12} {
 		got := map[string]int{
-			"main": len(Encode(heartbeat)[1]), "processor": len(Encode(heartbeat)[2]),
-			"client": len(Encode(&ClientHeartbeat{})[1]),
-			"counts": len(Encode(&ObjectInstruction{Kind: Create})[3]),
+			"main": len(encode(heartbeat)[1]), "processor": len(encode(heartbeat)[2]),
+			"counts": len(encode(&objectInstruction{Kind: createObjects})[3]),
 		}[frame]
 		if got != want {
 			t.Errorf("%s has %d bytes, not %d", frame, got, want)
@@ -88,11 +84,11 @@ func TestLayouts(t *testing.T) {
 
 // TestClamped: a value too large for its field becomes the field's largest value.
 func TestClamped(t *testing.T) {
-	got, err := Decode(Encode(&Heartbeat{CPU: 128, Queued: 1 << 20, Processors: []Processor{{CPU: -1}}}))
+	got, err := decode(encode(&heartbeat{CPU: 128, Queued: 1 << 20, Processors: []processor{{CPU: -1}}}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := got.(*Heartbeat)
+	m := got.(*heartbeat)
 	if math.Abs(m.CPU-65.535) > 1e-9 || m.Queued != math.MaxUint16 || m.Processors[0].CPU != 0 {
 		t.Errorf("%+v", m)
 	}
@@ -128,13 +124,13 @@ func TestDecodeRefuses(t *testing.T) {
 		"request's kind":      {b("OR"), b("B"), b("i")},
 		"two workers":         {b("DR"), b("w"), b("v")},
 	} {
-		if m, err := Decode(frames); !errors.Is(err, ErrFormat) {
+		if m, err := decode(frames); !errors.Is(err, errFormat) {
 			t.Errorf("%s: %+v, %v", name, m, err)
 		}
 	}
 	for _, kind := range []string{"BQ", "WDN", "ST", "XX", ""} {
-		var unknown *UnknownTypeError
-		if _, err := Decode([][]byte{b(kind), {}}); !errors.As(err, &unknown) || unknown.Type != kind {
+		var unknown *unknownTypeError
+		if _, err := decode([][]byte{b(kind), {}}); !errors.As(err, &unknown) || unknown.Type != kind {
 			t.Errorf("type %q: %v", kind, err)
 		}
 	}
@@ -142,14 +138,11 @@ func TestDecodeRefuses(t *testing.T) {
 
 func TestObjectIDs(t *testing.T) {
 	// Python's hashlib gives these hashes for client-1 and serializer.
-	id := SerializerID(b("client-1"))
+	id := objectID(b("client-1"), b("serializer"))
 	if got := hex.EncodeToString(id); got != "28224c5e84194032"+"84f6fb7cd5cd53b5679489a29396448f" {
-		t.Errorf("the serializer's id is %s", got)
+		t.Errorf("the id is %s", got)
 	}
-	if !IsSerializerID(id) || IsSerializerID(ObjectID(b("client-1"), b("x"))) || IsSerializerID(id[8:]) {
-		t.Error("a serializer's id is not told from others")
-	}
-	if !bytes.Equal(id[:8], ObjectID(b("client-1"), b("other"))[:8]) || bytes.Equal(id[:8], SerializerID(b("client-2"))[:8]) {
+	if !bytes.Equal(id[:8], objectID(b("client-1"), b("other"))[:8]) || bytes.Equal(id[:8], objectID(b("client-2"), b("serializer"))[:8]) {
 		t.Error("the first 8 bytes are not the client's")
 	}
 }
@@ -177,13 +170,13 @@ func TestGolden(t *testing.T) {
 				}
 				frames = append(frames, frame)
 			}
-			m, err := Decode(frames)
+			m, err := decode(frames)
 			if err != nil {
 				t.Errorf("%s: %s%v", path, line, err)
 				continue
 			}
 			seen[m.kind()] = true
-			if again := Encode(m); !equal(again, frames) {
+			if again := encode(m); !equal(again, frames) {
 				t.Errorf("%s: %s became %x", path, line, again)
 			}
 		}
@@ -198,18 +191,18 @@ func TestGolden(t *testing.T) {
 // FuzzDecode: decoded messages encode to the same frames, or to frames with the same meaning.
 func FuzzDecode(f *testing.F) {
 	for _, m := range everything {
-		f.Add(scalertest.Join(Encode(m)))
+		f.Add(scalertest.Join(encode(m)))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		m, err := Decode(scalertest.Split(text))
+		m, err := decode(scalertest.Split(text))
 		if err != nil {
 			return
 		}
-		again, err := Decode(Encode(m))
+		again, err := decode(encode(m))
 		if err != nil {
 			t.Fatalf("%+v: %v", m, err)
 		}
-		if r, ok := m.(*TaskResult); ok && r.Profile.Duration != r.Profile.Duration {
+		if r, ok := m.(*taskResult); ok && r.Profile.Duration != r.Profile.Duration {
 			return // not a number
 		}
 		if !reflect.DeepEqual(again, m) {

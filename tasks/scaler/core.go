@@ -83,7 +83,7 @@ func (a *answers) forget(task []byte) { delete(a.tasks, string(task)) }
 
 // actions are what the owner of the core must do.
 type actions struct {
-	send  []Message
+	send  []message
 	start []start
 	stop  []uint64 // runs whose contexts must be cancelled
 	note  []string // lines for the log
@@ -100,7 +100,7 @@ type start struct {
 
 // job is a task that this worker has.
 type job struct {
-	task   *Task
+	task   *task
 	number uint64 // increases with each job
 	place  int    // index in its queue
 	state  jobState
@@ -121,13 +121,13 @@ const (
 	isOver // taken back while it was running, or done
 )
 
-// request is an ObjectRequest without an answer.
+// request is an objectRequest without an answer.
 type request struct{ ids [][]byte }
 
 // sent is a result that was sent. It is kept until the scheduler has answered a heartbeat that was
 // sent after it, and is sent again on another connection.
 type sent struct {
-	messages []Message
+	messages []message
 	bytes    int
 	beats    uint64 // number of heartbeats sent before it
 }
@@ -166,7 +166,7 @@ func (c *core) take() actions {
 	return a
 }
 
-func (c *core) send(m ...Message) {
+func (c *core) send(m ...message) {
 	if c.id != nil {
 		c.out.send = append(c.out.send, m...)
 	}
@@ -189,7 +189,7 @@ func (c *core) connected(now time.Time, id []byte, old []byte, u usage) {
 		c.sent[i].beats = c.beat.count
 	}
 	if old != nil {
-		c.send(&DisconnectRequest{old})
+		c.send(&disconnectRequest{old})
 	}
 	c.beat.waiting = false
 	c.heartbeat(now, u)
@@ -234,33 +234,33 @@ func (c *core) over(id string, j *job) {
 }
 
 // message handles a message from the scheduler.
-func (c *core) message(now time.Time, m Message) {
+func (c *core) message(now time.Time, m message) {
 	switch m := m.(type) {
-	case *Task:
+	case *task:
 		c.task(m)
-	case *TaskCancel:
+	case *taskCancel:
 		c.cancel(m)
-	case *ObjectInstruction:
-		if m.Kind != Delete {
+	case *objectInstruction:
+		if m.Kind != deleteObjects {
 			c.notef("the scheduler sends an object instruction %q, which is not for workers", m.Kind)
 			return
 		}
 		for _, id := range m.IDs {
 			c.store.delete(string(id))
 		}
-	case *ObjectResponse:
+	case *objectResponse:
 		c.objects(m)
-	case *HeartbeatEcho:
+	case *heartbeatEcho:
 		c.echo(now)
-	case *Disconnect:
-		c.leaving = c.leaving || m.Kind == Shutdown
-	case *DisconnectResponse:
+	case *disconnect:
+		c.leaving = c.leaving || m.Kind == shutdown
+	case *disconnectResponse:
 	default:
 		c.notef("the scheduler sends a message of type %s, which is not for workers", m.kind())
 	}
 }
 
-func (c *core) task(t *Task) {
+func (c *core) task(t *task) {
 	if c.leaving {
 		return // the scheduler will get it back with all others
 	}
@@ -272,7 +272,7 @@ func (c *core) task(t *Task) {
 	}
 	if len(c.jobs) >= maxJobs {
 		c.notef("task %x is given back: there are %d already", t.ID, len(c.jobs))
-		c.send(&TaskResult{ID: t.ID, Status: Canceled, Profile: Profile{Absent: true}})
+		c.send(&taskResult{ID: t.ID, Status: canceled, Profile: profile{Absent: true}})
 		return
 	}
 	c.numbers++
@@ -303,7 +303,7 @@ func (c *core) fetch(j *job) {
 	c.fetched++
 	j.used = make(map[string]*object)
 	for _, a := range j.task.Args {
-		if a.Kind != ArgObject {
+		if a.Kind != argObject {
 			c.fail(j, &CallError{"ValueError", "an argument is the result of another task: the scheduler has not filled it in"})
 			return
 		}
@@ -342,7 +342,7 @@ func (c *core) fetch(j *job) {
 
 func (c *core) ask(ids [][]byte) {
 	c.requests = append(c.requests, request{ids})
-	c.send(&ObjectRequest{IDs: ids})
+	c.send(&objectRequest{IDs: ids})
 }
 
 // arrived makes a job ready if it misses no object.
@@ -355,7 +355,7 @@ func (c *core) arrived(j *job) {
 
 // objects handles an answer to an object request. The IDs in an answer are those of the request. If
 // some objects are missing, the answer does not show which, so each is requested again by itself.
-func (c *core) objects(m *ObjectResponse) {
+func (c *core) objects(m *objectResponse) {
 	at := -1
 	for i, r := range c.requests {
 		if equal(r.ids, m.IDs) {
@@ -369,7 +369,7 @@ func (c *core) objects(m *ObjectResponse) {
 	}
 	c.requests = append(c.requests[:at:at], c.requests[at+1:]...)
 	switch {
-	case m.Kind == Content && len(m.Contents) == len(m.IDs):
+	case m.Kind == contentFound && len(m.Contents) == len(m.IDs):
 		for i, id := range m.IDs {
 			c.object(string(id), bytes.Clone(m.Contents[i]))
 		}
@@ -461,7 +461,7 @@ func (c *core) start(j *job) {
 }
 
 // finished handles the return of a call.
-func (c *core) finished(run uint64, result []byte, err error, p Profile) {
+func (c *core) finished(run uint64, result []byte, err error, p profile) {
 	j := c.runs[run]
 	delete(c.runs, run)
 	switch {
@@ -470,7 +470,7 @@ func (c *core) finished(run uint64, result []byte, err error, p Profile) {
 		c.over(string(j.task.ID), j)
 	case j.canceled:
 		c.over(string(j.task.ID), j)
-		c.report(nil, &TaskResult{ID: j.task.ID, Status: Canceled, Profile: Profile{Absent: true}})
+		c.report(nil, &taskResult{ID: j.task.ID, Status: canceled, Profile: profile{Absent: true}})
 	default:
 		c.result(j, result, err, p)
 	}
@@ -484,43 +484,43 @@ func (c *core) fail(j *job, err error) {
 	if j.state == isFetching {
 		c.fetched--
 	}
-	c.result(j, nil, err, Profile{Absent: true})
+	c.result(j, nil, err, profile{Absent: true})
 }
 
 // result sends the outcome of a task: first the object, then the result that refers to it.
-func (c *core) result(j *job, content []byte, err error, p Profile) {
-	status := Success
+func (c *core) result(j *job, content []byte, err error, p profile) {
+	status := success
 	if err != nil {
-		status, content = Failed, exceptionOf(err)
+		status, content = failed, exceptionOf(err)
 	}
 	c.numbers++
 	id := c.resultID(j.task)
 	name := fmt.Appendf(nil, "<res %x>", id[:3])
 	c.report(
-		&ObjectInstruction{Kind: Create, User: j.task.Source, Objects: Objects{[][]byte{id}, [][]byte{name}, [][]byte{content}}},
-		&TaskResult{ID: j.task.ID, Status: status, Profile: p, Results: [][]byte{id}},
+		&objectInstruction{Kind: createObjects, User: j.task.Source, objects: objects{[][]byte{id}, [][]byte{name}, [][]byte{content}}},
+		&taskResult{ID: j.task.ID, Status: status, Profile: p, Results: [][]byte{id}},
 	)
 	c.over(string(j.task.ID), j)
 }
 
 // resultID returns an ID that no other result has.
-func (c *core) resultID(t *Task) []byte {
+func (c *core) resultID(t *task) []byte {
 	unique := md5.Sum(binary.BigEndian.AppendUint64(append(append([]byte{}, c.cfg.unique...), t.ID...), c.numbers))
-	return ObjectID(t.Source, unique[:])
+	return objectID(t.Source, unique[:])
 }
 
 func exceptionOf(err error) []byte {
 	if call, ok := errors.AsType[*CallError](err); ok {
-		return Exception(call.Class, call.Text)
+		return exception(call.Class, call.Text)
 	}
-	return Exception("RuntimeError", err.Error())
+	return exception("RuntimeError", err.Error())
 }
 
 // report sends a result and keeps it until the scheduler has received it.
-func (c *core) report(object *ObjectInstruction, r *TaskResult) {
-	s := sent{messages: []Message{r}, bytes: 128, beats: c.beat.count}
+func (c *core) report(object *objectInstruction, r *taskResult) {
+	s := sent{messages: []message{r}, bytes: 128, beats: c.beat.count}
 	if object != nil {
-		s.messages = []Message{object, r}
+		s.messages = []message{object, r}
 		s.bytes += len(object.Contents[0])
 	}
 	c.keep(s)
@@ -532,18 +532,18 @@ func (c *core) report(object *ObjectInstruction, r *TaskResult) {
 // worker. A client always gets an answer, even if the result has been sent, because the scheduler
 // has dropped that result. The scheduler would attribute a second answer to the worker that now has
 // the task, so a task that was given back or has a result gets no further answer.
-func (c *core) cancel(m *TaskCancel) {
+func (c *core) cancel(m *taskCancel) {
 	j := c.jobs[string(m.ID)]
 	if j == nil && m.Force && c.answers.tasks[string(m.ID)] {
 		return
 	}
-	answer := &TaskResult{ID: m.ID, Status: Canceled, Profile: Profile{Absent: true}}
+	answer := &taskResult{ID: m.ID, Status: canceled, Profile: profile{Absent: true}}
 	if j != nil && m.Retrieve {
 		answer.Results = j.task.encode()
 	}
 	switch {
 	case j == nil:
-		answer.Status = NotFound
+		answer.Status = notFound
 	case j.state != isRunning:
 		c.forget(string(m.ID), j)
 	case m.Force:
@@ -556,7 +556,7 @@ func (c *core) cancel(m *TaskCancel) {
 	}
 	if m.Force {
 		c.answers.add(m.ID)
-		c.send(answer) // a new connection begins with a DisconnectRequest, which also serves
+		c.send(answer) // a new connection begins with a disconnectRequest, which also serves
 	} else {
 		c.report(nil, answer)
 	}

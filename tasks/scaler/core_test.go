@@ -35,7 +35,7 @@ func testCore(t *testing.T, change func(*Config)) *core {
 	return c
 }
 
-func kinds(all []Message) string {
+func kinds(all []message) string {
 	var names []string
 	for _, m := range all {
 		names = append(names, m.kind())
@@ -43,17 +43,17 @@ func kinds(all []Message) string {
 	return strings.Join(names, " ")
 }
 
-func newTask(id string, priority int32, args ...string) *Task {
-	task := &Task{ID: b(id), Source: b("client"), Flags: TaskFlags{Priority: priority}, Function: b("f")}
+func newTask(id string, priority int32, args ...string) *task {
+	task := &task{ID: b(id), Source: b("client"), Flags: taskFlags{Priority: priority}, Function: b("f")}
 	for _, a := range args {
-		task.Args = append(task.Args, Arg{ArgObject, b(a)})
+		task.Args = append(task.Args, argument{argObject, b(a)})
 	}
 	return task
 }
 
 // answer sends a core the objects of a request.
-func answer(c *core, r *ObjectRequest, contents map[string]string) {
-	m := &ObjectResponse{Kind: Content, Objects: Objects{IDs: r.IDs}}
+func answer(c *core, r *objectRequest, contents map[string]string) {
+	m := &objectResponse{Kind: contentFound, objects: objects{IDs: r.IDs}}
 	for _, id := range r.IDs {
 		if content, ok := contents[string(id)]; ok {
 			m.Names = append(m.Names, b("n"))
@@ -70,7 +70,7 @@ func running(t *testing.T, change func(*Config)) (*core, uint64) {
 	t.Helper()
 	c := testCore(t, change)
 	c.message(begin, newTask("t", 0, "a"))
-	answer(c, c.take().send[0].(*ObjectRequest), contents)
+	answer(c, c.take().send[0].(*objectRequest), contents)
 	a := c.take()
 	if len(a.start) != 1 || string(a.start[0].args[0]) != "1" {
 		t.Fatalf("%+v", a)
@@ -81,16 +81,16 @@ func running(t *testing.T, change func(*Config)) (*core, uint64) {
 // TestObjectBeforeResult: the result's object is sent before the result that names it.
 func TestObjectBeforeResult(t *testing.T) {
 	c, run := running(t, nil)
-	c.finished(run, b("out"), nil, Profile{Duration: 1})
+	c.finished(run, b("out"), nil, profile{Duration: 1})
 	a := c.take()
 	if kinds(a.send) != "OI TR" {
 		t.Fatal(kinds(a.send))
 	}
-	object, result := a.send[0].(*ObjectInstruction), a.send[1].(*TaskResult)
-	if string(object.User) != "client" || string(object.Contents[0]) != "out" || result.Status != Success || !equal(result.Results, object.IDs) {
+	object, result := a.send[0].(*objectInstruction), a.send[1].(*taskResult)
+	if string(object.User) != "client" || string(object.Contents[0]) != "out" || result.Status != success || !equal(result.Results, object.IDs) {
 		t.Errorf("%+v, %+v", object, result)
 	}
-	if id := object.IDs[0]; len(id) != 24 || !bytes.Equal(id[:8], SerializerID(b("client"))[:8]) {
+	if id := object.IDs[0]; len(id) != 24 || !bytes.Equal(id[:8], objectID(b("client"), nil)[:8]) {
 		t.Errorf("the result's id is %x", id)
 	}
 }
@@ -108,12 +108,12 @@ func TestFailures(t *testing.T) {
 	} {
 		core := testCore(t, nil)
 		core.message(begin, newTask("t", 0))
-		answer(core, core.take().send[0].(*ObjectRequest), map[string]string{"f": c.function})
+		answer(core, core.take().send[0].(*objectRequest), map[string]string{"f": c.function})
 		a := core.take()
-		if kinds(a.send) != "OI TR" || a.send[1].(*TaskResult).Status != Failed {
+		if kinds(a.send) != "OI TR" || a.send[1].(*taskResult).Status != failed {
 			t.Fatalf("%s: %s", c.name, kinds(a.send))
 		}
-		if got := a.send[0].(*ObjectInstruction).Contents[0]; !bytes.Contains(got, b("cbuiltins\n"+c.want+"\n")) {
+		if got := a.send[0].(*objectInstruction).Contents[0]; !bytes.Contains(got, b("cbuiltins\n"+c.want+"\n")) {
 			t.Errorf("%s: %q", c.name, got)
 		}
 		if len(core.jobs)+core.fetched+len(core.runs) != 0 || core.store.objects["f"].users != 0 {
@@ -121,8 +121,8 @@ func TestFailures(t *testing.T) {
 		}
 	}
 	c, run := running(t, nil)
-	c.finished(run, nil, errors.New("bad shard"), Profile{})
-	if got := c.take().send[0].(*ObjectInstruction).Contents[0]; !bytes.Equal(got, Exception("RuntimeError", "bad shard")) {
+	c.finished(run, nil, errors.New("bad shard"), profile{})
+	if got := c.take().send[0].(*objectInstruction).Contents[0]; !bytes.Equal(got, exception("RuntimeError", "bad shard")) {
 		t.Errorf("%q", got)
 	}
 }
@@ -134,25 +134,25 @@ func TestMissingObjects(t *testing.T) {
 	c.message(begin, newTask("t", 0, "a", "gone"))
 	c.message(begin, newTask("u", 0, "a"))
 	a := c.take()
-	if kinds(a.send) != "OR" || len(a.send[0].(*ObjectRequest).IDs) != 3 {
+	if kinds(a.send) != "OR" || len(a.send[0].(*objectRequest).IDs) != 3 {
 		t.Fatalf("%s", kinds(a.send))
 	}
-	answer(c, a.send[0].(*ObjectRequest), contents)
+	answer(c, a.send[0].(*objectRequest), contents)
 	a = c.take()
 	if kinds(a.send) != "OR OR OR" || len(a.start) != 0 {
 		t.Fatalf("%s, %d starts", kinds(a.send), len(a.start))
 	}
 	for _, m := range a.send {
-		answer(c, m.(*ObjectRequest), contents)
+		answer(c, m.(*objectRequest), contents)
 	}
 	a = c.take()
-	if kinds(a.send) != "OI TR" || string(a.send[1].(*TaskResult).ID) != "t" || a.send[1].(*TaskResult).Status != Failed {
+	if kinds(a.send) != "OI TR" || string(a.send[1].(*taskResult).ID) != "t" || a.send[1].(*taskResult).Status != failed {
 		t.Errorf("%s", kinds(a.send))
 	}
 	if len(a.start) != 1 || string(a.start[0].args[0]) != "1" {
 		t.Errorf("starts %+v", a.start)
 	}
-	answer(c, &ObjectRequest{IDs: [][]byte{b("f")}}, contents) // nobody has asked for it
+	answer(c, &objectRequest{IDs: [][]byte{b("f")}}, contents) // nobody has asked
 	if a := c.take(); len(a.send) != 0 || len(a.note) != 1 {
 		t.Errorf("%+v", a)
 	}
@@ -169,13 +169,13 @@ func TestObjectTooLarge(t *testing.T) {
 	if kinds(a.send) != "OR OR OR" {
 		t.Fatal(kinds(a.send))
 	}
-	answer(c, a.send[0].(*ObjectRequest), contents)
+	answer(c, a.send[0].(*objectRequest), contents)
 	c.tooLarge(errors.New("too large"))
 	a = c.take()
-	if kinds(a.send) != "OI TR" || !bytes.Contains(a.send[0].(*ObjectInstruction).Contents[0], b("MemoryError")) {
+	if kinds(a.send) != "OI TR" || !bytes.Contains(a.send[0].(*objectInstruction).Contents[0], b("MemoryError")) {
 		t.Errorf("%s", kinds(a.send))
 	}
-	answer(c, &ObjectRequest{IDs: [][]byte{b("b")}}, contents)
+	answer(c, &objectRequest{IDs: [][]byte{b("b")}}, contents)
 	if a := c.take(); len(a.note) != 0 || len(c.requests) != 0 || len(c.jobs) != 0 {
 		t.Errorf("%+v", a)
 	}
@@ -185,22 +185,22 @@ func TestObjectTooLarge(t *testing.T) {
 // cache is full.
 func TestCache(t *testing.T) {
 	c, run := running(t, func(cfg *Config) { cfg.Cache = 8 })
-	c.message(begin, &ObjectInstruction{Kind: Delete, User: b("w1"), Objects: Objects{IDs: [][]byte{b("a"), b("unknown")}}})
+	c.message(begin, &objectInstruction{Kind: deleteObjects, User: b("w1"), objects: objects{IDs: [][]byte{b("a"), b("unknown")}}})
 	if c.store.objects["a"] == nil {
 		t.Error("an object goes while a task uses it")
 	}
-	c.finished(run, nil, nil, Profile{})
+	c.finished(run, nil, nil, profile{})
 	c.take()
 	if c.store.objects["a"] != nil || c.store.objects["f"] == nil || c.store.bytes != 4 {
 		t.Errorf("after the task: %d bytes", c.store.bytes)
 	}
 	c.message(begin, newTask("u", 0, "big"))
 	a := c.take()
-	if kinds(a.send) != "OR" || len(a.send[0].(*ObjectRequest).IDs) != 1 {
+	if kinds(a.send) != "OR" || len(a.send[0].(*objectRequest).IDs) != 1 {
 		t.Fatal("the function is fetched again")
 	}
-	answer(c, a.send[0].(*ObjectRequest), map[string]string{"big": "larger than the cache"})
-	c.finished(c.take().start[0].run, nil, nil, Profile{})
+	answer(c, a.send[0].(*objectRequest), map[string]string{"big": "larger than the cache"})
+	c.finished(c.take().start[0].run, nil, nil, profile{})
 	if c.store.objects["big"] != nil || c.store.bytes > 8 {
 		t.Errorf("%d objects of %d bytes are left", len(c.store.objects), c.store.bytes)
 	}
@@ -208,12 +208,12 @@ func TestCache(t *testing.T) {
 
 func TestPriorities(t *testing.T) {
 	c, run := running(t, nil)
-	for _, task := range []*Task{newTask("first", 0, "a"), newTask("low", 5, "a"), newTask("urgent", -1, "a"), newTask("second", 0, "a")} {
+	for _, task := range []*task{newTask("first", 0, "a"), newTask("low", 5, "a"), newTask("urgent", -1, "a"), newTask("second", 0, "a")} {
 		c.message(begin, task)
 	}
 	var got []string
 	for range 4 {
-		c.finished(run, nil, nil, Profile{})
+		c.finished(run, nil, nil, profile{})
 		run = c.take().start[0].run
 		got = append(got, string(c.runs[run].task.ID))
 	}
@@ -226,7 +226,7 @@ func TestCancel(t *testing.T) {
 	status := func(a actions) string {
 		text := ""
 		for _, m := range a.send {
-			if r, ok := m.(*TaskResult); ok {
+			if r, ok := m.(*taskResult); ok {
 				text += fmt.Sprintf("%s %c ", r.ID, r.Status)
 			}
 		}
@@ -236,37 +236,37 @@ func TestCancel(t *testing.T) {
 	c.message(begin, newTask("q", 0, "a"))
 	c.message(begin, newTask("r", 0, "a"))
 	for _, step := range []struct {
-		cancel TaskCancel
+		cancel taskCancel
 		want   string
 	}{
-		{TaskCancel{ID: b("r"), Force: true}, "r C 0"},
-		{TaskCancel{ID: b("r"), Force: true}, "0"}, // it was given back already: no second answer
-		{TaskCancel{ID: b("r")}, "r N 0"},          // a client waits for this answer
-		{TaskCancel{ID: b("q")}, "q C 0"},          // its objects were here already
-		{TaskCancel{ID: b("t")}, "1"},              // answered when its call returns
-		{TaskCancel{ID: b("never"), Force: true}, "never N 0"},
+		{taskCancel{ID: b("r"), Force: true}, "r C 0"},
+		{taskCancel{ID: b("r"), Force: true}, "0"}, // it has been given back: no second answer
+		{taskCancel{ID: b("r")}, "r N 0"},          // a client waits for this one
+		{taskCancel{ID: b("q")}, "q C 0"},          // its objects were here
+		{taskCancel{ID: b("t")}, "1"},              // answered when it returns
+		{taskCancel{ID: b("never"), Force: true}, "never N 0"},
 	} {
 		c.message(begin, &step.cancel)
 		if got := status(c.take()); got != step.want {
 			t.Errorf("%+v: %s, want %s", step.cancel, got, step.want)
 		}
 	}
-	c.finished(run, b("late"), nil, Profile{})
+	c.finished(run, b("late"), nil, profile{})
 	if got := status(c.take()); got != "t C 0" {
 		t.Errorf("the canceled task ends with %s", got)
 	}
 
 	c, run = running(t, nil)
-	c.message(begin, &TaskCancel{ID: b("t"), Force: true, Retrieve: true})
+	c.message(begin, &taskCancel{ID: b("t"), Force: true, Retrieve: true})
 	a := c.take()
-	if got := status(a); got != "t C 1" || len(a.send[0].(*TaskResult).Results) != 6 {
+	if got := status(a); got != "t C 1" || len(a.send[0].(*taskResult).Results) != 6 {
 		t.Errorf("forced: %s, %+v", got, a)
 	}
 	c.message(begin, newTask("t", 0, "a")) // the same task again, before its call has returned
 	if a := c.take(); len(a.start) != 0 {
 		t.Error("the slot is taken twice")
 	}
-	c.finished(run, b("late"), nil, Profile{})
+	c.finished(run, b("late"), nil, profile{})
 	if a := c.take(); kinds(a.send) != "" || len(a.start) != 1 {
 		t.Errorf("%s, %d starts", kinds(a.send), len(a.start))
 	}
@@ -284,21 +284,21 @@ func TestHeartbeats(t *testing.T) {
 	if got := at(10 * time.Second); got != "" {
 		t.Errorf("%s without an echo", got)
 	}
-	c.message(begin.Add(100*time.Microsecond), &HeartbeatEcho{})
+	c.message(begin.Add(100*time.Microsecond), &heartbeatEcho{})
 	if got := at(time.Second); got != "" {
 		t.Errorf("%s too early", got)
 	}
 	c.tick(begin.Add(2*time.Second), look)
-	if m := c.take().send[0].(*Heartbeat); m.LatencyUS != 50 || len(m.Processors) != 1 || m.Queued != 0 || m.Locked {
+	if m := c.take().send[0].(*heartbeat); m.LatencyUS != 50 || len(m.Processors) != 1 || m.Queued != 0 || m.Locked {
 		t.Errorf("%+v", m)
 	}
-	c.message(begin.Add(2*time.Second), &HeartbeatEcho{})
-	c.report(&ObjectInstruction{Kind: Create, Objects: Objects{Contents: [][]byte{make([]byte, maxHeld)}}}, &TaskResult{ID: b("t")})
+	c.message(begin.Add(2*time.Second), &heartbeatEcho{})
+	c.report(&objectInstruction{Kind: createObjects, objects: objects{Contents: [][]byte{make([]byte, maxHeld)}}}, &taskResult{ID: b("t")})
 	c.take()
 	if got := at(2*time.Second + 1); got != "HB" {
 		t.Errorf("%q with %d bytes of results", got, c.held)
 	}
-	c.message(begin.Add(3*time.Second), &HeartbeatEcho{})
+	c.message(begin.Add(3*time.Second), &heartbeatEcho{})
 	if c.held != 0 || len(c.sent) != 0 {
 		t.Errorf("%d bytes are held", c.held)
 	}
@@ -317,15 +317,15 @@ func TestHeartbeats(t *testing.T) {
 // running call continues, and its result counts.
 func TestConnectionBreaks(t *testing.T) {
 	c, run := running(t, nil)
-	c.message(begin, &HeartbeatEcho{})
-	c.finished(run, b("confirmed"), nil, Profile{})
+	c.message(begin, &heartbeatEcho{})
+	c.finished(run, b("confirmed"), nil, profile{})
 	c.tick(begin.Add(2*time.Second), func() usage { return usage{} })
 	c.message(begin.Add(2*time.Second), newTask("u", 0, "a"))
 	run = c.take().start[0].run
-	c.finished(run, b("lost"), nil, Profile{})
+	c.finished(run, b("lost"), nil, profile{})
 	c.message(begin.Add(2*time.Second), newTask("v", 0, "a"))
 	c.message(begin.Add(2*time.Second), newTask("w", 0, "a"))
-	c.message(begin.Add(2*time.Second), &HeartbeatEcho{}) // for the heartbeat before u was done
+	c.message(begin.Add(2*time.Second), &heartbeatEcho{}) // of the heartbeat before u was done
 	run = c.take().start[0].run
 
 	c.disconnected()
@@ -334,7 +334,7 @@ func TestConnectionBreaks(t *testing.T) {
 	}
 	c.connected(begin.Add(3*time.Second), b("w2"), b("w1"), usage{})
 	a := c.take()
-	if kinds(a.send) != "OI TR DR HB" || string(a.send[0].(*ObjectInstruction).Contents[0]) != "lost" || string(a.send[2].(*DisconnectRequest).Worker) != "w1" {
+	if kinds(a.send) != "OI TR DR HB" || string(a.send[0].(*objectInstruction).Contents[0]) != "lost" || string(a.send[2].(*disconnectRequest).Worker) != "w1" {
 		t.Fatalf("%s: %+v", kinds(a.send), a.send)
 	}
 	c.message(begin.Add(3*time.Second), newTask("v", 0, "a")) // the same task again: it runs already
@@ -342,7 +342,7 @@ func TestConnectionBreaks(t *testing.T) {
 		t.Errorf("%s, %d starts", kinds(a.send), len(a.start))
 	}
 	c.disconnected()
-	c.finished(run, b("while away"), nil, Profile{})
+	c.finished(run, b("while away"), nil, profile{})
 	if a := c.take(); len(a.send) != 0 {
 		t.Errorf("%s without a connection", kinds(a.send))
 	}
@@ -350,7 +350,7 @@ func TestConnectionBreaks(t *testing.T) {
 	if got := kinds(c.take().send); got != "OI TR OI TR DR HB" {
 		t.Errorf("%s", got)
 	}
-	c.message(begin.Add(4*time.Second), &HeartbeatEcho{})
+	c.message(begin.Add(4*time.Second), &heartbeatEcho{})
 	if len(c.sent) != 0 || c.held != 0 || c.store.objects["a"].users != 0 {
 		t.Errorf("%d results are held", len(c.sent))
 	}
@@ -379,7 +379,7 @@ type model struct {
 	given   map[string]int    // on this connection, minus answers
 	results map[string]string // objects of results
 	runs    []start
-	wire    []Message // messages to the scheduler
+	wire    []message // to the scheduler
 	id      int
 	joined  bool // the scheduler knows the connection
 	now     time.Time
@@ -431,11 +431,11 @@ func (s *model) step() {
 		}
 	case 3:
 		if s.given[id] > 0 {
-			s.c.message(s.now, &TaskCancel{ID: b(id), Force: true})
+			s.c.message(s.now, &taskCancel{ID: b(id), Force: true})
 		}
 	case 4:
 		if s.r.IntN(4) == 0 {
-			s.c.message(s.now, &ObjectInstruction{Kind: Delete, Objects: Objects{IDs: [][]byte{b("f"), b("arg " + id[5:])}}})
+			s.c.message(s.now, &objectInstruction{Kind: deleteObjects, objects: objects{IDs: [][]byte{b("f"), b("arg " + id[5:])}}})
 		}
 	case 5:
 		if s.r.IntN(8) == 0 {
@@ -467,7 +467,7 @@ func (s *model) finish() {
 	i := s.r.IntN(len(s.runs))
 	r := s.runs[i]
 	s.runs = slices.Delete(s.runs, i, i+1)
-	s.c.finished(r.run, append(b("result of "), r.args[0]...), nil, Profile{})
+	s.c.finished(r.run, append(b("result of "), r.args[0]...), nil, profile{})
 }
 
 // cut breaks the connection and loses the messages in flight. The worker reconnects at once.
@@ -489,12 +489,12 @@ func (s *model) deliver() {
 	m := s.wire[0]
 	s.wire = s.wire[1:]
 	switch m := m.(type) {
-	case *Heartbeat:
+	case *heartbeat:
 		s.joined = true
-		s.c.message(s.now, &HeartbeatEcho{})
-	case *DisconnectRequest:
+		s.c.message(s.now, &heartbeatEcho{})
+	case *disconnectRequest:
 		clear(s.given)
-	case *ObjectRequest:
+	case *objectRequest:
 		all := map[string]string{"f": "echo"}
 		for _, id := range m.IDs {
 			if string(id) != "f" {
@@ -502,25 +502,25 @@ func (s *model) deliver() {
 			}
 		}
 		answer(s.c, m, all)
-	case *ObjectInstruction:
+	case *objectInstruction:
 		s.results[string(m.IDs[0])] = string(m.Contents[0])
-	case *TaskResult:
+	case *taskResult:
 		id := string(m.ID)
 		if !s.open[id] {
 			return // a call of an earlier connection has the result already
 		}
 		switch m.Status {
-		case Success:
+		case success:
 			if got, ok := s.results[string(m.Results[0])]; !ok || got != "result of arg "+id[5:] {
 				s.t.Errorf("%s has the result %q", id, got)
 			}
 			delete(s.open, id)
-		case Canceled:
+		case canceled:
 			if s.given[id]--; s.given[id] < 0 {
 				s.t.Errorf("%s is given back twice", id)
 			}
 			return
-		case NotFound:
+		case notFound:
 			if s.given[id] > 0 {
 				s.t.Errorf("%s is with the worker, which denies it", id)
 			}

@@ -8,9 +8,9 @@ import (
 // maxError is the largest length of an exception's text in bytes.
 const maxError = 64 << 10
 
-// Exception returns a pickled Python exception, as from pickle.dumps, of a class in the module
+// exception returns a pickled Python exception, as from pickle.dumps, of a class in the module
 // builtins with text as its only argument. Clients raise it when they ask for the result.
-func Exception(class, text string) []byte {
+func exception(class, text string) []byte {
 	if len(text) > maxError {
 		text = text[:maxError]
 	}

@@ -28,7 +28,7 @@ type Config struct {
 	Name string
 	// Slots is the number of tasks that run at a time; 0: 1, as in Scaler.
 	Slots int
-	// Heartbeat is the time between heartbeats; 0: 2 s. By default, the scheduler gives up a worker
+	// heartbeat is the time between heartbeats; 0: 2 s. By default, the scheduler gives up a worker
 	// after 60 s without one.
 	Heartbeat time.Duration
 	// EchoTimeout is how long an answer to a heartbeat may take before the worker reconnects; 0: 30
@@ -41,7 +41,7 @@ type Config struct {
 	// Cache is the number of bytes of objects that are kept for later tasks, in addition to the
 	// objects of the next ones; 0: 256 MiB.
 	Cache int64
-	// Message is the size of the largest message that is read, in bytes; 0: 256 MiB. A task with a
+	// message is the size of the largest message that is read, in bytes; 0: 256 MiB. A task with a
 	// larger object fails.
 	Message int64
 	// Log receives errors; nil: nothing is logged.
@@ -67,7 +67,7 @@ func (c *Config) fill() error {
 		return errors.New("scaler: a worker needs functions")
 	}
 	if c.Slots < 0 {
-		return fmt.Errorf("scaler: %d slots", c.Slots)
+		return fmt.Errorf("scaler: Config.Slots is %d: give 0 or more", c.Slots)
 	}
 	fill(&c.Name, "hvdrun")
 	fill(&c.Slots, 1)
@@ -171,7 +171,7 @@ type outcome struct {
 	run     uint64
 	result  []byte
 	err     error
-	profile Profile
+	profile profile
 }
 
 type dialed struct {
@@ -266,7 +266,7 @@ func (w *worker) perform() {
 		w.log.Warnf("scaler: %s", note)
 	}
 	for _, m := range a.send {
-		w.pending = append(w.pending, Encode(m))
+		w.pending = append(w.pending, encode(m))
 	}
 	for _, run := range a.stop {
 		if end := w.ends[run]; end != nil {
@@ -279,7 +279,7 @@ func (w *worker) perform() {
 		w.wg.Go(func() { w.done <- call(ctx, s) })
 	}
 	if a.broken {
-		w.broken(errors.New("no echo"))
+		w.broken(errors.New("it has not echoed a heartbeat in time"))
 	}
 }
 
@@ -342,7 +342,7 @@ func (w *worker) receive(r received) {
 	switch {
 	case errors.As(r.err, &large):
 		w.log.Warnf("scaler: %v", r.err)
-		if string(large.First) == (*ObjectResponse)(nil).kind() {
+		if string(large.First) == (*objectResponse)(nil).kind() {
 			w.core.tooLarge(r.err)
 		}
 		return
@@ -350,7 +350,7 @@ func (w *worker) receive(r received) {
 		w.broken(r.err)
 		return
 	}
-	m, err := Decode(r.frames)
+	m, err := decode(r.frames)
 	if err != nil {
 		w.log.Warnf("%v", err)
 		return
@@ -380,7 +380,7 @@ func (w *worker) leave() {
 	if w.link == nil {
 		return
 	}
-	w.core.send(&DisconnectRequest{w.core.id})
+	w.core.send(&disconnectRequest{w.core.id})
 	w.perform()
 	w.timer.Reset(w.cfg.LeaveTimeout)
 	for {
@@ -390,8 +390,8 @@ func (w *worker) leave() {
 			if r.err != nil {
 				return // the scheduler has ended
 			}
-			if m, err := Decode(r.frames); err == nil {
-				if _, ok := m.(*DisconnectResponse); ok {
+			if m, err := decode(r.frames); err == nil {
+				if _, ok := m.(*disconnectResponse); ok {
 					return
 				}
 			}

@@ -40,22 +40,22 @@ func (s *fakeScheduler) accept() *peer {
 	return &peer{s.t, s.Accept()}
 }
 
-func (p *peer) send(all ...Message) {
+func (p *peer) send(all ...message) {
 	p.t.Helper()
 	for _, m := range all {
-		if err := p.Write(Encode(m)); err != nil {
+		if err := p.Write(encode(m)); err != nil {
 			p.t.Fatal(err)
 		}
 	}
 }
 
-func (p *peer) next() Message {
+func (p *peer) next() message {
 	p.t.Helper()
 	frames, err := p.Read()
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	m, err := Decode(frames)
+	m, err := decode(frames)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func (p *peer) next() Message {
 
 // expect returns the next message, which must have this type. It answers heartbeats and requests
 // for objects.
-func expect[M Message](p *peer) M {
+func expect[M message](p *peer) M {
 	p.t.Helper()
 	for {
 		m := p.next()
@@ -72,9 +72,9 @@ func expect[M Message](p *peer) M {
 			return m
 		}
 		switch m := m.(type) {
-		case *Heartbeat:
-			p.send(&HeartbeatEcho{})
-		case *ObjectRequest:
+		case *heartbeat:
+			p.send(&heartbeatEcho{})
+		case *objectRequest:
 			p.send(objectsOf(m))
 		default:
 			p.t.Fatalf("a message of type %s: %+v", m.kind(), m)
@@ -83,8 +83,8 @@ func expect[M Message](p *peer) M {
 }
 
 // objectsOf answers a request. An object's content is its id after the sign =, or 2,000 bytes.
-func objectsOf(m *ObjectRequest) *ObjectResponse {
-	r := &ObjectResponse{Kind: Content, Objects: Objects{IDs: m.IDs}}
+func objectsOf(m *objectRequest) *objectResponse {
+	r := &objectResponse{Kind: contentFound, objects: objects{IDs: m.IDs}}
 	for _, id := range m.IDs {
 		_, content, _ := bytes.Cut(id, b("="))
 		if string(id) == "large" {
@@ -95,11 +95,11 @@ func objectsOf(m *ObjectRequest) *ObjectResponse {
 	return r
 }
 
-func call1(id, function string, args ...string) *Task {
+func call1(id, function string, args ...string) *task {
 	task := newTask(id, 0)
 	task.Function = b("=" + function)
 	for _, a := range args {
-		task.Args = append(task.Args, Arg{ArgObject, b("=" + a)})
+		task.Args = append(task.Args, argument{argObject, b("=" + a)})
 	}
 	return task
 }
@@ -136,8 +136,8 @@ func TestWork(t *testing.T) {
 	if id := strings.Split(string(p.Peer()), "|"); len(id) != 3 || id[1] != "go" || len(id[2]) != 32 {
 		t.Errorf("the identity is %q", p.Peer())
 	}
-	p.send(&HeartbeatEcho{})
-	if m, ok := p.next().(*Heartbeat); !ok || len(m.Processors) != 2 || m.RSS == 0 || m.Free == 0 {
+	p.send(&heartbeatEcho{})
+	if m, ok := p.next().(*heartbeat); !ok || len(m.Processors) != 2 || m.RSS == 0 || m.Free == 0 {
 		t.Fatalf("a worker begins with %+v", m)
 	}
 	const n = 400
@@ -145,9 +145,9 @@ func TestWork(t *testing.T) {
 		p.send(call1(fmt.Sprint("t", i), `"norm"`, fmt.Sprintf(`{"X":%d,"Y":1}`, i)))
 	}
 	for range n {
-		object, result := expect[*ObjectInstruction](p), expect[*TaskResult](p)
+		object, result := expect[*objectInstruction](p), expect[*taskResult](p)
 		var i int
-		if _, err := fmt.Sscanf(string(result.ID), "t%d", &i); err != nil || result.Status != Success {
+		if _, err := fmt.Sscanf(string(result.ID), "t%d", &i); err != nil || result.Status != success {
 			t.Fatalf("%+v", result)
 		}
 		if want := fmt.Sprint(i*i + 1); string(object.Contents[0]) != want || !equal(object.IDs, result.Results) {
@@ -159,22 +159,22 @@ func TestWork(t *testing.T) {
 	}
 	for function, want := range map[string]string{"panic": "no such shard", "norm": "argument", `"none"`: "no function", "\x80\x05cloudpickle": "Python"} {
 		p.send(call1("t", function, "not JSON"))
-		object, result := expect[*ObjectInstruction](p), expect[*TaskResult](p)
-		if result.Status != Failed || !bytes.Contains(object.Contents[0], b(want)) {
+		object, result := expect[*objectInstruction](p), expect[*taskResult](p)
+		if result.Status != failed || !bytes.Contains(object.Contents[0], b(want)) {
 			t.Errorf("%s: %c, %q", function, result.Status, object.Contents[0])
 		}
 	}
 	over := errors.New("the program ends")
 	p.send(call1("waits", "wait"), call1("queued", "wait"), call1("queued too", "wait"))
-	p.send(&TaskCancel{ID: b("waits"), Force: true})
-	if r := expect[*TaskResult](p); string(r.ID) != "waits" || r.Status != Canceled {
+	p.send(&taskCancel{ID: b("waits"), Force: true})
+	if r := expect[*taskResult](p); string(r.ID) != "waits" || r.Status != canceled {
 		t.Errorf("%+v", r)
 	}
 	stop(over)
-	if r := expect[*DisconnectRequest](p); !bytes.Equal(r.Worker, p.Peer()) {
+	if r := expect[*disconnectRequest](p); !bytes.Equal(r.Worker, p.Peer()) {
 		t.Errorf("%+v", r)
 	}
-	p.send(&DisconnectResponse{p.Peer()})
+	p.send(&disconnectResponse{p.Peer()})
 	if err := <-ended; !errors.Is(err, over) {
 		t.Errorf("Work returns %v", err)
 	}
@@ -186,11 +186,11 @@ func TestShutdown(t *testing.T) {
 	_, ended := work(t, Config{Address: s.Address(), Functions: testFunctions()})
 	p := s.accept()
 	p.send(call1("t", "wait"))
-	for len(expect[*ObjectRequest](p).IDs) != 1 {
+	for len(expect[*objectRequest](p).IDs) != 1 {
 	}
-	p.send(objectsOf(&ObjectRequest{IDs: [][]byte{b("=wait")}}), &Disconnect{Shutdown})
-	expect[*DisconnectRequest](p)
-	p.Close() // the worker waits for nothing more
+	p.send(objectsOf(&objectRequest{IDs: [][]byte{b("=wait")}}), &disconnect{shutdown})
+	expect[*disconnectRequest](p)
+	p.Close() // it does not wait for more
 	if err := <-ended; err != nil {
 		t.Errorf("Work returns %v", err)
 	}
@@ -204,25 +204,25 @@ func TestLostResult(t *testing.T) {
 	work(t, Config{Address: s.Address(), Functions: testFunctions()})
 	p := s.accept()
 	p.send(call1("t", "echo", "payload"))
-	first := expect[*ObjectInstruction](p)
+	first := expect[*objectInstruction](p)
 	p.Close()
 	again := s.accept()
 	if bytes.Equal(again.Peer(), p.Peer()) {
 		t.Error("the identity is the same: a router that has not seen the end refuses it")
 	}
-	object := expect[*ObjectInstruction](again)
+	object := expect[*objectInstruction](again)
 	if !equal(object.IDs, first.IDs) || string(object.Contents[0]) != "payload" {
 		t.Errorf("the object is %+v", object)
 	}
-	if r := expect[*TaskResult](again); r.Status != Success || !equal(r.Results, first.IDs) {
+	if r := expect[*taskResult](again); r.Status != success || !equal(r.Results, first.IDs) {
 		t.Errorf("%+v", r)
 	}
-	if r := expect[*DisconnectRequest](again); !bytes.Equal(r.Worker, p.Peer()) {
+	if r := expect[*disconnectRequest](again); !bytes.Equal(r.Worker, p.Peer()) {
 		t.Errorf("%+v", r)
 	}
 	again.send(call1("u", "echo", "more"))
-	expect[*ObjectInstruction](again)
-	expect[*TaskResult](again)
+	expect[*objectInstruction](again)
+	expect[*taskResult](again)
 }
 
 // TestSchedulerRestarts: a worker outlives a scheduler and joins the next one at the same address.
@@ -230,14 +230,14 @@ func TestSchedulerRestarts(t *testing.T) {
 	s := listen(t)
 	work(t, Config{Address: s.Address(), Functions: testFunctions()})
 	p := s.accept()
-	expect[*Heartbeat](p)
+	expect[*heartbeat](p)
 	s.Restart()
 	p.Close()
 	p = s.accept()
-	expect[*DisconnectRequest](p)
+	expect[*disconnectRequest](p)
 	p.send(call1("t", "echo", "payload"))
-	expect[*ObjectInstruction](p)
-	expect[*TaskResult](p)
+	expect[*objectInstruction](p)
+	expect[*taskResult](p)
 }
 
 // TestStrangeScheduler: invalid messages from a scheduler do not end a worker.
@@ -247,25 +247,25 @@ func TestStrangeScheduler(t *testing.T) {
 	p := s.accept()
 	for _, frames := range [][][]byte{
 		{b("HE")}, {b("XX"), {}}, {{}, {}}, {b("TK"), {}}, {b("OA"), b("C"), bytes.Repeat([]byte{0xff}, 12)},
-		{b("HB"), make([]byte, 51)}, {make([]byte, 2000)}, {b("OA"), make([]byte, 2000)}, {b("DP"), b("w")},
+		{b("HB"), make([]byte, 51)}, {make([]byte, 2000)}, {b("OA"), make([]byte, 2000)}, {b("DP"), b("w")}, {b("CE"), {}},
 	} {
 		if err := p.Write(frames); err != nil {
 			t.Fatal(err)
 		}
 	}
-	p.send(&ClientHeartbeatEcho{}, &ObjectInstruction{Kind: Create}, &ObjectResponse{Kind: NoObject}, &Disconnect{Leave}, &HeartbeatEcho{}, &HeartbeatEcho{})
+	p.send(&objectInstruction{Kind: createObjects}, &objectResponse{Kind: noObject}, &disconnect{leave}, &heartbeatEcho{}, &heartbeatEcho{})
 	task := call1("t", "echo", "a")
-	task.Args = append(task.Args, Arg{ArgObject, b("large")})
+	task.Args = append(task.Args, argument{argObject, b("large")})
 	p.send(task)
-	object, result := expect[*ObjectInstruction](p), expect[*TaskResult](p)
-	if result.Status != Failed || !bytes.Contains(object.Contents[0], b("MemoryError")) {
+	object, result := expect[*objectInstruction](p), expect[*taskResult](p)
+	if result.Status != failed || !bytes.Contains(object.Contents[0], b("MemoryError")) {
 		t.Errorf("%c, %q", result.Status, object.Contents[0])
 	}
 	p.send(call1("u", "echo", "small"))
-	if object := expect[*ObjectInstruction](p); string(object.Contents[0]) != "small" {
+	if object := expect[*objectInstruction](p); string(object.Contents[0]) != "small" {
 		t.Errorf("%q", object.Contents[0])
 	}
-	expect[*TaskResult](p)
+	expect[*taskResult](p)
 }
 
 func TestConfig(t *testing.T) {
@@ -382,9 +382,9 @@ func TestSlowScheduler(t *testing.T) {
 		}()
 		const n = 100
 		for i := range n {
-			p.in <- Encode(call1(fmt.Sprint(i), "f", "x"))
+			p.in <- encode(call1(fmt.Sprint(i), "f", "x"))
 		}
-		p.in <- Encode(objectsOf(&ObjectRequest{IDs: [][]byte{b("=f"), b("=x")}}))
+		p.in <- encode(objectsOf(&objectRequest{IDs: [][]byte{b("=f"), b("=x")}}))
 		for range n {
 			<-started
 		}

@@ -130,7 +130,7 @@ func (h *Handler) do(ctx context.Context, op operator, o operation) error {
 }
 
 // Next leaves the round, if this node is in one, and blocks until the node is in the next complete
-// round, but no longer than Settings.Join. It returns ErrClosed, ErrDismissed, a *TimeoutError, the
+// round, but no longer than Settings.Join. It returns ErrClosed, ErrDismissed, a *timeoutError, the
 // cause of ctx's end, or an error of the store.
 func (h *Handler) Next(ctx context.Context) (Round, error) {
 	h.Stop()
@@ -217,7 +217,7 @@ func (h *Handler) beat() {
 func (h *Handler) keepAlive(ctx context.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	bounded, cancel := context.WithTimeoutCause(ctx, h.cfg.Heartbeat, fmt.Errorf("no heartbeat within %v", h.cfg.Heartbeat))
+	bounded, cancel := context.WithTimeoutCause(ctx, h.cfg.Heartbeat, fmt.Errorf("the store did not take a heartbeat within %v", h.cfg.Heartbeat))
 	defer cancel()
 	err := h.do(bounded, keepAliveOp, operation{what: "a heartbeat", limit: h.cfg.Heartbeat})
 	now := time.Now()
@@ -271,7 +271,7 @@ func (h *Handler) Changed(ctx context.Context, away func(is bool)) (Change, erro
 	round := h.round
 	h.mu.Unlock()
 	if round == nil {
-		return Change{}, errors.New("dynamic: Changed before Next")
+		return Change{}, errors.New("dynamic: Changed was called before Next")
 	}
 	holder := h.newHolder(0)
 	lost, done := false, make(map[NodeDesc]bool)
@@ -336,7 +336,7 @@ func (h *Handler) Done(ctx context.Context) error {
 	round := h.round
 	h.mu.Unlock()
 	if round == nil {
-		return errors.New("dynamic: Done before Next")
+		return errors.New("dynamic: Done was called before Next")
 	}
 	_, _, err := round.Store.CompareAndSet(ctx, doneKey(round.Rank), 0, []byte{})
 	return err

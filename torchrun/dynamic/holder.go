@@ -51,7 +51,7 @@ type storeHolder struct {
 }
 
 func newHolder(s store.Store, set *Settings, cache time.Duration) *storeHolder {
-	return &storeHolder{store: s, settings: set, cache: cache, state: NewState()}
+	return &storeHolder{store: s, settings: set, cache: cache, state: newState()}
 }
 
 func (h *storeHolder) current() *State { return h.state }
@@ -153,8 +153,8 @@ var ErrClosed = errors.New("dynamic: the rendezvous is closed")
 // ErrDismissed means that the run was closed while this node was spare. The node has nothing to do.
 var ErrDismissed = errors.New("dynamic: the rendezvous has closed without a place for this node")
 
-// TimeoutError means that an operation has exceeded its timeout.
-type TimeoutError struct {
+// timeoutError means that an operation has exceeded its timeout.
+type timeoutError struct {
 	What string
 	// Why is what the operation has waited for; empty: nothing.
 	Why string
@@ -162,7 +162,7 @@ type TimeoutError struct {
 }
 
 // Error includes the name of the operation.
-func (e *TimeoutError) Error() string {
+func (e *timeoutError) Error() string {
 	text := fmt.Sprintf("dynamic: %s was not possible within %v", e.What, e.For.Round(time.Millisecond))
 	if e.Why != "" {
 		text += ": " + e.Why
@@ -197,7 +197,7 @@ func run(ctx context.Context, h holder, node NodeDesc, info string, set *Setting
 		case errorDismiss:
 			return ErrDismissed
 		case errorTimeout:
-			return &TimeoutError{o.what, why, time.Since(began)}
+			return &timeoutError{o.what, why, time.Since(began)}
 		case syncState:
 			if o.waits != nil {
 				why = o.waits(v)

@@ -19,8 +19,8 @@ const (
 	maxInfo = 512
 )
 
-// ErrCorrupt means that the value in the store is not a record of this package.
-var ErrCorrupt = errors.New("dynamic: the record in the store is not valid")
+// errCorrupt means that the value in the store is not a record of this package.
+var errCorrupt = errors.New("dynamic: the record in the store is not valid")
 
 // NodeDesc identifies a node. One process may have several nodes.
 type NodeDesc struct {
@@ -39,7 +39,7 @@ func (n NodeDesc) Compare(o NodeDesc) int {
 	return cmp.Or(strings.Compare(n.Addr, o.Addr), cmp.Compare(n.PID, o.PID), cmp.Compare(n.LocalID, o.LocalID))
 }
 
-// State is the record that the nodes of a run share. The zero value with the maps of NewState is
+// State is the record that the nodes of a run share. The zero value with the maps of newState is
 // the record of a run that nobody has joined.
 type State struct {
 	// Round increases by 1 each time a completed round has lost its last participant.
@@ -68,8 +68,8 @@ type State struct {
 	Restarts int
 }
 
-// NewState returns an empty state.
-func NewState() *State {
+// newState returns an empty state.
+func newState() *State {
 	return &State{
 		Participants: map[NodeDesc]int{}, WaitList: map[NodeDesc]bool{}, RedundancyList: map[NodeDesc]bool{},
 		LastHeartbeats: map[NodeDesc]time.Time{}, LastRanks: map[NodeDesc]int{}, Infos: map[NodeDesc]string{},
@@ -191,15 +191,15 @@ func appendText(b []byte, text string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(text))), text...)
 }
 
-// Decode decodes a record, or returns ErrCorrupt. An empty b is an empty state.
+// Decode decodes a record, or returns errCorrupt. An empty b is an empty state.
 func Decode(b []byte) (*State, error) {
-	s := NewState()
+	s := newState()
 	if len(b) == 0 {
 		return s, nil
 	}
 	r := &recordReader{Reader: bytes.NewReader(b)}
 	if version := r.byte(); version != recordVersion {
-		return nil, fmt.Errorf("%w: it has version %d; this program knows version %d", ErrCorrupt, version, recordVersion)
+		return nil, fmt.Errorf("%w: it has version %d; this program knows version %d", errCorrupt, version, recordVersion)
 	}
 	flags := r.byte()
 	s.Complete, s.Closed, s.Failed = flags&isComplete != 0, flags&isClosed != 0, flags&hasFailed != 0
@@ -212,7 +212,7 @@ func Decode(b []byte) (*State, error) {
 		r.node(s)
 	}
 	if r.bad || r.Len() > 0 {
-		return nil, ErrCorrupt
+		return nil, errCorrupt
 	}
 	return s, nil
 }

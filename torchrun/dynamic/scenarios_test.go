@@ -40,7 +40,7 @@ func node(n int) NodeDesc { return NodeDesc{"host", 1, n} }
 
 // with returns a state with these participants and fresh heartbeats.
 func with(participants ...NodeDesc) *State {
-	s := NewState()
+	s := newState()
 	for i, n := range participants {
 		s.Participants[n] = i
 		s.LastHeartbeats[n] = noon
@@ -130,7 +130,7 @@ func TestNodes(t *testing.T) {
 	})
 	t.Run("N3", func(t *testing.T) {
 		for n, most := range map[int]int{5: 2, 50: 16, 500: 160, 5000: 1600} {
-			s := NewState().completed()
+			s := newState().completed()
 			s.Deadline = noon
 			for i := range 2 * n {
 				name := NodeDesc{fmt.Sprintf("dummy%d.example.com", i), 4194304, i}
@@ -205,20 +205,20 @@ func TestHolder(t *testing.T) {
 		})
 	}
 	fresh := func(round int) *State {
-		s := NewState()
+		s := newState()
 		s.Round = round
 		s.Participants[node(round)] = 0
 		s.LastHeartbeats[node(round)] = time.Now()
 		return s
 	}
 	run("H1", func(t *testing.T, c *counted) {
-		if h := newHolder(c, settings(1, 1), 0); !same(h.current(), NewState()) || c.gets+c.sets > 0 {
+		if h := newHolder(c, settings(1, 1), 0); !same(h.current(), newState()) || c.gets+c.sets > 0 {
 			t.Error("a new holder is not empty, or has read")
 		}
 	})
 	run("H2", func(t *testing.T, c *counted) {
 		h := newHolder(c, settings(1, 1), 0)
-		if kept, err := h.sync(t.Context()); kept || err != nil || !same(h.current(), NewState()) || c.gets != 1 || c.sets != 0 {
+		if kept, err := h.sync(t.Context()); kept || err != nil || !same(h.current(), newState()) || c.gets != 1 || c.sets != 0 {
 			t.Errorf("%v, %v, %d gets and %d sets", kept, err, c.gets, c.sets)
 		}
 	})
@@ -278,7 +278,7 @@ func TestHolder(t *testing.T) {
 		}
 	})
 	run("H8", func(t *testing.T, c *counted) {
-		s := NewState()
+		s := newState()
 		set := func(i, age int) {
 			s.LastHeartbeats[node(i)] = time.Now().Add(-time.Duration(age) * time.Second)
 			if i%2 == 0 {
@@ -304,7 +304,7 @@ func TestHolder(t *testing.T) {
 		}
 	})
 	run("H9", func(t *testing.T, c *counted) {
-		s := NewState().completed()
+		s := newState().completed()
 		s.Round = 999
 		for i := range 5 {
 			s.LastHeartbeats[node(i)] = time.Now().Add(-100 * time.Second)
@@ -316,7 +316,7 @@ func TestHolder(t *testing.T) {
 		}
 		put(t, &c.Memory, s)
 		h := newHolder(c, settings(1, 100), 0)
-		want := NewState()
+		want := newState()
 		want.Round = 1000
 		if _, err := h.sync(t.Context()); err != nil || !same(h.current(), want) {
 			t.Errorf("%v, %+v", err, h.current())
@@ -326,7 +326,7 @@ func TestHolder(t *testing.T) {
 		if _, _, err := c.Memory.CompareAndSet(t.Context(), recordKey, 0, []byte("corrupt")); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := newHolder(c, settings(1, 1), 0).sync(t.Context()); !errors.Is(err, ErrCorrupt) {
+		if _, err := newHolder(c, settings(1, 1), 0).sync(t.Context()); !errors.Is(err, errCorrupt) {
 			t.Error(err)
 		}
 	})
@@ -392,14 +392,14 @@ func TestExecutor(t *testing.T) {
 		}
 	})
 	t.Run("X2", func(t *testing.T) {
-		s := NewState()
+		s := newState()
 		change(t, s, settings(2, 2), addToParticipants)
 		if want := with(me); !same(s, want) {
 			t.Errorf("%+v", s)
 		}
 	})
 	t.Run("X3", func(t *testing.T) {
-		s := NewState().waiting(me)
+		s := newState().waiting(me)
 		change(t, s, settings(2, 2), addToParticipants)
 		if want := with(me); !same(s, want) {
 			t.Errorf("%+v", s)
@@ -419,7 +419,7 @@ func TestExecutor(t *testing.T) {
 		})
 		for _, least := range []int{1, n + 1} {
 			t.Run(fmt.Sprint("X5/", n, "/", least), func(t *testing.T) {
-				s := NewState()
+				s := newState()
 				for i := n; i > 0; i-- {
 					s.Participants[node(i)], s.LastHeartbeats[node(i)] = 0, noon
 				}
@@ -477,23 +477,23 @@ func TestExecutor(t *testing.T) {
 		}
 	})
 	t.Run("X11", func(t *testing.T) {
-		s := NewState()
+		s := newState()
 		change(t, s, settings(1, 1), markClosed)
 		if !s.Closed {
 			t.Errorf("%+v", s)
 		}
 	})
 	t.Run("X12", func(t *testing.T) {
-		if err := execute(t, NewState(), settings(1, 1), errorClosed, "sync"); !errors.Is(err, ErrClosed) {
+		if err := execute(t, newState(), settings(1, 1), errorClosed, "sync"); !errors.Is(err, ErrClosed) {
 			t.Error(err)
 		}
-		var late *TimeoutError
-		if err := execute(t, NewState(), settings(1, 1), errorTimeout, "sync"); !errors.As(err, &late) {
+		var late *timeoutError
+		if err := execute(t, newState(), settings(1, 1), errorTimeout, "sync"); !errors.As(err, &late) {
 			t.Error(err)
 		}
 	})
 	t.Run("X13", func(t *testing.T) {
-		if err := execute(t, NewState(), settings(1, 1), syncState, "sync", "await 1s", "sync"); err != nil {
+		if err := execute(t, newState(), settings(1, 1), syncState, "sync", "await 1s", "sync"); err != nil {
 			t.Error(err)
 		}
 	})
@@ -661,7 +661,7 @@ func TestHandler(t *testing.T) {
 		}
 	})
 	in("D3", func(t *testing.T) {
-		var late *TimeoutError
+		var late *timeoutError
 		slow := *settings(1, 1)
 		slow.Join, slow.Close, slow.Heartbeat, slow.KeepAliveInterval = 200*time.Millisecond, 200*time.Millisecond, 200*time.Millisecond, time.Second
 		c := &counted{}
@@ -923,7 +923,7 @@ func TestRestartsOfARound(t *testing.T) {
 	a, b := NodeDesc{"a", 1, 0}, NodeDesc{"b", 1, 0}
 	set := settings(2, 2)
 	now := time.Unix(100, 0)
-	s := NewState()
+	s := newState()
 	s.Restarts = 4
 	for _, n := range []NodeDesc{a, b} {
 		s.apply(addToParticipants, n, "", now, set)
@@ -1010,7 +1010,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := Decode(b)
 		if err != nil {
-			if !errors.Is(err, ErrCorrupt) {
+			if !errors.Is(err, errCorrupt) {
 				t.Error(err)
 			}
 			return

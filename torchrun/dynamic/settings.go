@@ -14,12 +14,12 @@ import (
 
 // The default values of Settings.
 const (
-	DefaultJoin              = 600 * time.Second
-	DefaultLastCall          = 30 * time.Second
-	DefaultClose             = 30 * time.Second
-	DefaultHeartbeat         = 5 * time.Second
-	DefaultKeepAliveInterval = time.Second
-	DefaultKeepAliveAttempts = 3
+	defaultJoin              = 600 * time.Second
+	defaultLastCall          = 30 * time.Second
+	defaultClose             = 30 * time.Second
+	defaultHeartbeat         = 5 * time.Second
+	defaultKeepAliveInterval = time.Second
+	defaultKeepAliveAttempts = 3
 
 	// waitQuiet is how long a node waits for others before it logs that it does.
 	waitQuiet = 10 * time.Second
@@ -68,11 +68,11 @@ func (s Settings) withDefaults() (Settings, error) {
 		value *time.Duration
 		def   time.Duration
 	}{
-		{"join", &s.Join, DefaultJoin},
-		{"last call", &s.LastCall, DefaultLastCall},
-		{"close", &s.Close, DefaultClose},
-		{"heartbeat", &s.Heartbeat, DefaultHeartbeat},
-		{"keep-alive interval", &s.KeepAliveInterval, DefaultKeepAliveInterval},
+		{"join", &s.Join, defaultJoin},
+		{"last call", &s.LastCall, defaultLastCall},
+		{"close", &s.Close, defaultClose},
+		{"heartbeat", &s.Heartbeat, defaultHeartbeat},
+		{"keep-alive interval", &s.KeepAliveInterval, defaultKeepAliveInterval},
 	} {
 		if *d.value < 0 {
 			return s, fmt.Errorf("dynamic: the %s timeout is %v; it must be more than 0", d.name, *d.value)
@@ -91,7 +91,7 @@ func (s Settings) withDefaults() (Settings, error) {
 	case s.KeepAliveAttempts < 0:
 		return s, fmt.Errorf("dynamic: %d missed heartbeats; it must be more than 0", s.KeepAliveAttempts)
 	case s.KeepAliveAttempts == 0:
-		s.KeepAliveAttempts = DefaultKeepAliveAttempts
+		s.KeepAliveAttempts = defaultKeepAliveAttempts
 	}
 	return s, nil
 }

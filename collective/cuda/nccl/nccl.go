@@ -14,12 +14,12 @@ import (
 	"github.com/hvdrun/hvdrun/internal/dlopen"
 )
 
-// DefaultLibrary is the name of NCCL's library for the system's linker.
-const DefaultLibrary = "libnccl.so.2"
+// defaultLibrary is the name of NCCL's library for the system's linker.
+const defaultLibrary = "libnccl.so.2"
 
-// Oldest is the first version with nonblocking communicators and configurations that later versions
+// oldest is the first version with nonblocking communicators and configurations that later versions
 // accept.
-const Oldest Version = 21400
+const oldest Version = 21400
 
 // errUnavailable reports that there is no usable library.
 var errUnavailable = errors.New("nccl: not available")
@@ -49,7 +49,7 @@ type config struct {
 }
 
 func nonblocking() *config {
-	return &config{size: uint64(unsafe.Sizeof(config{})), magic: 0xcafebeef, version: uint32(Oldest), blocking: 0}
+	return &config{size: uint64(unsafe.Sizeof(config{})), magic: 0xcafebeef, version: uint32(oldest), blocking: 0}
 }
 
 // api has the library's functions: each field is the C function of the symbol, with its types.
@@ -110,11 +110,11 @@ var loaded struct {
 }
 
 // Load returns the library at a path, or with a name that the system's linker finds;
-// [DefaultLibrary] if path is empty. An error is errUnavailable and names what an unusable library
+// [defaultLibrary] if path is empty. An error is errUnavailable and names what an unusable library
 // lacks. After a failure, the next call tries again.
 func Load(path string) (*Library, error) {
 	if path == "" {
-		path = DefaultLibrary
+		path = defaultLibrary
 	}
 	loaded.mu.Lock()
 	defer loaded.mu.Unlock()
@@ -146,8 +146,8 @@ func (l *Library) bind(handle uintptr) error {
 		return fmt.Errorf("does not return its version: %v", r)
 	}
 	l.version = Version(code)
-	if l.version < Oldest {
-		return fmt.Errorf("is version %v; %v is the oldest that can be used", l.version, Oldest)
+	if l.version < oldest {
+		return fmt.Errorf("is version %v; %v is the oldest that can be used", l.version, oldest)
 	}
 	if missing, _ := dlopen.Bind(handle, l.required()); missing != nil {
 		return fmt.Errorf("is version %v, but lacks %s", l.version, strings.Join(missing, ", "))

@@ -201,7 +201,7 @@ func (c *Call) check(rank, size int) error {
 		return err
 	}
 	if sent > 0 && c.Data == nil || received > 0 && c.Result == nil {
-		return errors.New("no memory is given")
+		return errors.New("the pointer to the elements, or to the result, is null")
 	}
 	return nil
 }
@@ -221,7 +221,7 @@ func (c *Call) checkArg(rank, size int) error {
 			return fmt.Errorf("rank %d is out of range: there are %d ranks", c.Arg, size)
 		}
 		if c.Kind != Broadcast && int(c.Arg) == rank {
-			return errors.New("a message of a rank to itself")
+			return fmt.Errorf("rank %d sends to itself, or receives from itself", rank)
 		}
 	}
 	return nil
@@ -239,7 +239,7 @@ func (c *Call) extent(rank, size int) (sent, received int64, err error) {
 			return all, all, nil
 		}
 		if len(c.Counts) != 2*size {
-			return 0, 0, fmt.Errorf("%d numbers for the elements to and from %d ranks", len(c.Counts), size)
+			return 0, 0, fmt.Errorf("%d counts are given: %d ranks need two each, of the elements to them and from them", len(c.Counts), size)
 		}
 		for _, n := range c.Counts {
 			if n < 0 || n > math.MaxInt64/typed[c.Type].size/int64(size) {
@@ -249,7 +249,7 @@ func (c *Call) extent(rank, size int) (sent, received int64, err error) {
 		return total(c.Counts[:size]), total(c.Counts[size:]), nil
 	case ReduceTree:
 		if len(c.Counts) != size+1 {
-			return 0, 0, fmt.Errorf("%d numbers of leaves for %d ranks", len(c.Counts), size)
+			return 0, 0, fmt.Errorf("%d counts are given: %d ranks need one each, their first leaves, and then the number of leaves", len(c.Counts), size)
 		}
 		if !slices.IsSorted(c.Counts) || c.Counts[0] != 0 || c.Counts[size] < 1 || c.Counts[size] > mostLeaves {
 			return 0, 0, fmt.Errorf("the first leaves of the ranks are %d: they begin with 0 and ascend to at most %d", c.Counts, mostLeaves)

@@ -17,7 +17,7 @@ import (
 func world(t *testing.T, n int, options string) (l *Library, groups []*Group) {
 	t.Helper()
 	l = new(Library)
-	endpoints, members := make([]int64, n), make([]Member, n)
+	endpoints, members := make([]int64, n), make([]member, n)
 	for r := range n {
 		var err error
 		if endpoints[r], err = l.Listen(options); err != nil {
@@ -27,7 +27,7 @@ func world(t *testing.T, n int, options string) (l *Library, groups []*Group) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		members[r] = Member{Host: "here", Addresses: addresses}
+		members[r] = member{Host: "here", Addresses: addresses}
 	}
 	groups = make([]*Group, n)
 	each(n, func(r int) {
@@ -212,12 +212,12 @@ func TestWrongArguments(t *testing.T) {
 		{Call{Kind: AllReduce, Type: Int8, Arg: int32(collective.Adasum)}, "floating point"},
 		{Call{Kind: AllReduce, Type: Float32, Arg: sum, Count: -1}, "-1 elements"},
 		{Call{Kind: AllReduce, Type: Float64, Arg: sum, Count: 1 << 60}, "elements"},
-		{Call{Kind: AllReduce, Type: Float32, Arg: sum, Count: 1}, "no memory"},
-		{with(Call{Kind: AllGather, Type: Float32, Count: 1}, data, nil), "no memory"},
+		{Call{Kind: AllReduce, Type: Float32, Arg: sum, Count: 1}, "is null"},
+		{with(Call{Kind: AllGather, Type: Float32, Count: 1}, data, nil), "is null"},
 		{with(Call{Kind: Broadcast, Type: Float32, Count: 1, Arg: 2}, data, nil), "rank 2 is out of range"},
 		{with(Call{Kind: Send, Type: Float32, Count: 1}, data, nil), "to itself"},
 		{with(Call{Kind: Recv, Type: Float32, Count: 1, Arg: -1}, data, nil), "rank -1 is out of range"},
-		{with(Call{Kind: AllToAll, Type: Float32, Counts: []int64{1, 1, 1}}, data, data), "3 numbers"},
+		{with(Call{Kind: AllToAll, Type: Float32, Counts: []int64{1, 1, 1}}, data, data), "3 counts"},
 		{with(Call{Kind: AllToAll, Type: Float32, Counts: []int64{1, -1, 1, 1}}, data, data), "-1 elements"},
 		{with(Call{Kind: ReduceTree, Type: Float32, Arg: sum, Counts: []int64{0, 3, 2}}, data, data), "first leaves"},
 	} {
@@ -453,7 +453,7 @@ func BenchmarkRun(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer l.Close(e)
-	text, _ := json.Marshal(World{Generation: 1, Members: make([]Member, 1), DataKey: strings.Repeat("5a", 32)})
+	text, _ := json.Marshal(World{Generation: 1, Members: make([]member, 1), DataKey: strings.Repeat("5a", 32)})
 	number, err := l.Connect(e, string(text), 0, nil)
 	if err != nil {
 		b.Fatal(err)

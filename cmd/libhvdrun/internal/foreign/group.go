@@ -179,7 +179,7 @@ func (s *Group) Wait(ticket uint64, limit time.Duration, check Check) (done bool
 			s.perform(l, check)
 			continue
 		}
-		slice := Slice
+		slice := slice
 		if limit >= 0 {
 			if slice = time.Until(until); slice <= 0 {
 				return false, nil
@@ -371,7 +371,7 @@ func (s *Group) finish(err error) {
 	lines := slices.Collect(maps.Values(s.lines))
 	for _, l := range lines {
 		for l.running {
-			s.await(l, Slice)
+			s.await(l, slice)
 		}
 	}
 	s.mu.Unlock()

@@ -22,8 +22,8 @@ type Library struct {
 	groups    map[int64]*Group
 }
 
-// Options configures an endpoint. The zero value listens on all interfaces.
-type Options struct {
+// options configures an endpoint. The zero value listens on all interfaces.
+type options struct {
 	// Run is the id of the job, which is the same in all processes that connect.
 	Run string `json:"run"`
 	// Listen is the host:port to listen on. Empty: the addresses of Interfaces, a free port.
@@ -41,21 +41,21 @@ type Options struct {
 type World struct {
 	Generation uint64   `json:"generation"`
 	Rank       int      `json:"rank"`
-	Members    []Member `json:"members"`
+	Members    []member `json:"members"`
 	DataKey    string   `json:"data_key"` // 32 bytes in hexadecimal
 }
 
-// Member is a rank of a World.
-type Member struct {
+// member is a rank of a World.
+type member struct {
 	Host      string   `json:"host"` // ranks with the same host share memory; empty: they do not
 	Addresses []string `json:"addresses"`
 }
 
-// Listen opens an endpoint with Options in JSON; "" stands for the zero Options.
-func (l *Library) Listen(options string) (endpoint int64, err error) {
-	var o Options
-	if options != "" {
-		if err := json.Unmarshal([]byte(options), &o); err != nil {
+// Listen opens an endpoint with the options in text, JSON; "" stands for the zero options.
+func (l *Library) Listen(text string) (endpoint int64, err error) {
+	var o options
+	if text != "" {
+		if err := json.Unmarshal([]byte(text), &o); err != nil {
 			return 0, fmt.Errorf("options: %w", err)
 		}
 	}
@@ -161,7 +161,7 @@ func (l *Library) Connect(endpoint int64, world string, limit time.Duration, che
 		g, err := e.Connect(ctx, p)
 		connected <- result{g, err}
 	}()
-	ticker := time.NewTicker(Slice)
+	ticker := time.NewTicker(slice)
 	defer ticker.Stop()
 	for {
 		select {

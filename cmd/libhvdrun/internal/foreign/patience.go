@@ -16,11 +16,11 @@ var errInterrupted = errors.New("the caller was interrupted")
 var errTimeout = errors.New("no end within")
 
 // Check reports whether a waiting caller gives up. It is called on the waiting goroutine, about
-// every [Slice], and may run the caller's signal handlers.
+// every [slice], and may run the caller's signal handlers.
 type Check func() (giveUp bool)
 
-// Slice is the time between two calls of a [Check].
-const Slice = 50 * time.Millisecond
+// slice is the time between two calls of a [Check].
+const slice = 50 * time.Millisecond
 
 // patience is the context of the operations of a line. A waiting operation polls the error of its
 // context on its own goroutine, and Err then calls check. So a caller handles its signals without
@@ -96,7 +96,7 @@ func (p *patience) Err() error {
 	switch {
 	case p.limit > 0 && now.Sub(p.began) > p.limit:
 		p.err = fmt.Errorf("%w %v", errTimeout, p.limit)
-	case p.check != nil && now.Sub(p.asked) >= Slice:
+	case p.check != nil && now.Sub(p.asked) >= slice:
 		p.asked = now
 		if giveUp := p.ask(); p.ended != nil {
 			p.err = p.ended

@@ -60,9 +60,9 @@ const (
 	firstRead = 64 << 10
 )
 
-// ErrProtocol is returned if a peer does not speak ZMTP 3 with the mechanism NULL, or has the wrong
+// errProtocol is returned if a peer does not speak ZMTP 3 with the mechanism NULL, or has the wrong
 // role.
-var ErrProtocol = errors.New("zmtp: not a ZeroMQ peer of the right kind")
+var errProtocol = errors.New("zmtp: the peer is no ZeroMQ socket of the right kind")
 
 // TooLargeError is returned for a message that exceeds the limits. The message has been read and
 // dropped, so the next one can be read.
@@ -102,7 +102,7 @@ const (
 // it returns an error, the caller still owns the connection.
 func Handshake(conn net.Conn, cfg Config) (*Conn, error) {
 	if len(cfg.Identity) > maxIdentity || len(cfg.Identity) > 0 && cfg.Identity[0] == 0 {
-		return nil, fmt.Errorf("zmtp: identity %q: at most %d bytes, the first not 0", cfg.Identity, maxIdentity)
+		return nil, fmt.Errorf("zmtp: the identity %q is not valid: give at most %d bytes, of which the first is not 0", cfg.Identity, maxIdentity)
 	}
 	if cfg.Limits.Message == 0 {
 		cfg.Limits.Message = defaultMessage
@@ -142,13 +142,13 @@ func (c *Conn) greeted() error {
 		return err
 	}
 	if g[0] != 0xff || g[9]&1 == 0 || g[10] < 3 {
-		return fmt.Errorf("%w: signature %x", ErrProtocol, g[:11])
+		return fmt.Errorf("%w: it began with %x", errProtocol, g[:11])
 	}
 	if _, err := io.ReadFull(c.in, g[11:]); err != nil {
 		return err
 	}
 	if mechanism := string(bytes.TrimRight(g[12:32], "\x00")); mechanism != "NULL" {
-		return fmt.Errorf("%w: mechanism %q", ErrProtocol, mechanism)
+		return fmt.Errorf("%w: it uses mechanism %q, not NULL", errProtocol, mechanism)
 	}
 	return nil
 }
@@ -174,7 +174,7 @@ func (c *Conn) meet(cfg Config) error {
 		return err
 	}
 	if flags&command == 0 || size > maxCommand {
-		return fmt.Errorf("%w: no READY", ErrProtocol)
+		return fmt.Errorf("%w: it did not send READY", errProtocol)
 	}
 	body, err := c.body(size)
 	if err != nil {
@@ -185,25 +185,25 @@ func (c *Conn) meet(cfg Config) error {
 		return err
 	}
 	if name != "READY" {
-		return fmt.Errorf("%w: %q for READY", ErrProtocol, name)
+		return fmt.Errorf("%w: it sent %q instead of READY", errProtocol, name)
 	}
 	properties, err := propertiesOf(rest)
 	if err != nil {
 		return err
 	}
 	if role := Role(properties["socket-type"]); role != cfg.Role.peer() {
-		return fmt.Errorf("%w: a %s meets a %s", ErrProtocol, cfg.Role, role)
+		return fmt.Errorf("%w: a %s meets a %s", errProtocol, cfg.Role, role)
 	}
 	c.peer = []byte(properties["identity"])
 	if len(c.peer) > maxIdentity {
-		return fmt.Errorf("%w: an identity of %d bytes", ErrProtocol, len(c.peer))
+		return fmt.Errorf("%w: its identity has %d bytes", errProtocol, len(c.peer))
 	}
 	return nil
 }
 
 func commandOf(body []byte) (name string, rest []byte, err error) {
 	if len(body) == 0 || len(body) < 1+int(body[0]) {
-		return "", nil, fmt.Errorf("%w: a command of %d bytes", ErrProtocol, len(body))
+		return "", nil, fmt.Errorf("%w: it sent a command of %d bytes", errProtocol, len(body))
 	}
 	n := int(body[0])
 	return string(body[1 : 1+n]), body[1+n:], nil
@@ -216,13 +216,13 @@ func propertiesOf(b []byte) (map[string]string, error) {
 	for len(b) > 0 {
 		n := int(b[0])
 		if len(b) < 1+n+4 {
-			return nil, fmt.Errorf("%w: a property is cut off", ErrProtocol)
+			return nil, fmt.Errorf("%w: a property is cut off", errProtocol)
 		}
 		name := string(bytes.ToLower(b[1 : 1+n]))
 		size := uint64(binary.BigEndian.Uint32(b[1+n:]))
 		b = b[1+n+4:]
 		if size > uint64(len(b)) {
-			return nil, fmt.Errorf("%w: property %q is cut off", ErrProtocol, name)
+			return nil, fmt.Errorf("%w: property %q is cut off", errProtocol, name)
 		}
 		properties[name], b = string(b[:size]), b[size:]
 	}
@@ -283,7 +283,7 @@ func (c *Conn) Read() ([][]byte, error) {
 		}
 		count++
 		if total += size; total < size {
-			return nil, fmt.Errorf("%w: a message of more than 2^64 bytes", ErrProtocol)
+			return nil, fmt.Errorf("%w: it sent a message of more than 2^64 bytes", errProtocol)
 		}
 		over = over || total > uint64(c.limits.Message) || count > c.limits.Frames
 		if over {
@@ -319,7 +319,7 @@ func (c *Conn) header() (flags byte, size uint64, err error) {
 	}
 	flags = b[0]
 	if flags&^(more|long|command) != 0 || flags&command != 0 && flags&more != 0 {
-		return 0, 0, fmt.Errorf("%w: a frame with flags %#x", ErrProtocol, flags)
+		return 0, 0, fmt.Errorf("%w: it sent a frame with flags %#x", errProtocol, flags)
 	}
 	if flags&long == 0 {
 		_, err = io.ReadFull(c.in, b[:1])
@@ -360,7 +360,7 @@ func (c *Conn) discard(size uint64) error {
 // router.
 func (c *Conn) command(size uint64) error {
 	if size > maxCommand {
-		return fmt.Errorf("%w: a command of %d bytes", ErrProtocol, size)
+		return fmt.Errorf("%w: it sent a command of %d bytes", errProtocol, size)
 	}
 	body, err := c.body(size)
 	if err != nil {
@@ -375,7 +375,7 @@ func (c *Conn) command(size uint64) error {
 		return fmt.Errorf("zmtp: the peer refuses: %q", rest)
 	case "PING":
 		if len(rest) < 2 {
-			return fmt.Errorf("%w: a ping of %d bytes", ErrProtocol, len(rest))
+			return fmt.Errorf("%w: it sent a ping of %d bytes", errProtocol, len(rest))
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()

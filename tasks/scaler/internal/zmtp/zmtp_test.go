@@ -151,7 +151,7 @@ func TestAnnouncedSizes(t *testing.T) {
 		}
 	}
 	sum := append([]byte{long | more, 0, 0, 0, 0, 0, 0, 0, 1, 'a', long}, bytes.Repeat([]byte{0xff}, 8)...)
-	if err := lies(t, sum); !errors.Is(err, ErrProtocol) {
+	if err := lies(t, sum); !errors.Is(err, errProtocol) {
 		t.Errorf("a sum over 2^64: %v", err)
 	}
 }
@@ -165,7 +165,7 @@ func TestProtocolErrors(t *testing.T) {
 		"cut-off command": {command, 2, 9, 'P'},
 		"short ping":      append([]byte{command, 6, 4}, "PING\x00"...),
 	} {
-		if err := lies(t, after); !errors.Is(err, ErrProtocol) {
+		if err := lies(t, after); !errors.Is(err, errProtocol) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -199,7 +199,7 @@ func TestHandshakeErrors(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() { _, _ = a.Write(hello) })
 		wg.Go(func() { _, _ = io.Copy(io.Discard, a) })
-		if _, err := Handshake(b, Config{Role: Router}); !errors.Is(err, ErrProtocol) {
+		if _, err := Handshake(b, Config{Role: Router}); !errors.Is(err, errProtocol) {
 			t.Errorf("%s: %v", name, err)
 		}
 		a.Close()
