@@ -148,7 +148,7 @@ func (e *Endpoint) Visit(ctx context.Context, generation uint64, key identity.Da
 func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 	n := len(p.Addrs)
 	if p.Rank < 0 || p.Rank >= n {
-		return nil, fmt.Errorf("collective: rank %d among %d", p.Rank, n)
+		return nil, fmt.Errorf("collective: rank %d is not one of %d ranks", p.Rank, n)
 	}
 	f := newFamily(nil)
 	f.Generation = e.sockets.Generation(sockets.Peers{Number: p.Generation, Size: n, Self: p.Rank, Key: p.Key, Addrs: p.Addrs, Hosts: p.Hosts}, (*kin)(f))

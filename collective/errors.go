@@ -17,7 +17,7 @@ var (
 	// ErrBusy is returned by an operation that is called while another one runs on the same group.
 	ErrBusy = errors.New("collective: another operation is in progress on this group")
 
-	errNoGroup = errors.New("collective: no group")
+	errNoGroup = errors.New("collective: the group is nil")
 )
 
 // errorOf returns a notice as the error that operations of the group return.

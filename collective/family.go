@@ -225,7 +225,7 @@ func (g *Group) inward(n frame.Notice) frame.Notice {
 			m.Tensor = n.Tensor
 			return m
 		}
-		return frame.Gone(fmt.Errorf("outside this group: %w", errorOf(&n, g.generation)))
+		return frame.Gone(fmt.Errorf("a rank outside this group: %w", errorOf(&n, g.generation)))
 	}
 	var dead []int
 	for _, r := range n.Dead {

@@ -112,7 +112,7 @@ func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, err
 	d := operation.Descriptor{Action: operation.AllToAll, Type: typeOf[T](), Root: clampRoot(len(parts))}
 	var invalid error
 	if g != nil && len(parts) != g.size {
-		invalid = fmt.Errorf("%d parts for %d ranks", len(parts), g.size)
+		invalid = fmt.Errorf("%d parts are given for %d ranks", len(parts), g.size)
 	}
 	if h := g.inMemory(); h != nil {
 		var all [][]T

@@ -116,7 +116,7 @@ func (p *cuts) of(g *Group, t kernel.Type, rank int) []byte {
 // rank and their sum is total.
 func checkCounts(counts []int, ranks, total int) (ends []int, err error) {
 	if len(counts) != ranks {
-		return nil, fmt.Errorf("%d counts for %d ranks", len(counts), ranks)
+		return nil, fmt.Errorf("%d counts are given for %d ranks", len(counts), ranks)
 	}
 	ends = make([]int, ranks)
 	end := 0

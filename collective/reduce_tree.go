@@ -42,7 +42,7 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 	switch {
 	case g == nil || invalid != nil:
 	case p == nil || p.tree.Ranks() != g.size:
-		invalid = fmt.Errorf("no partials of %d ranks", g.size)
+		invalid = fmt.Errorf("the partials are not those of a tree of %d ranks", g.size)
 	default:
 		d.Root = p.tree.Root(d.Count)
 		invalid = checkTreeParts(p.tree.Nodes(g.rank), parts, result, t)

@@ -112,7 +112,7 @@ func digest(ranks []int) uint64 {
 	return h.Sum64()
 }
 
-var errNoRanks = errors.New("no ranks")
+var errNoRanks = errors.New("the list of ranks is empty")
 
 func checkRanks(g *Group, ranks []int) error {
 	if g == nil {

@@ -99,10 +99,10 @@ type Config struct {
 // withDefaults returns the config with its zero fields filled in, or an error if it is not valid.
 func (c Config) withDefaults() (Config, error) {
 	if len(c.Command) == 0 {
-		return c, errors.New("driver: no command to run")
+		return c, errors.New("driver: Config.Command, which the workers run, is empty")
 	}
 	if c.Source == nil {
-		return c, errors.New("driver: no source of hosts")
+		return c, errors.New("driver: Config.Source, which finds the hosts, is nil")
 	}
 	if c.RunID == "" {
 		c.RunID = randomID()

@@ -185,7 +185,7 @@ func (c *content) read(b []byte) error {
 		return c.decode(b)
 	}
 	if n := c.size(); len(b) != n {
-		return fmt.Errorf("elastic: %s: %d bytes instead of %d", c.layout(), len(b), n)
+		return fmt.Errorf("elastic: %s: the value has %d bytes instead of %d", c.layout(), len(b), n)
 	}
 	for _, live := range c.memory() {
 		b = b[copy(live, b):]

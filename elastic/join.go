@@ -185,7 +185,7 @@ func (w *Worker) join(ctx context.Context, j line.Joining) (line.World, error) {
 	case err != nil:
 		return world, fmt.Errorf("elastic: join: %w", err)
 	case world.Rank < 0 || world.Rank >= world.Size() || world.SyncRoot < 0 || world.SyncRoot >= world.Size():
-		return world, fmt.Errorf("elastic: join: a world of %d with rank %d and root %d", world.Size(), world.Rank, world.SyncRoot)
+		return world, fmt.Errorf("elastic: join: a world of %d workers has no rank %d or no root %d", world.Size(), world.Rank, world.SyncRoot)
 	}
 	return world, nil
 }

@@ -397,7 +397,7 @@ func TestRunEnds(t *testing.T) {
 			if !slices.Equal(said, test.said) || m.closed != 1 {
 				t.Errorf("said %v, want %v; closed %d times", said, test.said, m.closed)
 			}
-			if err := Run(t.Context(), s, nil); err == nil || !strings.Contains(err.Error(), "closed worker") {
+			if err := Run(t.Context(), s, nil); err == nil || !strings.Contains(err.Error(), "after the worker was closed") {
 				t.Errorf("Run after Close: %v", err)
 			}
 		})
@@ -421,7 +421,7 @@ func TestRunOnce(t *testing.T) {
 	defer w.Close()
 	s := NewState(w)
 	err := Run(t.Context(), s, func(ctx context.Context) error {
-		if err := Run(ctx, s, nil); err == nil || !strings.Contains(err.Error(), "already running") {
+		if err := Run(ctx, s, nil); err == nil || !strings.Contains(err.Error(), "while another Run") {
 			t.Errorf("Run inside Run: %v", err)
 		}
 		return nil
@@ -429,7 +429,7 @@ func TestRunOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Run(t.Context(), s, nil); err == nil || !strings.Contains(err.Error(), "whose job has ended") {
+	if err := Run(t.Context(), s, nil); err == nil || !strings.Contains(err.Error(), "after the worker's job had ended") {
 		t.Errorf("Run after Run: %v", err)
 	}
 }

@@ -181,7 +181,7 @@ func (s *Sampler) decode(b []byte) error {
 	epoch, k := binary.Varint(b)
 	pos, l := binary.Varint(b[max(k, 0):])
 	if k <= 0 || l <= 0 || len(b) != k+l+1 || pos < 0 || pos > int64(s.n) {
-		return errors.New("elastic: sampler: invalid position")
+		return errors.New("elastic: sampler: the saved position is not valid for this data")
 	}
 	s.live = samplerState{epoch: int(epoch), pos: int(pos), over: b[k+l] != 0}
 	return nil

@@ -160,11 +160,11 @@ func (s *Scaling) decode(b []byte) error {
 	size, k := binary.Uvarint(b)
 	step, l := binary.Uvarint(b[max(k, 0):])
 	if k <= 0 || l <= 0 || len(b) != k+l+8 || size > math.MaxInt32 || step > math.MaxInt32 {
-		return errors.New("elastic: scaling: invalid encoding")
+		return errors.New("elastic: scaling: the saved value is not valid")
 	}
 	from := math.Float64frombits(binary.LittleEndian.Uint64(b[k+l:]))
 	if !(from >= 0 && from <= math.MaxFloat64) {
-		return fmt.Errorf("elastic: scaling: invalid factor %v", from)
+		return fmt.Errorf("elastic: scaling: the saved factor %v is not valid", from)
 	}
 	s.live = scalingState{size: int(size), from: from, step: int(step)}
 	return nil

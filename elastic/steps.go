@@ -145,7 +145,7 @@ func NewSteps[T collective.Element](w *Worker, o StepsOptions, lengths ...int) *
 	case w == nil:
 		s.invalid = errors.New("elastic: steps: the worker is nil")
 	case o.Microbatches < 1 || o.Microbatches > mostMicrobatches:
-		s.invalid = fmt.Errorf("elastic: steps of %d microbatches, not of 1 to %d", o.Microbatches, mostMicrobatches)
+		s.invalid = fmt.Errorf("elastic: steps: Microbatches is %d: give 1 to %d", o.Microbatches, mostMicrobatches)
 	}
 	for i, n := range lengths {
 		if n < 0 && s.invalid == nil {
@@ -194,7 +194,7 @@ func (s *Steps[T]) Step(ctx context.Context, backward func(m Micro[T]) error, ap
 		return err
 	}
 	if backward == nil || apply == nil {
-		return errors.New("elastic: Step without a function for the backward pass or for applying the averages")
+		return errors.New("elastic: Step needs two functions, for the backward pass and for applying the averages: one is nil")
 	}
 	s.within = true
 	s.apply = apply
@@ -231,7 +231,7 @@ func (s *Steps[T]) usable() error {
 	case s.state.run == nil:
 		return errors.New("elastic: Step outside of Run: call it from the function that Run calls")
 	case s.within:
-		return errors.New("elastic: Step during another Step")
+		return errors.New("elastic: Step was called during another Step")
 	case s.count() == 0:
 		return fmt.Errorf("elastic: epoch %d has no microbatches", s.live.epoch)
 	}
@@ -327,12 +327,12 @@ func parsePosition(b []byte) (p stepsPosition, err error) {
 	for i := range all {
 		n, k := binary.Uvarint(b)
 		if k <= 0 || i > 0 && n > 1<<48 {
-			return p, errors.New("elastic: steps: invalid position")
+			return p, errors.New("elastic: steps: the saved position is not valid")
 		}
 		all[i], b = n, b[k:]
 	}
 	if len(b) > 0 {
-		return p, errors.New("elastic: steps: invalid position")
+		return p, errors.New("elastic: steps: the saved position is not valid")
 	}
 	return stepsPosition{all[0], int(all[1]), int(all[2])}, nil
 }

@@ -78,7 +78,7 @@ func (s *Steps[T]) close() {
 		}
 	}
 	s.free, s.mean = nil, nil
-	s.invalid = errors.New("elastic: Step of a closed worker")
+	s.invalid = errors.New("elastic: Step was called after the worker was closed")
 }
 
 // try runs the next step in the current world.

@@ -148,10 +148,10 @@ func TestStepsRefused(t *testing.T) {
 		return s.Step(t.Context(), func(Micro[float32]) error { return nil }, func([][]float32) error { return nil })
 	}
 	for want, s := range map[string]*Steps[float32]{
-		"worker is nil":      NewSteps[float32](nil, StepsOptions{Microbatches: 1}, 1),
-		"0 microbatches":     NewSteps[float32](w, StepsOptions{}, 1),
-		"65537 microbatches": NewSteps[float32](w, StepsOptions{Microbatches: 65537}, 1),
-		"-1 elements":        NewSteps[float32](w, StepsOptions{Microbatches: 1}, -1),
+		"worker is nil":         NewSteps[float32](nil, StepsOptions{Microbatches: 1}, 1),
+		"Microbatches is 0":     NewSteps[float32](w, StepsOptions{}, 1),
+		"Microbatches is 65537": NewSteps[float32](w, StepsOptions{Microbatches: 65537}, 1),
+		"-1 elements":           NewSteps[float32](w, StepsOptions{Microbatches: 1}, -1),
 	} {
 		if err := step(s); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Step: %v, want %q", err, want)
@@ -209,7 +209,7 @@ func TestStepsAlone(t *testing.T) {
 			if err := steps.Step(ctx, func(Micro[float64]) error { return errBackward }, func([][]float64) error { return nil }); !errors.Is(err, errBackward) {
 				t.Errorf("the error is %v", err)
 			}
-			if err := steps.Step(ctx, backward, nil); err == nil || !strings.Contains(err.Error(), "without a function") {
+			if err := steps.Step(ctx, backward, nil); err == nil || !strings.Contains(err.Error(), "needs two functions") {
 				t.Errorf("Step without apply: %v", err)
 			}
 			applied := steps.Applied()

@@ -133,11 +133,11 @@ func (w *Worker) begin() error {
 	defer w.use.mu.Unlock()
 	switch {
 	case w.use.closed:
-		return errors.New("elastic: Run of a closed worker")
+		return errors.New("elastic: Run was called after the worker was closed")
 	case w.use.running:
-		return errors.New("elastic: Run of a worker that is already running")
+		return errors.New("elastic: Run was called while another Run of the worker runs")
 	case w.use.over:
-		return errors.New("elastic: Run of a worker whose job has ended")
+		return errors.New("elastic: Run was called after the worker's job had ended")
 	}
 	w.use.running = true
 	return nil

@@ -114,7 +114,7 @@ func fork(path string, s *Spec, env []string, files []uintptr) (*proc.Tree, erro
 // it, lookUp tries the working directory, as mpirun does.
 func lookUp(s *Spec) (string, error) {
 	if len(s.Command) == 0 || s.Command[0] == "" {
-		return "", errors.New("no command")
+		return "", errors.New("the command is empty")
 	}
 	if s.Dir != "" {
 		if fi, err := os.Stat(s.Dir); err != nil {

@@ -52,7 +52,7 @@ func TestStartErrorText(t *testing.T) {
 	}{
 		{&launch.Spec{Command: []string{"no-such"}}, `launch: cannot start "no-such": found neither in PATH nor in its working directory`},
 		{&launch.Spec{Command: []string{"/no/such"}}, `launch: cannot start "/no/such": no such file or directory`},
-		{&launch.Spec{}, `launch: cannot start "": no command`},
+		{&launch.Spec{}, `launch: cannot start "": the command is empty`},
 		{&launch.Spec{Command: []string{"data"}, Env: []string{"PATH=" + dir}},
 			fmt.Sprintf(`launch: cannot start "data": %s: permission denied`, filepath.Join(dir, "data"))},
 		{&launch.Spec{Command: []string{"true"}, Dir: "/no/such"},

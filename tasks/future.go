@@ -128,7 +128,7 @@ func (t *pending) decode(ctx context.Context, r *taskspb.TaskResult, type_ refle
 		runtime.KeepAlive(t)
 	}
 	if err != nil && ctx.Err() == nil {
-		err = fmt.Errorf("tasks: the result of %s: %w", t.fn.name, err)
+		err = fmt.Errorf("tasks: the result of %s cannot be decoded: %w", t.fn.name, err)
 	}
 	return v, err
 }

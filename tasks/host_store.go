@@ -253,7 +253,7 @@ func (h *hostStore) decode(id blob.ID, t reflect.Type) (v reflect.Value, err err
 	defer f.Close()
 	b := make([]byte, size)
 	if _, err := io.ReadFull(f, b); err != nil {
-		return v, fmt.Errorf("a stored value: %w", err)
+		return v, fmt.Errorf("the stored value cannot be read: %w", err)
 	}
 	return decodeOwn(b, t)
 }

@@ -439,7 +439,7 @@ func checkSubmit(s *taskspb.SubmitTask, o *options) error {
 	case !isName(o.prefer):
 		return fmt.Errorf("the host %.20q… of Prefer has %d bytes, or is not UTF-8; at most %d", o.prefer, len(o.prefer), link.MaxName)
 	case len(o.demand) > link.MaxAmounts-1:
-		return fmt.Errorf("%d resources; at most %d", len(o.demand), link.MaxAmounts-1)
+		return fmt.Errorf("the task demands %d resources; at most %d are allowed", len(o.demand), link.MaxAmounts-1)
 	}
 	for name := range o.demand {
 		if !isName(name) {

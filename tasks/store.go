@@ -68,7 +68,7 @@ func (p *Pool) withValues(ctx context.Context, use func(*transfer.Client) error)
 		case errors.Is(err, transfer.ErrLater):
 			since = time.Now() // the scheduler is reachable, and has learned more
 		case time.Since(since) > p.cfg.Patience:
-			return fmt.Errorf("tasks: a stored value: %w", err)
+			return fmt.Errorf("tasks: the stored value could not be transferred: %w", err)
 		}
 		p.mu.Lock()
 		failed := p.failed
@@ -141,7 +141,7 @@ func (p *Pool) bring(ctx context.Context, parts [][]byte) (id blob.ID, err error
 // fetch returns the bytes of a stored value.
 func (p *Pool) fetch(ctx context.Context, id blob.ID, size int64) (b []byte, err error) {
 	if size > transfer.MaxSize {
-		return nil, fmt.Errorf("tasks: a stored value of %d bytes", size)
+		return nil, fmt.Errorf("tasks: a stored value cannot have %d bytes", size)
 	}
 	err = p.withValues(ctx, func(c *transfer.Client) error {
 		b, err = c.ReadAll(ctx, id, size)

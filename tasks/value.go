@@ -112,7 +112,7 @@ func decode(b []byte, t reflect.Type) (reflect.Value, error) {
 func decodeOwn(b []byte, t reflect.Type) (reflect.Value, error) {
 	v := reflect.New(t).Elem()
 	if len(b) == 0 {
-		return v, fmt.Errorf("no bytes for a %v", t)
+		return v, fmt.Errorf("the encoding of a %v is empty", t)
 	}
 	how, b := b[0], b[1:]
 	wrong := fmt.Errorf("the bytes do not encode a %v", t)

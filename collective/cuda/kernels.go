@@ -89,7 +89,7 @@ func (d *Device) kernel(op string, t kernel.Type) (uintptr, error) {
 	if module == 0 {
 		text, err := programs.ReadFile("ptx/" + t.String() + ".ptx")
 		if err != nil {
-			return 0, fmt.Errorf("cuda: no kernels for %v", t)
+			return 0, fmt.Errorf("cuda: this program has no kernels for %v", t)
 		}
 		if module, err = d.compile(text); err != nil {
 			return 0, err
@@ -176,9 +176,9 @@ func Combine[T collective.Element](s *Stream, dst, a, b *Slice[T], op collective
 	t, name := typeOf[T](), combination(op)
 	switch {
 	case name == "" || op == collective.Average || !hasKernels(t):
-		return fmt.Errorf("cuda: no kernel for the %v of %v", op, t)
+		return fmt.Errorf("cuda: this program has no kernel for the %v of %v", op, t)
 	case a.n != dst.n || b.n != dst.n:
-		return fmt.Errorf("cuda: vectors of %d and %d elements combined to one of %d", a.n, b.n, dst.n)
+		return fmt.Errorf("cuda: vectors of %d and %d elements cannot be combined to one of %d: give three of one length", a.n, b.n, dst.n)
 	case a.device != s.device || b.device != s.device || dst.device != s.device:
 		return fmt.Errorf("cuda: the vectors and the stream are of different devices")
 	case dst.n == 0:
@@ -196,7 +196,7 @@ func Scale[T collective.Element](s *Stream, v *Slice[T], factor float64) error {
 	t := typeOf[T]()
 	switch {
 	case !hasKernels(t):
-		return fmt.Errorf("cuda: no kernel that scales %v", t)
+		return fmt.Errorf("cuda: this program has no kernel that scales %v", t)
 	case factor != factor:
 		return fmt.Errorf("cuda: the factor is not a number")
 	case v.device != s.device:

@@ -174,7 +174,7 @@ func (s *Slice[T]) Zero(ctx context.Context) error {
 // that is done; src may then be changed. It copies in pieces through pinned memory.
 func (s *Slice[T]) CopyFrom(ctx context.Context, src []T) error {
 	if len(src) != s.n {
-		return fmt.Errorf("cuda: %d elements for a slice of %d", len(src), s.n)
+		return fmt.Errorf("cuda: %d elements cannot be copied to a slice of %d: give the same length", len(src), s.n)
 	}
 	return s.device.upload(ctx, s.address, kernel.Bytes(src))
 }
@@ -182,7 +182,7 @@ func (s *Slice[T]) CopyFrom(ctx context.Context, src []T) error {
 // CopyTo sets dst, which must have the same length, to the elements, and blocks until that is done.
 func (s *Slice[T]) CopyTo(ctx context.Context, dst []T) error {
 	if len(dst) != s.n {
-		return fmt.Errorf("cuda: %d elements for a slice of %d", s.n, len(dst))
+		return fmt.Errorf("cuda: %d elements cannot be copied to a slice of %d: give the same length", s.n, len(dst))
 	}
 	to := kernel.Bytes(dst)
 	return s.device.download(ctx, s.address, len(to), func(at int, b []byte) error {
@@ -195,7 +195,7 @@ func (s *Slice[T]) CopyTo(ctx context.Context, dst []T) error {
 // blocks until that is done. The two must not overlap.
 func (s *Slice[T]) CopySlice(ctx context.Context, src *Slice[T]) error {
 	if src.n != s.n || src.device != s.device {
-		return fmt.Errorf("cuda: a copy of %d elements to %d of the same device", src.n, s.n)
+		return fmt.Errorf("cuda: %d elements cannot be copied to a slice of %d: give the same length, on the same device", src.n, s.n)
 	}
 	if s.n == 0 {
 		return nil

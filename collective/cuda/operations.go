@@ -204,7 +204,7 @@ func common(err error) bool {
 		errors.Is(err, collective.ErrBusy) || errors.Is(err, collective.ErrClosed)
 }
 
-var errNoGroup = errors.New("cuda: no group")
+var errNoGroup = errors.New("cuda: the group is nil")
 
 // refuse returns the error for an unsupported operation; nil if op is supported.
 func refuse(op collective.Op) error {
@@ -267,7 +267,7 @@ func (d *Device) agree(ctx context.Context, g *collective.Group, c call) error {
 	case bounds[3] != -bounds[4]:
 		return fmt.Errorf("%w: this rank calls %v, another rank does not", errRefused, c)
 	case bounds[0] != -bounds[1]:
-		return fmt.Errorf("%w: from %d to %d elements", errUnequal, -bounds[1], bounds[0])
+		return fmt.Errorf("%w, from %d to %d elements", errUnequal, -bounds[1], bounds[0])
 	}
 	return nil
 }

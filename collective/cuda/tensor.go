@@ -82,7 +82,7 @@ func (p *Part[T]) settle() error {
 	if u.err == nil {
 		p.image, p.saved, p.fresh = u.image, true, true
 	} else if !u.told.Load() {
-		return p.wrong(fmt.Errorf("the last save: %w", u.err))
+		return p.wrong(fmt.Errorf("the last save failed: %w", u.err))
 	}
 	return nil
 }
@@ -302,7 +302,7 @@ func (p *Part[T]) Pending() func() ([]byte, error) {
 		<-u.done
 		if u.err != nil {
 			u.told.Store(true)
-			return nil, p.wrong(fmt.Errorf("the last save: %w", u.err))
+			return nil, p.wrong(fmt.Errorf("the last save failed: %w", u.err))
 		}
 		return u.image, nil
 	}
@@ -311,7 +311,7 @@ func (p *Part[T]) Pending() func() ([]byte, error) {
 // SetImage sets the live value to an image.
 func (p *Part[T]) SetImage(b []byte) error {
 	if uint64(len(b)) != p.live.bytes() {
-		return p.wrong(fmt.Errorf("%d bytes for one of %d", len(b), p.live.bytes()))
+		return p.wrong(fmt.Errorf("the image has %d bytes, and the tensor %d", len(b), p.live.bytes()))
 	}
 	return p.wrong(p.upload(b))
 }

@@ -62,7 +62,7 @@ func Fails(d discovery.Discoverer) error {
 		case err == nil:
 			return fmt.Errorf("found %v, and no error", got)
 		case len(got) > 0:
-			return fmt.Errorf("both a list, %v, and an error, %w", got, err)
+			return fmt.Errorf("returned both a list, %v, and an error, %w", got, err)
 		case ctx.Err() != nil:
 			return fmt.Errorf("no answer in %v", patience)
 		}
@@ -88,7 +88,7 @@ func Fails(d discovery.Discoverer) error {
 		}
 		return nil
 	case <-time.After(patience):
-		return fmt.Errorf("watching: no error in %v", patience)
+		return fmt.Errorf("watching: did not end with an error in %v", patience)
 	}
 }
 
@@ -122,7 +122,7 @@ func ask(ctx context.Context, d discovery.Discoverer, want []plan.Host) (answer 
 	got, err := d.Discover(ctx)
 	switch {
 	case err != nil && len(got) > 0:
-		return err, fmt.Errorf("both a list, %v, and an error, %w", got, err)
+		return err, fmt.Errorf("returned both a list, %v, and an error, %w", got, err)
 	case err != nil:
 		return err, nil
 	case !slices.Equal(got, want):
@@ -305,7 +305,7 @@ func (s *session) breaks(err error) {
 // await waits until the list is found. Other lists may precede it.
 func (s *session) await(want []plan.Host) error {
 	late := time.After(patience)
-	last := errors.New("no list")
+	last := errors.New("found no list")
 	for {
 		select {
 		case got := <-s.lists:

@@ -26,7 +26,7 @@ func (c Config) keyring() (*memberlist.Keyring, error) {
 
 func (c Config) derive(keys [][]byte) ([][]byte, error) {
 	if len(keys) == 0 {
-		return nil, errors.New("gossip: a cluster without a key")
+		return nil, errors.New("gossip: the cluster has no key")
 	}
 	derived := make([][]byte, len(keys))
 	for i, key := range keys {

@@ -262,7 +262,7 @@ func TestAnswersOfThePlugin(t *testing.T) {
 func TestLists(t *testing.T) {
 	for _, c := range []struct{ list, want string }{
 		{"large", "larger than max"},
-		{"long", "a list of 65537 hosts, more than 65536"},
+		{"long", "the list has 65537 hosts; at most 65536 are allowed"},
 		{"a", "the list of hosts is invalid: plan: host 1"},
 		{"-x", "the list of hosts is invalid: plan: host 1"},
 	} {

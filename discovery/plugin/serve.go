@@ -162,7 +162,7 @@ func fromWire(list *discoverypb.HostList) ([]plan.Host, error) {
 // checkList returns an error for a list that is not valid.
 func checkList(hosts []plan.Host) error {
 	if len(hosts) > maxHosts {
-		return fmt.Errorf("a list of %d hosts, more than %d", len(hosts), maxHosts)
+		return fmt.Errorf("the list has %d hosts; at most %d are allowed", len(hosts), maxHosts)
 	}
 	if err := plan.CheckHosts(hosts); err != nil {
 		return fmt.Errorf("the list of hosts is invalid: %w", err)

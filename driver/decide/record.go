@@ -119,7 +119,7 @@ var forms = []form{
 		func(r *Record, e WorkerJoined) { r.Worker, r.Join = e.ID, &e.Join },
 		func(r *Record) (WorkerJoined, error) {
 			if r.Join == nil {
-				return WorkerJoined{}, errors.New("a join record without a join")
+				return WorkerJoined{}, errors.New("a join record has no join")
 			}
 			return WorkerJoined{r.Worker, *r.Join}, nil
 		}),

@@ -142,7 +142,7 @@ func TestReplayRefuses(t *testing.T) {
 		"bad hosts":         {string(first) + "\n" + `{"t":1,"event":"hosts","hosts":[{"Name":"a","Slots":-1}]}`, "slots"},
 		"a start too few":   {string(first) + "\n" + `{"t":1,"event":"hosts","hosts":[{"Name":"a","Slots":1}]}`, "decided otherwise"},
 		"a start too many":  {string(first) + "\n" + `{"t":1,"event":"hosts","ids":["x"]}`, "decided otherwise"},
-		"a join of nothing": {string(first) + "\n" + `{"t":1,"event":"joined","worker":"x"}`, "without a join"},
+		"a join of nothing": {string(first) + "\n" + `{"t":1,"event":"joined","worker":"x"}`, "has no join"},
 		"no command":        {string(first) + "\n" + `{"t":1,"event":"commanded"}`, "a command record has no command"},
 		"no snapshot":       {string(first) + "\n" + `{"t":1,"event":"snapshot"}`, "snapshot"},
 		"a late snapshot":   {string(first) + "\n" + `{"t":1,"event":"deadline"}` + "\n" + `{"t":1,"event":"snapshot","snapshot":{}}`, "snapshot"},

@@ -126,7 +126,7 @@ func (s *Step) Lengths() []int {
 // than those that State.Skip should exclude.
 func (s *Step) Backward(m elastic.Micro[float32], inputs ...any) error {
 	if len(m.Gradient) != 1+len(s.trained) {
-		return fmt.Errorf("gomlx: %d tensors for the loss and %d gradients: see Step.Lengths", len(m.Gradient), len(s.trained))
+		return fmt.Errorf("gomlx: %d tensors are given for the loss and %d gradients: see Step.Lengths", len(m.Gradient), len(s.trained))
 	}
 	out, err := s.call(m, inputs)
 	if err != nil {
@@ -178,7 +178,7 @@ func (s *Step) call(m elastic.Micro[float32], inputs []any) ([]*tensors.Tensor, 
 // of elastic.Steps.Step, or a part of it. The mean loss is mean[0][0].
 func (s *Step) Apply(mean [][]float32) error {
 	if len(mean) != 1+len(s.trained) {
-		return fmt.Errorf("gomlx: %d tensors for the loss and %d gradients: see Step.Lengths", len(mean), len(s.trained))
+		return fmt.Errorf("gomlx: %d tensors are given for the loss and %d gradients: see Step.Lengths", len(mean), len(s.trained))
 	}
 	var arguments []any
 	for i, v := range s.trained {

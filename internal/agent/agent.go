@@ -116,7 +116,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Slots = 1
 	}
 	if c.Slots < 0 || c.LaunchPort < 0 || c.LaunchPort > 65535 {
-		return c, fmt.Errorf("agent: %d slots and port %d", c.Slots, c.LaunchPort)
+		return c, fmt.Errorf("agent: %d slots or port %d is out of range", c.Slots, c.LaunchPort)
 	}
 	if c.Bind == "" && c.Listen != "" {
 		c.Bind = net.JoinHostPort(c.Listen, strconv.Itoa(gossip.DefaultPort))

@@ -391,7 +391,7 @@ func TestSilentTargetHoldsUpNoOther(t *testing.T) {
 		{Host: "b", Addresses: []string{first}}, {Host: "c", Addresses: []string{second}},
 	}})
 	for i, why := range reply.GetFailures() {
-		if why == "" || strings.Contains(why, "no answer") {
+		if why == "" || strings.Contains(why, "does not answer") {
 			t.Errorf("target %d: %q; want that it hangs up", i, why)
 		}
 	}

@@ -411,7 +411,7 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 			s.killAll()
 		}
 	default:
-		return errors.New("a message of an unknown kind")
+		return errors.New("the driver sent a message of an unknown kind")
 	}
 	return nil
 }
@@ -420,7 +420,7 @@ func (s *session) handle(l *link, m *agentpb.ToAgent) error {
 func (s *session) start(m *agentpb.Start) error {
 	inc := m.GetIncarnation()
 	if inc == "" || len(inc) > 255 {
-		return fmt.Errorf("an incarnation of %d bytes", len(inc))
+		return fmt.Errorf("the worker's incarnation has %d bytes; 1 to 255 are allowed", len(inc))
 	}
 	if s.workers[inc] != nil {
 		return nil // an earlier stream has brought the request

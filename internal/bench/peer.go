@@ -348,7 +348,7 @@ func ReadPeer(out io.Reader, spec Spec) ([]Row, error) {
 	}
 	for i, size := range spec.Sizes {
 		if i >= len(rows) || rows[i].Bytes != size {
-			return nil, errors.Join(fmt.Errorf("no line for size %d", size), lines.Err())
+			return nil, errors.Join(fmt.Errorf("the output has no line for size %d", size), lines.Err())
 		}
 	}
 	return rows, nil

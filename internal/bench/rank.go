@@ -441,7 +441,7 @@ func (t *trial) verify() error {
 				part = rank
 			}
 			if len(got[r]) != len(t.parts[part]) {
-				return fmt.Errorf("%d elements of rank %d, not %d", len(got[r]), r, len(t.parts[part]))
+				return fmt.Errorf("%d elements arrived from rank %d, not %d", len(got[r]), r, len(t.parts[part]))
 			}
 			err = check(got[r], t.start(part), func(i int) float32 { return sample(r, i) })
 		}

@@ -34,7 +34,7 @@ type Writer struct {
 // no room.
 func (s *Store) Create(size int64) (*Writer, error) {
 	if size < 0 {
-		return nil, fmt.Errorf("blob: a value of %d bytes", size)
+		return nil, fmt.Errorf("blob: a value cannot have %d bytes", size)
 	}
 	if err := s.reserve(size); err != nil {
 		return nil, err

@@ -161,7 +161,7 @@ func (h *hub) subscribe(id string) (first []message, c chan message, leave func(
 	case h.over:
 		return nil, nil, nil, fmt.Errorf("dashboard: the server ends")
 	case len(h.viewers) >= maxViewers:
-		return nil, nil, nil, fmt.Errorf("dashboard: at most %d viewers at a time", maxViewers)
+		return nil, nil, nil, fmt.Errorf("dashboard: %d viewers have the page open, and no more are admitted: close another", maxViewers)
 	}
 	c = make(chan message, backlog)
 	h.viewers[c] = true

@@ -42,5 +42,5 @@ func Read(r io.Reader, v any, most int) error {
 }
 
 func tooLong(bytes, most int) error {
-	return fmt.Errorf("frame: a message of %d bytes; at most %d", bytes, most)
+	return fmt.Errorf("frame: the message has %d bytes; at most %d are allowed", bytes, most)
 }

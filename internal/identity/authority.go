@@ -75,7 +75,7 @@ func NewRequest(key *ecdsa.PrivateKey) ([]byte, error) {
 // request.
 func ParseRequest(request []byte) (*ecdsa.PublicKey, error) {
 	if len(request) > maxRequest {
-		return nil, fmt.Errorf("identity: a request of %d bytes; at most %d", len(request), maxRequest)
+		return nil, fmt.Errorf("identity: the request has %d bytes; at most %d are allowed", len(request), maxRequest)
 	}
 	r, err := x509.ParseCertificateRequest(request)
 	if err != nil {

@@ -308,7 +308,7 @@ func (c *Credentials) Encode() string {
 // checks whether the authority has signed the certificate.
 func Decode(text string) (*Credentials, error) {
 	if len(text) > maxEncoded {
-		return nil, fmt.Errorf("identity: credentials of %d bytes; at most %d", len(text), maxEncoded)
+		return nil, fmt.Errorf("identity: the credentials have %d bytes; at most %d are allowed", len(text), maxEncoded)
 	}
 	b, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil || len(b) == 0 {

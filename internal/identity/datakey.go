@@ -51,7 +51,7 @@ func derived(secret []byte, purpose string) DataKey {
 // ParseDataKey parses the bytes that Bytes has returned.
 func ParseDataKey(b []byte) (DataKey, error) {
 	if len(b) != keyLen {
-		return DataKey{}, fmt.Errorf("identity: a data key of %d bytes, not %d", len(b), keyLen)
+		return DataKey{}, fmt.Errorf("identity: the data key has %d bytes, not %d", len(b), keyLen)
 	}
 	return DataKey{(*[keyLen]byte)(append([]byte(nil), b...))}, nil
 }

@@ -277,7 +277,7 @@ func (j *Journal) Append(payload []byte) error {
 		return j.broken
 	}
 	if len(payload) == 0 || len(payload) > MaxRecord {
-		return fmt.Errorf("journal: a record of %d bytes", len(payload))
+		return fmt.Errorf("journal: a record cannot have %d bytes", len(payload))
 	}
 	b := appendRecord(j.buf[:0], payload, j.seed)
 	j.buf = b[:0]

@@ -59,7 +59,7 @@ func (j *Journal) write(records iter.Seq[[]byte]) (end int64, seed uint32, err e
 	end = int64(len(head))
 	for payload := range records {
 		if len(payload) == 0 || len(payload) > MaxRecord {
-			return 0, 0, fmt.Errorf("a record of %d bytes", len(payload))
+			return 0, 0, fmt.Errorf("a record cannot have %d bytes", len(payload))
 		}
 		j.buf = appendFrame(j.buf[:0], payload, seed)
 		_, _ = w.Write(j.buf)

@@ -115,7 +115,7 @@ type handles struct {
 func (h *handles) take(inc string, length int) error {
 	total := h.total - h.of[inc] + length
 	if length > 0 && total > maxHandles {
-		return fmt.Errorf("handles of %d bytes together; at most %d", total, maxHandles)
+		return fmt.Errorf("the handles of all workers have %d bytes; at most %d are allowed", total, maxHandles)
 	}
 	h.total = total
 	if length == 0 {
@@ -472,7 +472,7 @@ func (s *Server) hear(from identity.Subject, what string, text []byte) error {
 		}
 		return err
 	}
-	return errors.New("an unknown line")
+	return errors.New("this hvdrun does not know the line")
 }
 
 func read[T any](text []byte) (v T, err error) {

@@ -46,7 +46,7 @@ func (s *Server) Stream(ctx context.Context, incarnation, protocol string, conn 
 	case protocol == line.StoreProtocol && s.cfg.Store != nil:
 		err = s.store(ctx, from, conn)
 	default:
-		err = fmt.Errorf("unknown protocol %.32q", protocol)
+		err = fmt.Errorf("the protocol %.32q is not known", protocol)
 	}
 	if err != nil && ctx.Err() == nil {
 		s.cfg.Log.Debugf("rendezvous: a connection of %v for %.32q: %v", from, protocol, err)

@@ -125,7 +125,7 @@ func (c *Client) MultiGet(ctx context.Context, keys ...string) (values [][]byte,
 // MultiSet sets several values, not atomically. PyTorch before 2.0 has no such query.
 func (c *Client) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
 	if len(keys) != len(values) {
-		return fmt.Errorf("tcpstore: %d keys and %d values", len(keys), len(values))
+		return fmt.Errorf("tcpstore: %d keys are given for %d values", len(keys), len(values))
 	}
 	return c.ask(ctx, multiSet, func(b []byte) []byte {
 		b = appendUint64(b, uint64(len(keys)))

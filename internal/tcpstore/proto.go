@@ -147,7 +147,7 @@ func (r *reader) uint32() uint32 {
 func (r *reader) bytes(what string, most int) []byte {
 	n := r.uint64()
 	if r.err == nil && (n > uint64(most) || n > uint64(r.left)) {
-		r.err = fmt.Errorf("tcpstore: a %s of %d bytes; at most %d", what, n, min(most, r.left))
+		r.err = fmt.Errorf("tcpstore: a %s has %d bytes; at most %d are allowed", what, n, min(most, r.left))
 	}
 	if r.err != nil {
 		return nil
@@ -178,7 +178,7 @@ func (r *reader) value() []byte { return r.bytes("value", maxValue) }
 func (r *reader) count() int {
 	n := r.uint64()
 	if r.err == nil && n > maxKeys {
-		r.err = fmt.Errorf("tcpstore: a query of %d keys; at most %d", n, maxKeys)
+		r.err = fmt.Errorf("tcpstore: a query has %d keys; at most %d are allowed", n, maxKeys)
 	}
 	if r.err != nil {
 		return 0

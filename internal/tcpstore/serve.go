@@ -111,7 +111,7 @@ func (s *session) next() (query, error) {
 		return 0, errors.New("tcpstore: the query WATCH_KEY is not answered")
 	}
 	if q == unknown {
-		return 0, fmt.Errorf("tcpstore: a query with the unknown number %d", b)
+		return 0, fmt.Errorf("tcpstore: the query number %d is not known", b)
 	}
 	return q, nil
 }

@@ -215,11 +215,11 @@ func TestBounds(t *testing.T) {
 		text []byte
 		want string
 	}{
-		"key":     {length([]byte{byte(get)}, maxKey+1), "a key of 8193 bytes"},
-		"value":   {length(append([]byte{byte(set)}, key...), 1<<62), "a value of"},
-		"keys":    {length([]byte{byte(wait)}, maxKeys+1), "a query of 131073 keys"},
-		"query":   {[]byte{77}, "unknown number 77"},
-		"again":   {[]byte{byte(validate)}, "unknown number 0"},
+		"key":     {length([]byte{byte(get)}, maxKey+1), "a key has 8193 bytes"},
+		"value":   {length(append([]byte{byte(set)}, key...), 1<<62), "a value has"},
+		"keys":    {length([]byte{byte(wait)}, maxKeys+1), "a query has 131073 keys"},
+		"query":   {[]byte{77}, "number 77 is not known"},
+		"again":   {[]byte{byte(validate)}, "number 0 is not known"},
 		"cut":     {length(append([]byte{byte(set)}, key...), 40<<20), "unexpected EOF"},
 		"no int":  {length(append([]byte{byte(add)}, appendKey(nil, "text")...), 1), "not a number"},
 		"too big": {append(append([]byte{byte(set)}, key...), appendBytes(nil, make([]byte, 2000))...), "full"},

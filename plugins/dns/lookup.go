@@ -145,7 +145,7 @@ func resolve(ctx context.Context, servers []string, name string, qtype uint16, t
 		}
 		asked = end
 	}
-	return answer{}, fmt.Errorf("dns: %s: more than %d aliases, one of the other", name, maxAliases)
+	return answer{}, fmt.Errorf("dns: %s leads through more than %d aliases", name, maxAliases)
 }
 
 // chase follows the aliases in an answer, and returns the records at their end, the name there, and

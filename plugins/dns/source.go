@@ -97,7 +97,7 @@ func serverAddr(server string) (string, error) {
 	return netip.AddrPortFrom(addr, 53).String(), err
 }
 
-var errNotConfigured = errors.New("dns: no settings yet")
+var errNotConfigured = errors.New("dns: the source was asked before it got its settings")
 
 // Discover asks once for all names.
 func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {

@@ -174,7 +174,7 @@ func (s *snapshot) add(name string, most int64, lease func(*os.File) leaseState)
 	case err != nil:
 		return err
 	case !info.Mode().IsRegular():
-		return errors.New("neither a file nor a directory")
+		return errors.New("it is neither a file nor a directory")
 	}
 	held := lease(f)
 	if held == leaseRefused {
@@ -188,7 +188,7 @@ func (s *snapshot) add(name string, most int64, lease func(*os.File) leaseState)
 		return err
 	}
 	if int64(len(text)) > most {
-		return fmt.Errorf("more than %d bytes of hosts", maxBytes)
+		return fmt.Errorf("the lists of hosts are longer than %d bytes", maxBytes)
 	}
 	after, err := f.Stat()
 	if err != nil {

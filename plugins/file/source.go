@@ -65,7 +65,7 @@ func (s *source) Configure(values map[string]string) error {
 	return nil
 }
 
-var errNotConfigured = errors.New("file: no settings yet")
+var errNotConfigured = errors.New("file: the source was asked before it got its settings")
 
 // Discover reads the files once. If they cannot be parsed, it reads them again a little later,
 // since somebody may be writing them line by line.

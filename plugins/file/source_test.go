@@ -221,7 +221,7 @@ func TestReadErrors(t *testing.T) {
 	must(t, os.Mkdir(dangling, 0o755))
 	must(t, os.Symlink("nowhere", filepath.Join(dangling, "hosts")))
 	for path, want := range map[string]string{
-		faulty: "line 2", large: "more than 1048576 bytes", dangling: "no such file", filepath.Join(dir, "none"): "no such file",
+		faulty: "line 2", large: "longer than 1048576 bytes", dangling: "no such file", filepath.Join(dir, "none"): "no such file",
 		os.DevNull: "neither a file nor a directory",
 	} {
 		hosts, err := configured(t, "path="+path, "settle=1ms").Discover(t.Context())

@@ -87,7 +87,7 @@ func (c *config) checkRedirect(req *http.Request, via []*http.Request) error {
 	from := via[len(via)-1].URL
 	switch {
 	case len(via) > maxRedirects:
-		return fmt.Errorf("more than %d redirections", maxRedirects)
+		return fmt.Errorf("the server redirects more than %d times", maxRedirects)
 	case from.Scheme == "https" && req.URL.Scheme != "https":
 		return fmt.Errorf("redirected from https to %s", origin(req.URL))
 	case origin(req.URL) != origin(from) && (c.tokenFile != "" || c.certFile != ""):

@@ -323,7 +323,7 @@ func TestRedirects(t *testing.T) {
 	if seen.Load() != "nothing" {
 		t.Errorf("the other server was asked, with %q", seen.Load())
 	}
-	fails(t, configured(t, "url="+url+"/round"), "more than 5 redirections")
+	fails(t, configured(t, "url="+url+"/round"), "redirects more than 5 times")
 	if hops != maxRedirects+1 {
 		t.Errorf("%d requests", hops)
 	}
@@ -561,8 +561,8 @@ func TestWatchStreamFails(t *testing.T) {
 		handler        http.HandlerFunc
 	}{
 		{"no document", "http: http://h/: the stream ended without a document", "0s end", func(w http.ResponseWriter, r *http.Request) { say(w, "\n\n") }},
-		{"silent", "http: http://h/: no document in 10s", "10s end", func(w http.ResponseWriter, r *http.Request) { after(r, time.Hour) }},
-		{"only heartbeats", "http: http://h/: no document in 10s", "10s end", func(w http.ResponseWriter, r *http.Request) {
+		{"silent", "http: http://h/ sent no document in 10s", "10s end", func(w http.ResponseWriter, r *http.Request) { after(r, time.Hour) }},
+		{"only heartbeats", "http: http://h/ sent no document in 10s", "10s end", func(w http.ResponseWriter, r *http.Request) {
 			for after(r, time.Second) {
 				say(w, "\n")
 			}

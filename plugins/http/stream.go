@@ -73,7 +73,7 @@ func (c *config) follow(ctx context.Context, news func([]plan.Host) bool) error 
 // else err.
 func (c *config) silence(ctx context.Context, err error) error {
 	if errors.Is(context.Cause(ctx), errSilent) {
-		return fmt.Errorf("http: %s: no document in %v", c.shown, c.timeout)
+		return fmt.Errorf("http: %s sent no document in %v", c.shown, c.timeout)
 	}
 	return err
 }

@@ -153,7 +153,7 @@ func (l *lines) Read(p []byte) (int, error) {
 		l.length += int64(n)
 	}
 	if l.length > l.most {
-		return n, fmt.Errorf("an event of more than %d bytes", l.most)
+		return n, fmt.Errorf("an event is longer than %d bytes", l.most)
 	}
 	return n, err
 }
@@ -213,7 +213,7 @@ func fault(ctx context.Context, err error) error {
 		}
 		return r
 	case errors.As(err, &long):
-		return fmt.Errorf("kubernetes: a page of more than %d bytes", long.Limit)
+		return fmt.Errorf("kubernetes: a page of the list is longer than %d bytes", long.Limit)
 	}
 	return fmt.Errorf("kubernetes: %w", err)
 }
@@ -230,7 +230,7 @@ func (c *client) get(options metav1.ListOptions) *rest.Request {
 // list in pages. If the server forgets the list between two of them, it requests everything at
 // once.
 func (c *client) list(ctx context.Context) (runtime.Object, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.timeout, fmt.Errorf("no whole list in %v", c.cfg.timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.timeout, fmt.Errorf("the list was not complete in %v", c.cfg.timeout))
 	defer cancel()
 	pages, pods := 0, 0
 	p := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -246,7 +246,7 @@ func (c *client) list(ctx context.Context) (runtime.Object, error) {
 		case pods > maxPods:
 			return nil, errTooMany
 		case pages > maxPages:
-			return nil, fmt.Errorf("a list of more than %d pages", maxPages)
+			return nil, fmt.Errorf("the list has more than %d pages", maxPages)
 		}
 		return page, nil
 	})
@@ -269,11 +269,11 @@ func (c *client) page(ctx context.Context, options metav1.ListOptions) (*podList
 	}
 	page, is := answer.(*podList)
 	if !is || page.ResourceVersion == "" {
-		return nil, fmt.Errorf("no list of pods that has a version, but a %T", answer)
+		return nil, fmt.Errorf("the answer is a %T, not a list of pods that has a version", answer)
 	}
 	for i := range page.Items {
 		if page.Items[i].Name == "" {
-			return nil, errors.New("a list with a pod without a name")
+			return nil, errors.New("the list has a pod without a name")
 		}
 		page.Items[i].ManagedFields = nil // they are the largest part
 	}

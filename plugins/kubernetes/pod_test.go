@@ -199,7 +199,7 @@ func TestLimits(t *testing.T) {
 	if n, err := hear(size + size/2); n != 10 || err != nil {
 		t.Errorf("%d events, %v", n, err)
 	}
-	if n, err := hear(size / 2); n != 0 || err == nil || !strings.Contains(err.Error(), "an event of more than") {
+	if n, err := hear(size / 2); n != 0 || err == nil || !strings.Contains(err.Error(), "an event is longer than") {
 		t.Errorf("%d events, %v", n, err)
 	}
 	list := `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`
@@ -207,7 +207,7 @@ func TestLimits(t *testing.T) {
 		t.Error(err)
 	}
 	_, err := within(t, []byte(list), int64(len(list)-1), 0).list(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "a page of more than") {
+	if err == nil || !strings.Contains(err.Error(), "a page of the list is longer than") {
 		t.Error(err)
 	}
 }

@@ -68,7 +68,7 @@ func (s *source) Configure(values map[string]string) error {
 	return err
 }
 
-var errNotConfigured = errors.New("kubernetes: not configured")
+var errNotConfigured = errors.New("kubernetes: the source was asked before it got its settings")
 
 // Discover lists the pods once.
 func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {

@@ -65,7 +65,7 @@ func expandItem(item string, room int) ([]string, error) {
 		if bracket {
 			inner, behind, closed := strings.Cut(after, "]")
 			if !closed {
-				return nil, errors.New("bracket without its end")
+				return nil, errors.New("a bracket is not closed")
 			}
 			var err error
 			if numbers, err = expandRanges(inner); err != nil {
@@ -85,7 +85,7 @@ func expandItem(item string, room int) ([]string, error) {
 		names, rest = product, after
 	}
 	if names[0] == "" {
-		return nil, errors.New("an empty name")
+		return nil, errors.New("a name is empty")
 	}
 	if len(names) > room {
 		return nil, errTooManyNodes
@@ -142,11 +142,11 @@ func expandCounts(list string) ([]int, error) {
 		if err == nil && repeated {
 			inner, closed := strings.CutSuffix(repeat, ")")
 			if times, err = number(inner); err == nil && !closed {
-				err = errors.New("parenthesis without its end")
+				err = errors.New("a parenthesis is not closed")
 			}
 		}
 		if err == nil && times == 0 {
-			err = errors.New("none of it")
+			err = errors.New("a number is repeated 0 times")
 		}
 		if err == nil && times > maxNodes-len(counts) {
 			err = errTooManyNodes

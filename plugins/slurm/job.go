@@ -90,7 +90,7 @@ func parseRecord(record, id, gres string) (job, error) {
 		}
 	}
 	if j.phase == 0 {
-		return job{}, fmt.Errorf("scontrol tells no state")
+		return job{}, fmt.Errorf("scontrol shows no state")
 	}
 	return j, nil
 }
@@ -154,7 +154,7 @@ func countIDs(ids string) (int, error) {
 			return 0, err
 		}
 		if last < first || last-first >= maxNodes {
-			return 0, fmt.Errorf("no range of numbers: %q", r)
+			return 0, fmt.Errorf("%q is not a range of numbers", r)
 		}
 		n += last - first + 1
 	}

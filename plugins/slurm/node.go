@@ -91,5 +91,5 @@ func judge(state string) (health, error) {
 		// The controller has just started and does not know the node's state.
 		return 0, fmt.Errorf("its state is not known yet")
 	}
-	return 0, fmt.Errorf("unknown state: %q", shorten(state))
+	return 0, fmt.Errorf("the state %q is not known", shorten(state))
 }

@@ -215,7 +215,7 @@ func (s *source) healthOf(ctx context.Context, jobs []poolJob) (map[string]node,
 func (s *source) Scale(ctx context.Context, _, most int) error {
 	switch {
 	case s.run == nil:
-		return errors.New("slurm: not configured")
+		return errors.New("slurm: the source was asked before it got its settings")
 	case s.cfg.script == "":
 		return discovery.ErrNoScale
 	}

@@ -71,7 +71,7 @@ func (s *source) Configure(values map[string]string) error {
 // about to end, as draining.
 func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {
 	if s.run == nil {
-		return nil, errors.New("slurm: not configured")
+		return nil, errors.New("slurm: the source was asked before it got its settings")
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.timeout, fmt.Errorf("no answer in %v", s.cfg.timeout))
 	defer cancel()

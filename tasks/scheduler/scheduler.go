@@ -430,7 +430,7 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *taskspb.ToTasks) error
 	for _, g := range m.GetGroups() {
 		if len(p.groups) >= link.MaxFunctions || len(g.GetFunction().GetName()) > link.MaxName || len(g.GetDemand()) > link.MaxAmounts ||
 			longName(g.GetDemand()) {
-			return errors.New("scheduler: too many groups, or too long a name")
+			return errors.New("scheduler: the client has too many groups, or a group has too long a name or too many resources")
 		}
 		of := s.q.Group(functionKey(g.GetFunction()), demandOf(g.GetDemand()))
 		p.groups = append(p.groups, of)
@@ -514,7 +514,7 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *taskspb.ToTasks) error 
 	}
 	for _, t := range m.GetSubmits() {
 		if int(t.GetGroup()) >= len(p.groups) {
-			return fmt.Errorf("scheduler: a task of the group %d of %d", t.GetGroup(), len(p.groups))
+			return fmt.Errorf("scheduler: a task names group %d, and the client has %d", t.GetGroup(), len(p.groups))
 		}
 		options := optionsOf(p.session, t.GetOptions())
 		task := queue.Task{

@@ -179,7 +179,7 @@ func (s *Scheduler) putBy(now time.Time, p *peer, puts []*taskspb.PutValue) erro
 	for _, v := range puts {
 		id, ok := blob.ParseID(v.GetValue())
 		if !ok || v.GetSize() == 0 || v.GetSize() > transfer.MaxSize || len(p.puts) >= mostPuts {
-			return errors.New("scheduler: a stored value without a hash or a size, or too many")
+			return errors.New("scheduler: a stored value has no valid hash or size, or too many are being stored")
 		}
 		object := queue.Object(id)
 		if p.puts[object] {

@@ -118,7 +118,7 @@ func (b *Inbox) check(h *Header) (Notice, bool) {
 		}
 		return Mismatched(b.rank, b.call, b.from, h.Call), false
 	case h.Seq < b.seq || h.Seq > b.seq+1: // no rank can be two operations ahead: each operation needs all ranks
-		return Gone(fmt.Errorf("%w: operation %d during %d", ErrInvalid, h.Seq, b.seq), b.from), false
+		return Gone(fmt.Errorf("%w: it belongs to operation %d, and this rank is in operation %d", ErrInvalid, h.Seq, b.seq), b.from), false
 	}
 	return Notice{}, true
 }
@@ -126,7 +126,7 @@ func (b *Inbox) check(h *Header) (Notice, bool) {
 // fits checks a frame against its request, and copies what the header says to the request.
 func (b *Inbox) fits(h *Header, r *Incoming) (Notice, bool) {
 	if h.Seq != b.seq || h.Step != r.Step || int(h.Length) != len(r.Buf) {
-		return Gone(fmt.Errorf("%w: step %d with %d bytes instead of step %d with %d",
+		return Gone(fmt.Errorf("%w: it is step %d with %d bytes, and step %d with %d bytes is due",
 			ErrInvalid, h.Step, h.Length, r.Step, len(r.Buf)), b.from), false
 	}
 	r.Ready = h.Ready

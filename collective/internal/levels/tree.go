@@ -24,7 +24,7 @@ type Tree struct {
 // held[r]. NewTree keeps held.
 func NewTree(leaves int, held [][]fold.Node) (*Tree, error) {
 	if leaves < 1 || leaves > mostLeaves {
-		return nil, fmt.Errorf("a tree of %d leaves, not of 1 to %d", leaves, mostLeaves)
+		return nil, fmt.Errorf("a tree of %d leaves is not possible: give 1 to %d", leaves, mostLeaves)
 	}
 	p := &Tree{leaves: leaves, counts: make([]int, len(held)), held: held}
 	if err := p.compile(); err != nil {

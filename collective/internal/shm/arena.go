@@ -52,7 +52,7 @@ type arenaHeader struct {
 // releases it. The error is [ErrNoArena] if the system refuses such memory.
 func Alloc(n int) ([]byte, error) {
 	if n < 0 || n > math.MaxInt-page {
-		return nil, fmt.Errorf("shm: no %d bytes", n)
+		return nil, fmt.Errorf("shm: %d bytes cannot be allocated", n)
 	}
 	arena.mu.Lock()
 	defer arena.mu.Unlock()
@@ -67,7 +67,7 @@ func Alloc(n int) ([]byte, error) {
 	}
 	i := slices.IndexFunc(arena.free, func(e extent) bool { return e.room(align) >= size })
 	if i < 0 {
-		return nil, fmt.Errorf("shm: no place for %d bytes in an arena of %d", n, len(own.memory))
+		return nil, fmt.Errorf("shm: the arena of %[2]d bytes has no room for %[1]d more", n, len(own.memory))
 	}
 	e := arena.free[i]
 	from := up(e.from, align)

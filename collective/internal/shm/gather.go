@@ -151,7 +151,7 @@ func (m *Member) AllGather(ctx context.Context, d Desc, own []byte, place func(l
 // impossible.
 func (m *Member) setLength(i, member int, n uint64) error {
 	if n > math.MaxInt {
-		return fmt.Errorf("shm: member %d announces %d bytes", member, n)
+		return fmt.Errorf("shm: member %d announces %d bytes, which no slice can have", member, n)
 	}
 	m.lengths[i] = int(n)
 	return nil
@@ -164,11 +164,11 @@ func (m *Member) placed(place func(lengths []int) ([][]byte, error)) ([][]byte, 
 		return nil, err
 	}
 	if len(buffers) != m.members {
-		return nil, fmt.Errorf("shm: %d buffers for %d members", len(buffers), m.members)
+		return nil, fmt.Errorf("shm: %d buffers are given for %d members", len(buffers), m.members)
 	}
 	for i, n := range m.lengths {
 		if i != m.index && len(buffers[i]) != n {
-			return nil, fmt.Errorf("shm: a buffer of %d bytes for %d", len(buffers[i]), n)
+			return nil, fmt.Errorf("shm: a buffer has %d bytes, and its part %d", len(buffers[i]), n)
 		}
 	}
 	return buffers, nil
@@ -181,7 +181,7 @@ func (m *Member) placed(place func(lengths []int) ([][]byte, error)) ([][]byte, 
 // Otherwise the parts are moved through its in slots, whose sections the other members read.
 func (m *Member) AllToAll(ctx context.Context, d Desc, parts [][]byte, place func(lengths []int) ([][]byte, error)) error {
 	if len(parts) != m.members {
-		return fmt.Errorf("shm: %d parts for %d members", len(parts), m.members)
+		return fmt.Errorf("shm: %d parts are given for %d members", len(parts), m.members)
 	}
 	c, err := m.begin(ctx)
 	if err != nil {

@@ -92,7 +92,7 @@ func newLayout(members int) layout {
 func (l layout) check() error {
 	switch {
 	case l.members < 1 || l.members > maxMembers:
-		return fmt.Errorf("shm: %d members, not 1 to %d", l.members, maxMembers)
+		return fmt.Errorf("shm: the segment has %d members, and 1 to %d are allowed", l.members, maxMembers)
 	case l.bank < max(line, 8*l.members) || l.bank > maxBank || l.bank%line != 0,
 		l.out < line || l.out > maxSlot || l.out%line != 0,
 		l.in < l.out*l.members || l.in > maxSlot || l.in%line != 0:

@@ -171,7 +171,7 @@ func (s *Segment) Join(index int, lost func(index int)) (*Member, error) {
 func (s *Segment) join(index int, lost func(index int)) (*Member, error) {
 	n := s.layout.members
 	if index < 0 || index >= n {
-		return nil, fmt.Errorf("shm: no member %d of %d", index, n)
+		return nil, fmt.Errorf("shm: member %d is not one of %d", index, n)
 	}
 	if !haveFutexWaitAny() {
 		return nil, errOldKernel

@@ -195,7 +195,7 @@ func (m *Member) Gather(ctx context.Context, d Desc, data []byte, size, owners i
 // are not changed.
 func (m *Member) ReduceScatter(ctx context.Context, d Desc, parts [][]byte, result []byte, r *Reduction) error {
 	if len(parts) != m.members || len(result) != len(parts[m.index]) {
-		return fmt.Errorf("shm: %d parts for %d members, a result of %d bytes", len(parts), m.members, len(result))
+		return fmt.Errorf("shm: %d parts are given for %d members, or the result of %d bytes has not the length of its part", len(parts), m.members, len(result))
 	}
 	if err := m.meetFor(ctx, d); err != nil {
 		return err

@@ -82,7 +82,7 @@ func newMapping(name string, size int) (*mapping, error) {
 // openMapping maps the memfd of an invitation, if it still exists. The caller compares the nonce.
 func openMapping(v *invitation, maxSize uint64) (*mapping, error) {
 	if v.size < page || v.size > maxSize {
-		return nil, fmt.Errorf("shm: a segment of %d bytes, not of %d to %d", v.size, page, maxSize)
+		return nil, fmt.Errorf("shm: the segment has %d bytes, and %d to %d are allowed", v.size, page, maxSize)
 	}
 	path := "/proc/" + strconv.FormatUint(v.pid, 10) + "/fd/" + strconv.FormatUint(v.fd, 10)
 	// The descriptor may refer to another file by now. Without O_NONBLOCK, opening a pipe would

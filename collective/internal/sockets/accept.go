@@ -206,7 +206,7 @@ func (e *Endpoint) awaitGroup(h identity.Hello) (path *Path, claimed bool, err e
 		select {
 		case <-r.open:
 		case <-timer.C:
-			err = fmt.Errorf("not in generation %d, lane %x within %v (%w)", h.Generation, h.Lane, waitBound, identity.ErrLater)
+			err = fmt.Errorf("this rank has not entered generation %d, lane %x within %v (%w)", h.Generation, h.Lane, waitBound, identity.ErrLater)
 		case <-e.closed:
 			err = errClosed
 		}

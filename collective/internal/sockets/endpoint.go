@@ -218,7 +218,7 @@ func candidates(at *net.TCPAddr, interfaces []string) ([]string, error) {
 		found = loopback
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("collective: no address to offer on interfaces %q", interfaces)
+		return nil, fmt.Errorf("collective: the interfaces %q have no address: name others (--network-interfaces)", interfaces)
 	}
 	return found, nil
 }
@@ -358,7 +358,7 @@ func (e *Endpoint) admitGroup(path *Path) error {
 	case path.ID != 0 && e.current != gen:
 		return fmt.Errorf("collective: generation %d is over", gen.Number)
 	case path.ID == 0 && e.current != nil && gen.Number <= e.current.Number:
-		return fmt.Errorf("collective: generation %d after generation %d", gen.Number, e.current.Number)
+		return fmt.Errorf("collective: generation %d does not follow generation %d", gen.Number, e.current.Number)
 	}
 	if !path.group.Enroll() {
 		return fmt.Errorf("collective: generation %d has lane %x already", gen.Number, path.ID)

@@ -436,7 +436,7 @@ func (e *Endpoint) admitProbe(h identity.Hello) (*Generation, error) {
 	case h.To != f.Self || h.From == f.Self || h.From >= f.Size:
 		return nil, fmt.Errorf("rank %d of %d is not probed by rank %d as rank %d", f.Self, f.Size, h.From, h.To)
 	case e.probes >= max(fewProbes, 2*e.largest):
-		return nil, fmt.Errorf("too many probes at a time (%w)", identity.ErrLater)
+		return nil, fmt.Errorf("too many probes run at this time (%w)", identity.ErrLater)
 	}
 	e.probes++
 	return f, nil

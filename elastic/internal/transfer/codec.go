@@ -14,7 +14,7 @@ import (
 const mostNumber = 1 << 48
 
 // ErrDamaged means that a message is not one that a sender writes.
-var ErrDamaged = errors.New("damaged message")
+var ErrDamaged = errors.New("the message is damaged")
 
 // AppendWord appends words.
 func AppendWord(b []byte, words ...uint64) []byte {

@@ -116,7 +116,7 @@ func Serve(conn net.Conn, supply func() *Supply) error {
 			case askToFollow:
 				return s.follow(supply())
 			default:
-				err = fmt.Errorf("unknown request %#x", f.kind)
+				err = fmt.Errorf("the request %#x is not known", f.kind)
 			}
 		}
 		if err != nil {
@@ -159,14 +159,14 @@ func (s *source) chunks(b []byte) error {
 		numbers[i] = r.Number()
 	}
 	if len(numbers) > maxBatch {
-		return fmt.Errorf("request for more than %d chunks", maxBatch)
+		return fmt.Errorf("more than %d chunks are requested at once", maxBatch)
 	}
 	if err := r.End(); err != nil {
 		return err
 	}
 	for _, n := range numbers {
 		if n >= len(s.places) {
-			return fmt.Errorf("request for chunk %d of %d", n, len(s.places))
+			return fmt.Errorf("chunk %d is requested, and the commit has %d", n, len(s.places))
 		}
 		if err := s.writeChunk(s.commit, n, s.places[n]); err != nil {
 			return err

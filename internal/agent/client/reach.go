@@ -101,12 +101,12 @@ func plainDial(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
 		if op.Timeout() {
-			return errors.New("no answer")
+			return errors.New("it does not answer")
 		}
 		return op.Err
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		return errors.New("no answer")
+		return errors.New("it does not answer")
 	}
 	return err
 }

@@ -139,7 +139,7 @@ func (s *SSH) start(ctx context.Context, host string, hello []byte) (Ready, erro
 func parseReady(host, answer string) (Ready, error) {
 	var ready Ready
 	text, ok := strings.CutPrefix(answer, readyMark)
-	err := errors.New("an unexpected answer")
+	err := errors.New("its answer is not that of an agent")
 	if ok {
 		ready, err = decodeReady([]byte(text))
 	}

@@ -322,7 +322,7 @@ func TestAnswers(t *testing.T) {
 		`hvdrun-agent-ready {"Version":3,"Build":"v2","Port":1}`:     "host b: command failed: the host's hvdrun (v2) speaks version 3",
 		`hvdrun-agent-ready {"Version":2,"Port":70000}`:              "host b: command failed: an answer with port 70000",
 		`hvdrun-agent-ready {`:                                       "host b: command failed: the answer is not JSON",
-		`hvdrun-copied`:                                              "host b: command failed: an unexpected answer",
+		`hvdrun-copied`:                                              "host b: command failed: its answer is not that of an agent",
 		`unknown command: agent`:                                     "host b: command failed: no answer came, only",
 	} {
 		s := remote(t, "cat >/dev/null; echo '"+answer+"'")

@@ -537,7 +537,7 @@ func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 	case m.GetNumber() == 0 || m.GetNumber() <= s.heard:
 		return nil, nil // not an event, or one that an earlier stream delivered
 	case m.GetNumber() != s.heard+1:
-		return nil, fmt.Errorf("event %d after event %d", m.GetNumber(), s.heard)
+		return nil, fmt.Errorf("the agent sent event %d after event %d", m.GetNumber(), s.heard)
 	}
 	s.heard++
 	event := &event{FromAgent: m}
@@ -555,10 +555,10 @@ func (s *session) hear(m *agentpb.FromAgent) (deliver func(), err error) {
 	case *agentpb.FromAgent_Output:
 		incarnation = e.Output.GetIncarnation()
 		if n := e.Output.GetStream(); n != stdoutStream && n != stdoutStream+1 {
-			return nil, fmt.Errorf("output of stream %d", n)
+			return nil, fmt.Errorf("the agent sent output of stream %d, which does not exist", n)
 		}
 	default:
-		return nil, errors.New("an event of an unknown kind")
+		return nil, errors.New("the agent sent an event of an unknown kind")
 	}
 	switch w := s.workers[incarnation]; {
 	case w != nil:

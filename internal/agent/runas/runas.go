@@ -71,7 +71,7 @@ func Read(file string) (*Policy, error) {
 // Parse reads the text of a policy. Its errors begin with the file and the line.
 func Parse(file, text string) (*Policy, error) {
 	if len(text) > maxPolicy {
-		return nil, fmt.Errorf("%s: more than %d bytes", file, maxPolicy)
+		return nil, fmt.Errorf("%s: the policy is longer than %d bytes", file, maxPolicy)
 	}
 	p := &Policy{file: file}
 	n := 0
@@ -120,7 +120,7 @@ func (r *rule) take(field string) (err error) {
 	case "groups":
 		given, r.groups = r.groups != nil, strings.Split(value, ",")
 		if len(r.groups) > maxGroups {
-			err = fmt.Errorf("%d groups; at most %d", len(r.groups), maxGroups)
+			err = fmt.Errorf("the list has %d groups; at most %d are allowed", len(r.groups), maxGroups)
 		}
 	case "cgroup":
 		given, r.cgroup = r.cgroup != "", filepath.Clean(value)

@@ -69,7 +69,7 @@ func TestParseRefuses(t *testing.T) {
 		"uid=4294967296 as=c":            "p:1: uid",
 		"as=c cgroup=training":           `p:1: cgroup "training" is not an absolute path`,
 		strings.Repeat("#", maxPolicy):   "p: no line says",
-		strings.Repeat("#", maxPolicy+1): "p: more than",
+		strings.Repeat("#", maxPolicy+1): "p: the policy is longer than",
 	} {
 		if _, err := Parse("p", text); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%.40q: %v, want %q", text, err, want)

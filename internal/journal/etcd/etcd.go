@@ -345,7 +345,7 @@ func (s *Store) Read(ctx context.Context, run string) (Copy, error) {
 		for len(stream) >= 4 {
 			length := binary.LittleEndian.Uint32(stream)
 			if length > journal.MaxRecord {
-				return fmt.Errorf("%s: a record of %d bytes", name, length)
+				return fmt.Errorf("%s: a record is longer than allowed, %d bytes", name, length)
 			}
 			if uint32(len(stream)-4) < length {
 				break

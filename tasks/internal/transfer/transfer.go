@@ -60,7 +60,7 @@ func FromStore(s *blob.Store) Reader {
 		}
 		defer f.Close()
 		if at < 0 || at+int64(len(b)) > size {
-			return fmt.Errorf("transfer: bytes %d to %d of %d", at, at+int64(len(b)), size)
+			return fmt.Errorf("transfer: bytes %d to %d are requested, and the value has %d", at, at+int64(len(b)), size)
 		}
 		_, err = f.ReadAt(b, at)
 		return err

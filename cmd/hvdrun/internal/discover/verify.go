@@ -49,7 +49,7 @@ func discoverVerify(ctx context.Context, p *cli.Program, s *settings.Settings) e
 		broken += n
 	}
 	if broken > 0 {
-		return cli.Failed(fmt.Errorf("broken promises: %d", broken))
+		return cli.Failed(fmt.Errorf("%d checks failed, which the lines above name: mend the source", broken))
 	}
 	return nil
 }
