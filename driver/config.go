@@ -105,7 +105,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errors.New("driver: Config.Source, which finds the hosts, is nil")
 	}
 	if c.RunID == "" {
-		c.RunID = randomID()
+		c.RunID = NewRunID()
 	}
 	if c.Launcher == nil {
 		c.Launcher = launch.Local{}

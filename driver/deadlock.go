@@ -7,6 +7,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/driver/decide"
 	"github.com/hvdrun/hvdrun/internal/line"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // longest returns the lane in which the member has waited longest. It returns nil if the member
@@ -50,7 +51,7 @@ func (s *stalls) jammed() []decide.Input {
 		s.jam = jamNamed
 		threat := ", and no worker is stopped (--stall-timeout 0)"
 		if s.limit > 0 {
-			threat = fmt.Sprintf("; they are sent back to their last commit in %v (--stall-timeout)", decide.Round(max(0, s.limit-long)))
+			threat = fmt.Sprintf("; they are sent back to their last commit in %v (--stall-timeout)", job.Round(max(0, s.limit-long)))
 		}
 		changes = append(changes, decide.WorldJammed{Generation: s.number, What: fmt.Sprintf("all %d ranks wait, and none is missing: %s%s",
 			len(s.world), describeWaits(all), threat), Long: long})
@@ -100,7 +101,7 @@ func describeWaits(all []*line.Lane) string {
 		if at.lane != 0 && len(groups) > 1 {
 			name = fmt.Sprintf("%s (operation %d of group %d of %d)", at.what, at.operation, groups[at.lane], len(groups))
 		}
-		parts = append(parts, fmt.Sprintf("%s in %s for %v", ranks(in[at]), name, decide.Round(long[at])))
+		parts = append(parts, fmt.Sprintf("%s in %s for %v", ranks(in[at]), name, job.Round(long[at])))
 	}
 	if more := len(order) - decide.MostNamed; more > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more operations", more))

@@ -66,7 +66,7 @@ type journalWriter struct {
 const journalSize = 1 << 20
 
 func (w *journalWriter) newID(plan.SlotID) string {
-	id := randomID()
+	id := NewRunID()
 	w.ids = append(w.ids, id)
 	return id
 }

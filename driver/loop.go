@@ -716,9 +716,7 @@ func (l *loop) interruption(ctx context.Context) error {
 }
 
 // NewRunID returns a random Config.RunID, for callers that need it before Run.
-func NewRunID() string { return randomID() }
-
-func randomID() string {
+func NewRunID() string {
 	var b [8]byte
 	rand.Read(b[:]) // never fails: crypto/rand ends the program if there is no randomness
 	return hex.EncodeToString(b[:])

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/driver/decide"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // remind logs the late workers, with what is known about each, in one line.
@@ -26,7 +27,7 @@ func (l *loop) remind(a decide.Remind) {
 	}
 	most := ""
 	if a.Limit != "" {
-		most = fmt.Sprintf(", %v at most (%s),", decide.Round(a.Left), a.Limit)
+		most = fmt.Sprintf(", %v at most (%s),", job.Round(a.Left), a.Limit)
 	}
 	l.cfg.Log.Warnf("still waiting%s for workers to %s: %s", most, a.To, strings.Join(names, "; "))
 }

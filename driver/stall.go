@@ -422,7 +422,7 @@ func (s *stalls) accuse(now time.Time, member *member, h *holdUp) string {
 	if len(h.waiting) == 1 {
 		verb = "waits"
 	}
-	return fmt.Sprintf("%s; %s %s for it in %s for %v", s.does(now, member.id), ranks(h.waiting), verb, named(h), decide.Round(h.long))
+	return fmt.Sprintf("%s; %s %s for it in %s for %v", s.does(now, member.id), ranks(h.waiting), verb, named(h), job.Round(h.long))
 }
 
 // threat describes when the member will be stopped.
@@ -430,7 +430,7 @@ func (s *stalls) threat(h *holdUp) string {
 	if s.limit == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; it will be stopped in %v (--stall-timeout)", decide.Round(s.limit-h.long))
+	return fmt.Sprintf("; it will be stopped in %v (--stall-timeout)", job.Round(s.limit-h.long))
 }
 
 // What describes what a worker is doing, and when it will be stopped if it holds up others; empty:
@@ -443,7 +443,7 @@ func (s *stalls) What(now time.Time, id string) string {
 	}
 	does := s.does(now, id)
 	if at, held := s.stops[id]; held {
-		does += fmt.Sprintf("; it will be stopped in %v (--stall-timeout)", decide.Round(max(0, at.Sub(now))))
+		does += fmt.Sprintf("; it will be stopped in %v (--stall-timeout)", job.Round(max(0, at.Sub(now))))
 	}
 	return does
 }
@@ -505,7 +505,7 @@ func (w *beating) figures() (all []job.Figure) {
 		return nil
 	}
 	for _, f := range w.beat.Figures {
-		all = append(all, job.Figure(f))
+		all = append(all, f)
 	}
 	return all
 }
@@ -550,7 +550,7 @@ func (h *holdUp) text(waiting int) string {
 	if waiting == 1 {
 		others = "other"
 	}
-	return fmt.Sprintf("holds up %d %s for %v before %s", waiting, others, decide.Round(h.long), named(h))
+	return fmt.Sprintf("holds up %d %s for %v before %s", waiting, others, job.Round(h.long), named(h))
 }
 
 // waitIn returns the number of members that wait in the operation, however long, by their last
@@ -593,10 +593,10 @@ func (s *stalls) does(now time.Time, id string) string {
 	}
 	ago := now.Sub(w.at)
 	if s.silent(w) {
-		return fmt.Sprintf("silent for %v, was %s", decide.Round(ago), doing)
+		return fmt.Sprintf("silent for %v, was %s", job.Round(ago), doing)
 	}
 	if quiet += ago; quiet >= time.Second {
-		return fmt.Sprintf("%s for %v", doing, decide.Round(quiet))
+		return fmt.Sprintf("%s for %v", doing, job.Round(quiet))
 	}
 	return doing
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // replay is Step on a worker that is in no world yet.
@@ -79,7 +80,7 @@ func (s *Steps[T]) keep() error {
 	if err := s.keepLast(); err != nil || s.state.feed == nil {
 		return err
 	}
-	return s.state.feed.Keep(s.live.applied, s.state.commits, s.state.carried, memoryOf(s.mean.flat))
+	return s.state.feed.Keep(s.live.applied, s.state.commits, s.state.carried, kernel.Bytes(s.mean.flat))
 }
 
 // mostLast is the largest number of bytes of averages that every member keeps.
@@ -116,7 +117,7 @@ func (s *Steps[T]) averaged() int {
 	for _, n := range s.lengths {
 		total += n
 	}
-	return total * len(memoryOf(make([]T, 1)))
+	return total * len(kernel.Bytes(make([]T, 1)))
 }
 
 // appliedIn returns the number of applied steps in an encoded position.
@@ -133,7 +134,7 @@ func (s *Steps[T]) lent(n int) (all [][]byte) {
 		s.loans = append(s.loans, g)
 	}
 	for _, g := range s.loans {
-		all = append(all, memoryOf(g.flat))
+		all = append(all, kernel.Bytes(g.flat))
 	}
 	return all
 }

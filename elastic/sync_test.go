@@ -14,6 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -92,7 +93,7 @@ func (r *ring) same(t rapid.TB, i, root int, live []byte, many [][]float32, step
 	t.Helper()
 	check := func(what string) {
 		t.Helper()
-		if !bytes.Equal(r.large[i], live) || !bytes.Equal(memoryOf(r.many[i][0]), memoryOf(many[0])) || !bytes.Equal(memoryOf(r.many[i][2]), memoryOf(many[2])) || r.steps[i] != step {
+		if !bytes.Equal(r.large[i], live) || !bytes.Equal(kernel.Bytes(r.many[i][0]), kernel.Bytes(many[0])) || !bytes.Equal(kernel.Bytes(r.many[i][2]), kernel.Bytes(many[2])) || r.steps[i] != step {
 			t.Fatalf("rank %d has another state than the root, %d: %s", i, root, what)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/checkpoint"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // Tensor is a Part whose live value is data, which a sync overwrites in place. It keeps a copy of
@@ -17,7 +18,7 @@ import (
 // written to according to the kernel. Otherwise a commit reads all of data to find changes. See
 // [Watched].
 func Tensor[T collective.Element](name string, data []T) Part {
-	memory := [][]byte{memoryOf(data)}
+	memory := [][]byte{kernel.Bytes(data)}
 	return newPart(content{
 		name:    name,
 		absent:  data == nil,
@@ -65,7 +66,7 @@ func Tensors[T collective.Element](name string, data [][]T) Part {
 		memory: func() [][]byte {
 			all := make([][]byte, len(data))
 			for i := range data {
-				all[i] = memoryOf(data[i])
+				all[i] = kernel.Bytes(data[i])
 			}
 			return all
 		},
@@ -77,14 +78,6 @@ func Tensors[T collective.Element](name string, data [][]T) Part {
 			return all
 		},
 	})
-}
-
-// memoryOf returns the memory of data.
-func memoryOf[T collective.Element](data []T) []byte {
-	if len(data) == 0 {
-		return nil
-	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(data[0])))
 }
 
 // dtype returns the type of a tensor of T in a checkpoint.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // imaged is a user's part with an image.
@@ -65,7 +66,7 @@ var corruptions = []struct {
 	name string
 	do   func(c *copies, rank int)
 }{
-	{`"weights", chunk 2, ranks `, func(c *copies, r int) { memoryOf(c.weights[r])[2*snapshot.ChunkSize+17] ^= 4 }},
+	{`"weights", chunk 2, ranks `, func(c *copies, r int) { kernel.Bytes(c.weights[r])[2*snapshot.ChunkSize+17] ^= 4 }},
 	{`"tags", chunk 0, ranks `, func(c *copies, r int) { c.tags[r]["c"][0]++ }},
 	{`"tags", chunk 0, ranks `, func(c *copies, r int) { delete(c.tags[r], "c") }},
 	{`"epoch", chunk 0, ranks `, func(c *copies, r int) { c.epochs[r] = 1 << 40 }},

@@ -140,9 +140,8 @@ func (u *Usage) Short() bool { return u != nil && u.Limit > 0 && u.Used > u.Limi
 
 // Figure is a number that a program reports, such as its loss.
 type Figure struct {
-	Name string
-	// Value may be infinite or no number.
-	Value float64
+	Name  string  `json:"name"`  // of 1 to 32 of the characters a-z, A-Z, 0-9, +, -, . and _
+	Value float64 `json:"value"` // may be infinite or no number
 }
 
 type figureJSON struct {

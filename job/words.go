@@ -190,3 +190,11 @@ func plural(n int, what string) string {
 func (e Entry) RecordsStart() bool {
 	return e.Name == Audit && e.What == "start" && e.Outcome == audit.Done
 }
+
+// Round rounds a duration for people.
+func Round(d time.Duration) time.Duration {
+	if d < 10*time.Second {
+		return d.Round(100 * time.Millisecond)
+	}
+	return d.Round(time.Second)
+}

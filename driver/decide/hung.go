@@ -26,14 +26,6 @@ func named(names []string) string {
 // would be too much.
 const mostHolding = 2
 
-// Round rounds a duration for display.
-func Round(d time.Duration) time.Duration {
-	if d < 10*time.Second {
-		return d.Round(100 * time.Millisecond)
-	}
-	return d.Round(time.Second)
-}
-
 // member returns the worker if it trains in the given generation, that generation is current, and
 // the job is not ending; otherwise nil.
 func (m *Machine) member(id string, generation uint64) *Worker {
@@ -94,7 +86,7 @@ func (m *Machine) stirred(now time.Time, w *Worker) {
 	w.stalledFrom = time.Time{}
 	m.emit(now, job.StallEnded, append(w.fields(), field("generation", w.generation), field("seconds", held.Seconds()))...)
 	if few {
-		m.log(Warn, "%s continues, %v after it was reported", w, Round(held))
+		m.log(Warn, "%s continues, %v after it was reported", w, job.Round(held))
 	}
 }
 
@@ -258,9 +250,9 @@ func (m *Machine) remindOfReset(now time.Time) {
 // train.
 func (m *Machine) remindOfCommit(now time.Time) {
 	since := now.Sub(m.changeFrom)
-	to := fmt.Sprintf("leave at a commit (state.Commit), for %v now", Round(since))
+	to := fmt.Sprintf("leave at a commit (state.Commit), for %v now", job.Round(since))
 	if m.announced&plan.Removed == 0 {
-		to = fmt.Sprintf("commit (state.Commit) and return its error, for %v now, so that %s can be let in", Round(since),
+		to = fmt.Sprintf("commit (state.Commit) and return its error, for %v now, so that %s can be let in", job.Round(since),
 			m.namesOf(func(w *Worker) bool { return w.phase == waiting && w.wanted }))
 	}
 	m.remindOf(m.owesCommit, to, "", 0)

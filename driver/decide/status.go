@@ -191,7 +191,7 @@ func (m *Machine) whatOf(now time.Time, w *Worker) string {
 	case w.phase == stopping:
 		return w.reason
 	case m.reminded && m.owesCommit(w):
-		return fmt.Sprintf("has not left at a commit for %v since it was told that the hosts changed", Round(now.Sub(m.changeFrom)))
+		return fmt.Sprintf("has not left at a commit for %v since it was told that the hosts changed", job.Round(now.Sub(m.changeFrom)))
 	case w.asked:
 		return "was asked to leave"
 	case w.phase == training && !m.resetFrom.IsZero():

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 )
 
 // Loopback returns the loopback address of this machine: 127.0.0.1, or ::1 if no interface has the
@@ -68,18 +69,18 @@ func OwnAddr(text string) (netip.Addr, error) {
 
 // IsOwn reports whether an address belongs to this machine.
 func IsOwn(addr netip.Addr) bool {
-	if addr.IsLoopback() {
-		return true
-	}
-	all, _ := net.InterfaceAddrs() // after an error no address is this machine's
+	return addr.IsLoopback() || slices.Contains(OwnAddrs(), addr.WithZone(""))
+}
+
+// OwnAddrs returns the addresses of this machine, without zones.
+func OwnAddrs() (own []netip.Addr) {
+	all, _ := net.InterfaceAddrs() // after an error OwnAddrs returns none
 	for _, a := range all {
-		n, ok := a.(*net.IPNet)
-		if !ok {
-			continue
-		}
-		if own, ok := netip.AddrFromSlice(n.IP); ok && own.Unmap() == addr.WithZone("") {
-			return true
+		if n, ok := a.(*net.IPNet); ok {
+			if addr, ok := netip.AddrFromSlice(n.IP); ok {
+				own = append(own, addr.Unmap())
+			}
 		}
 	}
-	return false
+	return own
 }

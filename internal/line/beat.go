@@ -1,14 +1,13 @@
 package line
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/proc"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // MaxLanes, maxWaits and maxEntered are the largest numbers of lanes, waits and phases in a Beat.
@@ -121,10 +120,7 @@ type Beat struct {
 }
 
 // Figure is a number that a program reports, such as its loss.
-type Figure struct {
-	Name  string  `json:"name"`  // of 1 to 32 of the characters a-z, A-Z, 0-9, +, -, . and _
-	Value float64 `json:"value"` // null on the wire if not finite
-}
+type Figure = job.Figure
 
 // maxFigures is the largest number of elements of Beat.Figures.
 const maxFigures = 16
@@ -143,34 +139,6 @@ func SetFigure(all []Figure, f Figure) ([]Figure, error) {
 		return all, fmt.Errorf("%q is one name too many; at most %d are allowed", f.Name, maxFigures)
 	}
 	return append(all, f), nil
-}
-
-// figureJSON is a Figure on the wire: value is null if it is not finite.
-type figureJSON struct {
-	Name  string   `json:"name"`
-	Value *float64 `json:"value"`
-}
-
-// MarshalJSON implements json.Marshaler.
-func (f Figure) MarshalJSON() ([]byte, error) {
-	w := figureJSON{Name: f.Name}
-	if !math.IsNaN(f.Value) && !math.IsInf(f.Value, 0) {
-		w.Value = &f.Value
-	}
-	return json.Marshal(w)
-}
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (f *Figure) UnmarshalJSON(text []byte) error {
-	var w figureJSON
-	if err := json.Unmarshal(text, &w); err != nil {
-		return err
-	}
-	f.Name, f.Value = w.Name, math.NaN()
-	if w.Value != nil {
-		f.Value = *w.Value
-	}
-	return nil
 }
 
 // Counters count what a worker has done since it began. They never decrease.

@@ -87,22 +87,22 @@ func TestPhasesHaveNames(t *testing.T) {
 // TestFigures: a heartbeat has one value for each name; invalid names and too many names are
 // refused.
 func TestFigures(t *testing.T) {
-	b := Beat{Phase: Training, Figures: []Figure{{"loss", 0.5}, {"lr", math.Inf(1)}}, Usage: &proc.Usage{Processor: 5, Resident: 1, Used: 2, Limit: 3}}
+	b := Beat{Phase: Training, Figures: []Figure{{Name: "loss", Value: 0.5}, {Name: "lr", Value: math.Inf(1)}}, Usage: &proc.Usage{Processor: 5, Resident: 1, Used: 2, Limit: 3}}
 	got, err := hearBeat(Up("pulse", b))
 	if err != nil || len(got.Figures) != 2 || got.Figures[0] != b.Figures[0] || !math.IsNaN(got.Figures[1].Value) || *got.Usage != *b.Usage {
 		t.Errorf("%+v, %v", got, err)
 	}
 	var all []Figure
 	for i := range maxFigures {
-		if all, err = SetFigure(all, Figure{fmt.Sprint("f", i), 1}); err != nil {
+		if all, err = SetFigure(all, Figure{Name: fmt.Sprint("f", i), Value: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if all, err = SetFigure(all, Figure{"f3", 2}); err != nil || len(all) != maxFigures || all[3].Value != 2 {
+	if all, err = SetFigure(all, Figure{Name: "f3", Value: 2}); err != nil || len(all) != maxFigures || all[3].Value != 2 {
 		t.Errorf("%v, %v", all, err)
 	}
 	for _, name := range []string{"one.too.many", "", "the loss", strings.Repeat("x", 33)} {
-		if again, err := SetFigure(all, Figure{name, 1}); err == nil || len(again) != maxFigures {
+		if again, err := SetFigure(all, Figure{Name: name, Value: 1}); err == nil || len(again) != maxFigures {
 			t.Errorf("%q is taken", name)
 		}
 	}

@@ -45,7 +45,7 @@ func FuzzJoin(f *testing.F) {
 func FuzzBeat(f *testing.F) {
 	f.Add(Up("pulse", Beat{Generation: 3, Phase: Training, Quiet: 5, Commits: 9, Lanes: []Lane{{ID: 1, Operation: 7, Waiting: true, For: 9, What: "all-reduce"}},
 		Counters: &Counters{Commits: 4, CommitTime: 5, CommitBytes: 6, Operations: []Operations{{Kind: "AllReduce", Backend: "memory", SizeClass: 2, Count: 1, Duration: 2, Bytes: 3}}},
-		Waits:    []Wait{{1 << 63, 1000}}, Entered: []Entered{{Syncing, 7}}, Figures: []Figure{{"loss", 1}}}))
+		Waits:    []Wait{{1 << 63, 1000}}, Entered: []Entered{{Syncing, 7}}, Figures: []Figure{{Name: "loss", Value: 1}}}))
 	f.Add([]byte(`{"phase":1,"figures":[{"name":"a","value":null},{"name":"a","value":2}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		b, err := hearBeat(text)

@@ -214,8 +214,8 @@ func (f *findings) export(dir, rel string, name *ast.Ident, file *ast.File) {
 	}
 }
 
-// mention records the names of the module's other packages that a file uses. The external tests of a
-// package are another package.
+// mention records the names of the module's other packages that a file uses. The external tests of
+// a package are another package.
 func (f *findings) mention(module, dir string, file *ast.File) {
 	if strings.HasSuffix(file.Name.Name, "_test") {
 		dir = ""

@@ -35,7 +35,7 @@ const (
 )
 
 // mostRanks is the largest world whose ranks have series of their own. For a larger world the
-// section ranksSection is empty; the sums and extremes of workersSection cover worlds of every size.
+// section of ranks is empty; the sums and extremes of that of workers cover worlds of every size.
 const mostRanks = 512
 
 // metric is one metric.

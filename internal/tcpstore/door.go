@@ -1,6 +1,7 @@
 package tcpstore
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -30,10 +31,9 @@ type Door struct {
 	cfg DoorConfig
 	ln  *identity.Listener
 
-	mu     sync.Mutex
-	conns  map[net.Conn]bool
-	closed bool
-	wg     sync.WaitGroup
+	ctx context.Context // ends when the door closes
+	end context.CancelFunc
+	wg  sync.WaitGroup
 }
 
 // OpenDoor listens on a free loopback port. The caller must call Close.
@@ -42,7 +42,8 @@ func OpenDoor(cfg DoorConfig) (*Door, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tcpstore: listening for programs: %w", err)
 	}
-	d := &Door{cfg: cfg, ln: ln, conns: make(map[net.Conn]bool)}
+	d := &Door{cfg: cfg, ln: ln}
+	d.ctx, d.end = context.WithCancel(context.Background())
 	d.wg.Go(func() { ln.Serve(cfg.Log, cfg.What, d.accept) })
 	return d, nil
 }
@@ -62,38 +63,16 @@ func (d *Door) accept(conn *identity.Conn) {
 		d.ln.WarnRefused(d.cfg.Log, d.cfg.What+": store", conn.RemoteAddr(), err)
 		return
 	}
-	if conn.Proven() && d.keep(conn) {
+	if conn.Proven() {
+		defer context.AfterFunc(d.ctx, func() { conn.Close() })()
 		d.cfg.Serve(d, conn)
-		d.forget(conn)
 	}
-}
-
-// keep makes Close close a connection too. After Close it closes the connection and returns false.
-func (d *Door) keep(conn net.Conn) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		conn.Close()
-		return false
-	}
-	d.conns[conn] = true
-	return true
-}
-
-func (d *Door) forget(conn net.Conn) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.conns, conn)
 }
 
 // Carry copies bytes between a program and a store elsewhere, in both directions, until one end
 // closes its connection. It closes both.
 func (d *Door) Carry(program, far net.Conn) {
-	defer far.Close()
-	if !d.keep(far) {
-		return
-	}
-	defer d.forget(far)
+	defer context.AfterFunc(d.ctx, func() { far.Close() })()
 	var wg sync.WaitGroup
 	pass := func(to, from net.Conn) {
 		_, _ = io.Copy(to, from)
@@ -107,12 +86,7 @@ func (d *Door) Carry(program, far net.Conn) {
 
 // Close closes all connections, and blocks until their goroutines have ended.
 func (d *Door) Close() {
-	d.mu.Lock()
-	d.closed = true
-	for conn := range d.conns {
-		conn.Close()
-	}
-	d.mu.Unlock()
+	d.end()
 	d.ln.Close()
 	d.wg.Wait()
 }

@@ -139,16 +139,6 @@ func outwardAddr() netip.Addr {
 }
 
 // OwnAddrs returns the addresses of this machine that other machines may reach.
-func OwnAddrs() (own []netip.Addr) {
-	addrs, _ := net.InterfaceAddrs() // after an error OwnAddrs returns none
-	for _, a := range addrs {
-		n, ok := a.(*net.IPNet)
-		if !ok {
-			continue
-		}
-		if addr, ok := netip.AddrFromSlice(n.IP); ok && addr.Unmap().IsGlobalUnicast() {
-			own = append(own, addr.Unmap())
-		}
-	}
-	return own
+func OwnAddrs() []netip.Addr {
+	return slices.DeleteFunc(identity.OwnAddrs(), func(a netip.Addr) bool { return !a.IsGlobalUnicast() })
 }

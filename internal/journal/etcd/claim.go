@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -67,7 +68,7 @@ type task struct {
 // error is a *HeldError; Await waits for the end of that claim.
 func (s *Store) Claim(ctx context.Context, run, who string) (*Claim, error) {
 	n := s.names(run)
-	id := randomID()
+	id := rand.Text()
 	began := time.Now()
 	call, cancel := context.WithTimeout(ctx, callBound)
 	defer cancel()

@@ -21,10 +21,8 @@ import (
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -385,10 +383,4 @@ func (s *Store) each(ctx context.Context, prefix string, visit func(name string,
 			return nil
 		}
 	}
-}
-
-func randomID() string {
-	var b [8]byte
-	rand.Read(b[:]) // never fails: crypto/rand ends the program if there is no randomness
-	return hex.EncodeToString(b[:])
 }

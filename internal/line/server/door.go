@@ -21,9 +21,6 @@ type Door struct {
 	ctx    context.Context
 	stop   context.CancelFunc
 	wg     sync.WaitGroup
-
-	mu    sync.Mutex
-	conns map[net.Conn]bool
 }
 
 // OpenDoor listens at a TCP address of a network, with the credentials of the launcher as an agent
@@ -33,7 +30,7 @@ func OpenDoor(s *Server, on identity.Network, at string, own *identity.Credentia
 	if err != nil {
 		return nil, fmt.Errorf("line: listening for workers: %w", err)
 	}
-	d := &Door{server: s, ln: ln, tls: own.ServerTLS(identity.Worker), conns: make(map[net.Conn]bool)}
+	d := &Door{server: s, ln: ln, tls: own.ServerTLS(identity.Worker)}
 	d.tls.NextProtos = []string{line.Protocol, line.TasksProtocol, line.StoreProtocol}
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	d.wg.Go(func() { ln.Serve(s.cfg.Log, "line: workers", d.admit) })
@@ -54,10 +51,10 @@ func (d *Door) admit(conn *identity.Conn) {
 		return // a stranger, which has received the reason
 	}
 	ticket, err := identity.ReadTicket(secured)
-	if err != nil || !conn.Proven() || !d.keep(conn) {
+	if err != nil || !conn.Proven() {
 		return
 	}
-	defer d.forget(conn)
+	defer context.AfterFunc(d.ctx, func() { conn.Close() })()
 	from := d.server.holder(ticket)
 	switch protocol := secured.ConnectionState().NegotiatedProtocol; {
 	case protocol == line.Protocol:
@@ -74,27 +71,9 @@ func fromHere(conn net.Conn) bool {
 	return ok1 && ok2 && (far.IP.IsLoopback() || far.IP.Equal(near.IP))
 }
 
-func (d *Door) keep(conn net.Conn) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.conns[conn] = true
-	return d.ctx.Err() == nil
-}
-
-func (d *Door) forget(conn net.Conn) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.conns, conn)
-}
-
 // Close ends all connections, and blocks until their goroutines have ended.
 func (d *Door) Close() {
 	d.stop()
-	d.mu.Lock()
-	for conn := range d.conns {
-		conn.Close()
-	}
-	d.mu.Unlock()
 	d.ln.Close()
 	d.wg.Wait()
 }

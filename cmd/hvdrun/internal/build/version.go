@@ -3,7 +3,6 @@
 package build
 
 import (
-	"encoding/json"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -105,9 +104,7 @@ JSON.`,
 					err = list.CycloneDX(p.Stdout, thisBuild().Version)
 				}
 			case asJSON:
-				enc := json.NewEncoder(p.Stdout)
-				enc.SetIndent("", "  ")
-				err = enc.Encode(thisBuild())
+				err = cli.WriteJSON(p.Stdout, thisBuild())
 			default:
 				err = thisBuild().print(p)
 			}

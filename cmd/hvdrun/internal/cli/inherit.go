@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -24,11 +23,5 @@ func Inherit(log logrus.FieldLogger, patience time.Duration) (release func()) {
 	if err := proc.Adopt(); err != nil {
 		log.Warnf("processes that workers leave behind may outlive them: %v", err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var reaping sync.WaitGroup
-	reaping.Go(func() { proc.Reap(ctx, patience) })
-	return func() {
-		cancel()
-		reaping.Wait()
-	}
+	return Background(func(ctx context.Context) { proc.Reap(ctx, patience) })
 }

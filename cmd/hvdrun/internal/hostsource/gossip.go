@@ -7,11 +7,11 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/gossip"
@@ -51,12 +51,9 @@ func OpenGossip(s *settings.Settings, log logrus.FieldLogger) (discovery.Discove
 	}
 	source := gossip.NewSource(cfg)
 	s.Cluster.Source = source
-	ctx, cancel := context.WithCancel(context.Background())
-	var following sync.WaitGroup
-	following.Go(func() { follow(ctx) })
+	unfollow := cli.Background(follow)
 	return source, func() {
-		cancel()
-		following.Wait()
+		unfollow()
 		if err := source.Close(); err != nil {
 			log.WithError(err).Debug("leaving the cluster")
 		}

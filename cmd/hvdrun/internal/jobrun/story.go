@@ -271,7 +271,7 @@ func (t *story) ends(e job.Entry) {
 	case e.Status != 0:
 		text = fmt.Sprintf("the job has failed, status %d,", e.Status)
 	}
-	text += fmt.Sprintf(" after %v: %s", show.Round(e.Time.Sub(t.begun)), show.Plural(t.world.size, "worker"))
+	text += fmt.Sprintf(" after %v: %s", job.Round(e.Time.Sub(t.begun)), show.Plural(t.world.size, "worker"))
 	if e.Commits > 0 {
 		text += ", "
 		if e.Status != 0 && !job.Stopped(e.Status) {
@@ -306,5 +306,5 @@ func brief(d time.Duration) string {
 	if d < time.Second {
 		return d.Round(time.Millisecond).String()
 	}
-	return show.Round(d).String()
+	return job.Round(d).String()
 }

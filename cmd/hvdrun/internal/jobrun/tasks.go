@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"os"
-	"sync"
 
 	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
@@ -18,9 +17,8 @@ import (
 // tasksHook is the job's scheduler of tasks. Clients of this machine reach it by a socket in the
 // job's folder, if it has one.
 type tasksHook struct {
-	side    *scheduler.Scheduler
-	cancel  context.CancelFunc
-	serving sync.WaitGroup
+	side  *scheduler.Scheduler
+	leave func() // ends serve; nil: it was not called
 }
 
 func (h *tasksHook) start(_ context.Context, r *run) error {
@@ -31,10 +29,8 @@ func (h *tasksHook) start(_ context.Context, r *run) error {
 	}
 	h.side = side
 	r.cfg.Tasks, r.cfg.TaskEvents, r.cfg.TasksStatus = side, events, side.Summary
-	var ctx context.Context
-	ctx, h.cancel = context.WithCancel(context.Background())
 	if r.dir != nil {
-		h.serving.Go(func() { h.serve(ctx, r) })
+		h.leave = cli.Background(func(ctx context.Context) { h.serve(ctx, r) })
 	}
 	return nil
 }
@@ -50,8 +46,9 @@ func (h *tasksHook) serve(ctx context.Context, r *run) {
 }
 
 func (h *tasksHook) stop(*run) {
-	h.cancel()
-	h.serving.Wait()
+	if h.leave != nil {
+		h.leave()
+	}
 	h.side.Close()
 }
 

@@ -5,12 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/build"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/agent"
@@ -52,17 +52,11 @@ func serveMetrics(s *settings.Settings, c prometheus.Collector, resumed bool, lo
 		return nil, err
 	}
 	log.WithField("url", server.URL()).Info("metrics are served")
-	ctx, cancel := context.WithCancel(context.Background())
-	var serving sync.WaitGroup
-	serving.Go(func() {
+	return cli.Background(func(ctx context.Context) {
 		if err := server.Serve(ctx); err != nil {
 			log.WithError(err).Warn("the metrics are no longer served")
 		}
-	})
-	return func() {
-		cancel()
-		serving.Wait()
-	}, nil
+	}), nil
 }
 
 func listenMetrics(s *settings.Settings, c prometheus.Collector, log logrus.FieldLogger) (*metrics.Server, error) {

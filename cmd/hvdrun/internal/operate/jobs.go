@@ -2,7 +2,6 @@ package operate
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -14,6 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
+	"github.com/hvdrun/hvdrun/job"
 )
 
 func jobsCommand(p *cli.Program) *cobra.Command {
@@ -42,9 +42,7 @@ first. STATUS is the exit status of a job that has ended, TOOK the time from its
 				fmt.Fprintln(p.Stderr, "hvdrun:", cli.EscapeLines(err.Error()))
 			}
 			if asJSON {
-				enc := json.NewEncoder(p.Stdout)
-				enc.SetIndent("", "  ")
-				return enc.Encode(lines)
+				return cli.WriteJSON(p.Stdout, lines)
 			}
 			return printJobs(p, lines, time.Now())
 		},
@@ -79,7 +77,7 @@ func printJobs(p *cli.Program, lines []jobdir.Line, now time.Time) error {
 			ended = l.Ended.Local().Format(time.DateTime)
 		}
 		if l.State != jobdir.Broken {
-			took = show.Round(l.Took(now)).String()
+			took = job.Round(l.Took(now)).String()
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%s\n", cli.EscapeCell(l.Job), l.State, status, l.Begun.Local().Format(time.DateTime), ended, took,
 			l.Workers, l.Generation, show.ShortCommand(l.Command))

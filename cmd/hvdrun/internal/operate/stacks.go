@@ -3,7 +3,6 @@ package operate
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -99,7 +98,7 @@ func stacksOfJob(ctx context.Context, p *cli.Program, job string, ranks []int, a
 		return cli.Failed(err)
 	}
 	if asJSON {
-		return printJSON(p, found)
+		return cli.WriteJSON(p.Stdout, found)
 	}
 	return printStacks(p.Stdout, found, all)
 }
@@ -115,18 +114,12 @@ func stacksOfProcess(p *cli.Program, pid int, asJSON, all bool) error {
 	}
 	w.Where = w.Text()
 	if asJSON {
-		return printJSON(p, []control.Stacks{w})
+		return cli.WriteJSON(p.Stdout, []control.Stacks{w})
 	}
 	var b strings.Builder
 	describeWorker(&b, &w.Worker, all)
 	_, err = io.WriteString(p.Stdout, cli.Escape(b.String()))
 	return err
-}
-
-func printJSON(p *cli.Program, v any) error {
-	enc := json.NewEncoder(p.Stdout)
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
 }
 
 // printStacks prints the stacks of workers. Workers with the same stacks are printed together, the

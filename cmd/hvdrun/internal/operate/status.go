@@ -46,9 +46,7 @@ line for each event; with --json, an object a line at each change.
 				return cli.Failed(err)
 			}
 			if asJSON {
-				enc := json.NewEncoder(p.Stdout)
-				enc.SetIndent("", "  ")
-				return enc.Encode(s)
+				return cli.WriteJSON(p.Stdout, s)
 			}
 			_, err = io.WriteString(p.Stdout, picture(d, s))
 			return err
@@ -164,13 +162,13 @@ func headline(s job.Status) string {
 		if trains && !s.Begun.IsZero() {
 			since = s.Begun
 		}
-		fmt.Fprintf(&b, "is %s since %s (%v)", s.State, show.ClockTime(since, s.Time), show.Round(s.Time.Sub(since)))
+		fmt.Fprintf(&b, "is %s since %s (%v)", s.State, show.ClockTime(since, s.Time), job.Round(s.Time.Sub(since)))
 	}
 	if s.Message != "" {
 		fmt.Fprintf(&b, ": %s", cli.EscapeLines(s.Message))
 	}
 	if s.Generation > 0 && trains {
-		fmt.Fprintf(&b, "; generation %d since %s (%v), workers: %d", s.Generation, show.ClockTime(s.Since, s.Time), show.Round(s.Time.Sub(s.Since)), s.Size)
+		fmt.Fprintf(&b, "; generation %d since %s (%v), workers: %d", s.Generation, show.ClockTime(s.Since, s.Time), job.Round(s.Time.Sub(s.Since)), s.Size)
 	} else if s.Generation > 0 {
 		fmt.Fprintf(&b, "; generation %d, workers: %d", s.Generation, s.Size)
 	} else if !ended {
@@ -199,7 +197,7 @@ func picture(d *jobdir.Dir, s job.Status) string {
 	}
 	for _, w := range s.Waits {
 		if s.Driver != 0 {
-			fmt.Fprintf(&b, "waiting for %s, %v left\n", cli.EscapeCell(fmt.Sprint(w.For)), show.Round(max(0, w.Until.Sub(s.Time))))
+			fmt.Fprintf(&b, "waiting for %s, %v left\n", cli.EscapeCell(fmt.Sprint(w.For)), job.Round(max(0, w.Until.Sub(s.Time))))
 		}
 	}
 	for _, line := range s.Tasks {

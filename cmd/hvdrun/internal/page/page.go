@@ -12,7 +12,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
@@ -228,16 +227,13 @@ func Serve(s *settings.Settings, d *jobdir.Dir, resumed bool, log *logrus.Logger
 		return stop, nil
 	}
 	log.Infof("the page is at %s; hvdrun dashboard %s --url prints the URLs", server.URL(), d.About.RunID)
-	ctx, cancel := context.WithCancel(context.Background())
-	var serving sync.WaitGroup
-	serving.Go(func() {
+	end := cli.Background(func(ctx context.Context) {
 		if err := server.Serve(ctx); err != nil {
 			log.WithError(err).Warn("the page has ended")
 		}
 	})
 	return func() {
-		cancel()
-		serving.Wait()
+		end()
 		_ = os.Remove(d.PagePath()) // the file may be gone with the folder
 	}, nil
 }

@@ -1,7 +1,6 @@
 package settings
 
 import (
-	"encoding/json"
 	"io"
 	"regexp"
 	"slices"
@@ -143,9 +142,7 @@ func printConfig(w io.Writer, all []configEntry, asJSON bool) error {
 			}
 			tree[e.section][e.name] = e
 		}
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(tree)
+		return cli.WriteJSON(w, tree)
 	}
 	_, err := io.WriteString(w, configText(all))
 	return err

@@ -112,7 +112,7 @@ func SlotState(slot job.Slot, now time.Time) string {
 	out := string(slot.Out)
 	switch {
 	case slot.Until != nil:
-		out += fmt.Sprintf(" until %s (in %v)", ClockTime(*slot.Until, now), Round(max(0, slot.Until.Sub(now))))
+		out += fmt.Sprintf(" until %s (in %v)", ClockTime(*slot.Until, now), job.Round(max(0, slot.Until.Sub(now))))
 	case slot.Out == job.SlotExcluded:
 		out += " for ever"
 	}
@@ -129,14 +129,6 @@ func ClockTime(t, now time.Time) string {
 		return t.Format(time.TimeOnly)
 	}
 	return t.Format(time.DateTime)
-}
-
-// Round rounds a duration for people.
-func Round(d time.Duration) time.Duration {
-	if d < 10*time.Second {
-		return d.Round(100 * time.Millisecond)
-	}
-	return d.Round(time.Second)
 }
 
 // Grouped formats a number with its digits in groups of three.

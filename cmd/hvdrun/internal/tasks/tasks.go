@@ -44,9 +44,7 @@ For functions with tasks that do not run, it shows why.
 				return cli.Failed(err)
 			}
 			if asJSON {
-				enc := json.NewEncoder(p.Stdout)
-				enc.SetIndent("", "  ")
-				return enc.Encode(s)
+				return cli.WriteJSON(p.Stdout, s)
 			}
 			return show.PrintTasks(p.Stdout, s)
 		},

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"charm.land/bubbletea/v2"
+	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
@@ -212,7 +212,7 @@ func (m *top) banners() []string {
 			}
 		}
 		for _, w := range s.Waits {
-			add(yellow, fmt.Sprintf("waiting for %s, %v left", cli.EscapeCell(w.For), show.Round(max(0, w.Until.Sub(s.Time)))))
+			add(yellow, fmt.Sprintf("waiting for %s, %v left", cli.EscapeCell(w.For), job.Round(max(0, w.Until.Sub(s.Time)))))
 		}
 	}
 	most := max(3, m.height/6)
@@ -316,7 +316,7 @@ func (d *dialog) draw() []string {
 }
 
 // seconds converts seconds to a rounded duration.
-func seconds(s float64) time.Duration { return show.Round(time.Duration(s * float64(time.Second))) }
+func seconds(s float64) time.Duration { return job.Round(time.Duration(s * float64(time.Second))) }
 
 func rateText(r float64) string {
 	switch {

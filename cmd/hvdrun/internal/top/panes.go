@@ -342,7 +342,7 @@ func fineSeconds(s float64) string {
 	if d < time.Second {
 		return d.Round(time.Millisecond).String()
 	}
-	return show.Round(d).String()
+	return job.Round(d).String()
 }
 
 func (m *top) filterLine() string {
