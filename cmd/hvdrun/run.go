@@ -208,6 +208,7 @@ var groups = []settings.Group{
 }
 
 func command(p *cli.Program) *cobra.Command {
+	var version bool
 	root := &cobra.Command{
 		Use:   usage,
 		Short: "Run a data-parallel training program on all slots of some hosts, and keep it going while hosts come and go",
@@ -228,8 +229,11 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 		DisableFlagsInUseLine: true,
 		SilenceErrors:         true,
 		SilenceUsage:          true,
-		Version:               build.Version(),
 		RunE: func(cmd *cobra.Command, command []string) error {
+			if version {
+				_, err := fmt.Fprintln(p.Stdout, "hvdrun", build.Version())
+				return err
+			}
 			s, err := settings.Load(cmd.Flags(), p.Env)
 			if err != nil {
 				return err
@@ -247,9 +251,10 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
 	root.SetOut(p.Stdout)
 	root.SetErr(p.Stderr)
 	settings.ShapeHelp(root)
-	root.SetVersionTemplate("hvdrun {{.Version}}\n")
 	root.Flags().SetInterspersed(false)
 	settings.AddFlags(root.Flags(), false)
+	root.InitDefaultHelpFlag()
+	root.Flags().BoolVarP(&version, "version", "v", false, "version for hvdrun")
 	for name, choices := range map[string][]string{
 		"failure-policy": {"slot", "host"},
 		"log-format":     {"text", "json"},

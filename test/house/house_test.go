@@ -314,6 +314,29 @@ func TestTrainingProgramsAreLight(t *testing.T) {
 	}
 }
 
+// keepers are packages and functions whose use makes the linker keep all exported methods of all
+// types, because they call methods by names that it does not know: 5 MB in hvdrun.
+var keepers = regexp.MustCompile(`"(text|html)/template"|\.(Set(Usage|Help|Version)Template|AddTemplateFuncs?)\(`)
+
+// TestLinkerDropsMethods: no code of hvdrun's executes templates.
+func TestLinkerDropsMethods(t *testing.T) {
+	for _, dep := range list(t, "-deps", "./cmd/hvdrun") {
+		files, err := filepath.Glob(filepath.Join(dep.path(), "*.go"))
+		if err != nil || dep.path() == "" {
+			continue
+		}
+		for _, name := range files {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if use := keepers.Find(text); use != nil && !strings.HasSuffix(name, "_test.go") {
+				t.Errorf("%s uses %s", name, use)
+			}
+		}
+	}
+}
+
 // services maps a package to the protocols of internal/wire whose messages it links.
 var services = map[string][]string{
 	"collective":       nil,

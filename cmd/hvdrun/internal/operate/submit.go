@@ -7,10 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strconv"
 	"strings"
-	"text/template"
 
 	"github.com/spf13/cobra"
 
@@ -19,17 +19,11 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
+// manifestText is the output of submit kubernetes, with names in braces for the values and parts that
+// submission.manifest fills in.
+//
 //go:embed submit.yaml
 var manifestText string
-
-// manifest is the template of the output of submit kubernetes. Values of the user are either
-// written as JSON, which is valid YAML, or consist only of letters, digits and dashes.
-var manifest = template.Must(template.New("manifest").Funcs(template.FuncMap{
-	"json": func(v any) (string, error) {
-		text, err := json.Marshal(v)
-		return string(text), err
-	},
-}).Parse(`{{define "resources"}}{cpu: {{json .CPU}}, memory: {{json .Memory}}{{if .GPUs}}, {{.GPUResource}}: {{.GPUs}}{{end}}}{{end}}` + manifestText))
 
 // submission is a job for Kubernetes.
 type submission struct {
@@ -77,7 +71,7 @@ it can run programs in the job's pods.`,
 			if err := s.complete(args); err != nil {
 				return err
 			}
-			if err := manifest.Execute(p.Stdout, s); err != nil {
+			if _, err := io.WriteString(p.Stdout, s.manifest()); err != nil {
 				return cli.Failed(err)
 			}
 			return nil
@@ -108,6 +102,78 @@ it can run programs in the job's pods.`,
 	cmd.AddCommand(kubernetes)
 	return cmd
 }
+
+// manifest returns the manifest with the values of the user, each either as JSON, which is valid
+// YAML, or consisting only of letters, digits and dashes.
+func (s *submission) manifest() string {
+	var volumes, mounts, args, queueRule, queueLabel, storageClass, in, subjectNamespace string
+	for _, m := range s.Mounts {
+		volumes += fmt.Sprintf("\n        - {name: %s, persistentVolumeClaim: {claimName: %s}}", m.Volume, quote(m.Claim))
+		mounts += fmt.Sprintf("\n            - {name: %s, mountPath: %s}", m.Volume, quote(m.Path))
+	}
+	for _, arg := range s.DriverArgs {
+		args += "            - " + quote(arg) + "\n"
+	}
+	if s.Queue != "" {
+		queueRule = strings.ReplaceAll(queueRuleText, "{{queue}}", quote(s.Queue))
+		queueLabel = strings.ReplaceAll(queueLabelText, "{{queue}}", quote(s.Queue))
+	}
+	if s.StorageClass != "" {
+		storageClass = "  storageClassName: " + quote(s.StorageClass) + "\n"
+	}
+	if s.Namespace != "" {
+		in, subjectNamespace = " -n "+s.Namespace, ", namespace: "+quote(s.Namespace)
+	}
+	resources := fmt.Sprintf("{cpu: %s, memory: %s", quote(s.CPU), quote(s.Memory))
+	if s.GPUs > 0 {
+		resources += fmt.Sprintf(", %s: %d", s.GPUResource, s.GPUs)
+	}
+	values := []string{
+		"{{name}}", s.Name, "{{image}}", quote(s.Image), "{{namespace}}", quote(s.Namespace), "{{in}}", in, "{{subjectNamespace}}", subjectNamespace,
+		"{{meta}}", fmt.Sprintf("namespace: %s, labels: {hvdrun.dev/job: %s}", quote(s.Namespace), s.Name),
+		"{{security}}", "{allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}",
+		"{{minNP}}", strconv.Itoa(s.MinNP), "{{maxNP}}", strconv.Itoa(s.MaxNP), "{{slots}}", strconv.Itoa(s.Slots), "{{minPods}}", strconv.Itoa(s.MinPods),
+		"{{user}}", strconv.Itoa(s.User), "{{grace}}", strconv.Itoa(s.Grace), "{{drain}}", strconv.Itoa(s.Drain), "{{key}}", quote(s.Key),
+		"{{storage}}", quote(s.Storage), "{{storageClass}}", storageClass, "{{resources}}", resources + "}",
+		"{{queueRule}}", queueRule, "{{queueLabel}}", queueLabel, "{{driverArgs}}", args,
+	}
+	fill := strings.NewReplacer(values...).Replace
+	return strings.NewReplacer(append(values, "{{copyKey}}", fill(copyKeyText), "{{volumes}}", fill(volumesText)+volumes, "{{mounts}}", mountsText+mounts)...).Replace(manifestText)
+}
+
+// quote returns text as a string of JSON.
+func quote(text string) string {
+	b, _ := json.Marshal(text) // cannot fail
+	return string(b)
+}
+
+// Parts of the manifest that it has more than once, or not always.
+const (
+	copyKeyText = `
+        - name: key # hvdrun refuses a key that the pod's group can read
+          image: {{image}}
+          command: [sh, -c, "umask 077; cp /etc/hvdrun/key /run/hvdrun/key"]
+          resources: {limits: {cpu: 100m, memory: 32Mi}}
+          securityContext: {{security}}
+          volumeMounts:
+            - {name: secret, mountPath: /etc/hvdrun, readOnly: true}
+            - {name: key, mountPath: /run/hvdrun}`
+	volumesText = `
+        - {name: secret, secret: {secretName: {{name}}, defaultMode: 0440}}
+        - {name: key, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
+        - {name: tmp, emptyDir: {}}`
+	mountsText = `
+            - {name: key, mountPath: /run/hvdrun}
+            - {name: tmp, mountPath: /tmp}`
+	queueRuleText = `  # An administrator may add a binding to the ClusterRole kueue-clusterqueue-viewer-role, so that
+  # the job gives back what the queue no longer has.
+  - {apiGroups: [kueue.x-k8s.io], resources: [localqueues], resourceNames: [{{queue}}], verbs: [get]}
+`
+	queueLabelText = `    kueue.x-k8s.io/queue-name: {{queue}}
+  annotations:
+    kueue.x-k8s.io/elastic-job: "true"
+`
+)
 
 // Names of objects and of resources.
 var (

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -18,61 +17,78 @@ const helpWidth = 80
 // Notes is the annotation of the root command with the text that its help shows after the flags.
 const Notes = "notes"
 
-const helpTemplate = `{{fill (or .Long .Short)}}
+// help returns the help of a command: its description, and its usage.
+func help(c *cobra.Command) string {
+	text := fill(cmp.Or(c.Long, c.Short)) + "\n\n"
+	if c.Runnable() || c.HasSubCommands() {
+		text += c.UsageString()
+	}
+	return text
+}
 
-{{if or .Runnable .HasSubCommands}}{{.UsageString}}{{end}}`
+// usageOf returns the usage of a command other than hvdrun itself.
+func usageOf(c *cobra.Command) string {
+	var b strings.Builder
+	b.WriteString("Usage:")
+	if c.Runnable() {
+		b.WriteString("\n  " + c.UseLine())
+	}
+	if c.HasAvailableSubCommands() {
+		b.WriteString("\n  " + c.CommandPath() + " [command]")
+	}
+	if c.HasExample() {
+		b.WriteString("\n\nExamples:\n" + c.Example)
+	}
+	if c.HasAvailableSubCommands() {
+		b.WriteString("\n\n" + commandGroups(c))
+	}
+	if c.HasAvailableLocalFlags() {
+		b.WriteString("\n\n" + flagSections(c.LocalFlags()))
+	}
+	if c.HasAvailableSubCommands() {
+		b.WriteString("\n\nUse \"" + c.CommandPath() + " [command] --help\" for more information about a command.")
+	}
+	return b.String() + "\n"
+}
 
-const usageTemplate = `Usage:{{if .Runnable}}
-  {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
-  {{.CommandPath}} [command]{{end}}{{if .HasExample}}
+// firstScreen returns the usage of hvdrun itself. It fits one screen; the topics contain the rest.
+func firstScreen(root *cobra.Command) string {
+	return fmt.Sprintf(`Usage:
+  %s
+  %[2]s [command]
 
 Examples:
-{{.Example}}{{end}}{{if .HasAvailableSubCommands}}
-
-{{commandGroups .}}{{end}}{{if .HasAvailableLocalFlags}}
-
-{{flagSections .LocalFlags}}{{end}}{{if .HasAvailableSubCommands}}
-
-Use "{{.CommandPath}} [command] --help" for more information about a command.{{end}}
-`
-
-// firstScreen is the usage of hvdrun itself. It fits one screen; the topics contain the rest.
-const firstScreen = `Usage:
-  {{.UseLine}}
-  {{.CommandPath}} [command]
-
-Examples:
-{{.Example}}
+%[3]s
 
 Flags:
-{{firstFlags .LocalFlags}}
+%[4]s
 
 Commands:
-{{commandNames .}}
+%[5]s
 
-{{.CommandPath}} help flags       all flags, such as --port-range, and variables
-{{.CommandPath}} help commands    what each command does
-{{.CommandPath}} COMMAND --help   the flags and examples of a command
-`
-
-var addHelpFuncs = sync.OnceFunc(func() {
-	cobra.AddTemplateFunc("firstFlags", firstFlags)
-	cobra.AddTemplateFunc("commandNames", commandNames)
-	cobra.AddTemplateFunc("fill", fill)
-	cobra.AddTemplateFunc("commandGroups", commandGroups)
-	cobra.AddTemplateFunc("flagSections", flagSections)
-})
+%[2]s help flags       all flags, such as --port-range, and variables
+%[2]s help commands    what each command does
+%[2]s COMMAND --help   the flags and examples of a command
+`, root.UseLine(), root.CommandPath(), root.Example, firstFlags(root.LocalFlags()), commandNames(root))
+}
 
 // ShapeHelp formats the help of a command and its subcommands for a terminal of 80 columns. The
 // help of root is one screen. Two topics have the rest: flags, by sections of the config file and
 // with the notes, and commands, by groups.
 func ShapeHelp(root *cobra.Command) {
-	addHelpFuncs()
-	root.SetHelpTemplate(helpTemplate)
-	root.SetUsageTemplate("{{if .HasParent}}" + usageTemplate + "{{else}}" + firstScreen + "{{end}}")
+	// Not by cobra's templates: whatever executes a template makes the linker keep all methods of
+	// all types.
+	root.SetHelpFunc(func(c *cobra.Command, _ []string) { fmt.Fprint(c.OutOrStdout(), help(c)) })
+	root.SetUsageFunc(func(c *cobra.Command) error {
+		usage := usageOf
+		if c == root {
+			usage = firstScreen
+		}
+		_, err := fmt.Fprint(c.OutOrStderr(), usage(c))
+		return err
+	})
 	addTopic(root, "flags", func() string {
 		root.InitDefaultHelpFlag()
-		root.InitDefaultVersionFlag()
 		return flagSections(root.LocalFlags()) + "\n\n" + fill(root.Annotations[Notes])
 	})
 	addTopic(root, "commands", func() string {
