@@ -152,7 +152,7 @@ func TestMissingObjects(t *testing.T) {
 	if len(a.start) != 1 || string(a.start[0].args[0]) != "1" {
 		t.Errorf("starts %+v", a.start)
 	}
-	answer(c, &objectRequest{IDs: [][]byte{b("f")}}, contents) // nobody has asked
+	answer(c, &objectRequest{IDs: [][]byte{b("f")}}, contents) // nobody has asked for it
 	if a := c.take(); len(a.send) != 0 || len(a.note) != 1 {
 		t.Errorf("%+v", a)
 	}
@@ -240,10 +240,10 @@ func TestCancel(t *testing.T) {
 		want   string
 	}{
 		{taskCancel{ID: b("r"), Force: true}, "r C 0"},
-		{taskCancel{ID: b("r"), Force: true}, "0"}, // it has been given back: no second answer
-		{taskCancel{ID: b("r")}, "r N 0"},          // a client waits for this one
-		{taskCancel{ID: b("q")}, "q C 0"},          // its objects were here
-		{taskCancel{ID: b("t")}, "1"},              // answered when it returns
+		{taskCancel{ID: b("r"), Force: true}, "0"}, // it was given back already: no second answer
+		{taskCancel{ID: b("r")}, "r N 0"},          // a client waits for this answer
+		{taskCancel{ID: b("q")}, "q C 0"},          // its objects were here already
+		{taskCancel{ID: b("t")}, "1"},              // answered when its call returns
 		{taskCancel{ID: b("never"), Force: true}, "never N 0"},
 	} {
 		c.message(begin, &step.cancel)
@@ -325,7 +325,7 @@ func TestConnectionBreaks(t *testing.T) {
 	c.finished(run, b("lost"), nil, profile{})
 	c.message(begin.Add(2*time.Second), newTask("v", 0, "a"))
 	c.message(begin.Add(2*time.Second), newTask("w", 0, "a"))
-	c.message(begin.Add(2*time.Second), &heartbeatEcho{}) // of the heartbeat before u was done
+	c.message(begin.Add(2*time.Second), &heartbeatEcho{}) // for the heartbeat before u was done
 	run = c.take().start[0].run
 
 	c.disconnected()
@@ -379,7 +379,7 @@ type model struct {
 	given   map[string]int    // on this connection, minus answers
 	results map[string]string // objects of results
 	runs    []start
-	wire    []message // to the scheduler
+	wire    []message // messages to the scheduler
 	id      int
 	joined  bool // the scheduler knows the connection
 	now     time.Time

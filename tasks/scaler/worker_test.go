@@ -190,7 +190,7 @@ func TestShutdown(t *testing.T) {
 	}
 	p.send(objectsOf(&objectRequest{IDs: [][]byte{b("=wait")}}), &disconnect{shutdown})
 	expect[*disconnectRequest](p)
-	p.Close() // it does not wait for more
+	p.Close() // the worker waits for nothing more
 	if err := <-ended; err != nil {
 		t.Errorf("Work returns %v", err)
 	}
