@@ -19,8 +19,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// manifestText is the output of submit kubernetes, with names in braces for the values and parts that
-// submission.manifest fills in.
+// manifestText is the output of submit kubernetes, with names in double braces for the values and
+// parts that submission.manifest fills in.
 //
 //go:embed submit.yaml
 var manifestText string
