@@ -285,6 +285,15 @@ class _Elastic:
         if hasattr(self, "_eval_dataloaders"):
             del self._eval_dataloaders
 
+    @property
+    def gather_function(self):
+        """Gathers what the ranks have evaluated, without the samples that fill the last batch."""
+        return functools.partial(self.accelerator.gather_for_metrics, use_gather_object=self.args.eval_use_gather_object)
+
+    @gather_function.setter
+    def gather_function(self, function):
+        """Ignores the function of Seq2SeqTrainer, which keeps these samples: metrics and predictions would depend on the world."""
+
     def hyperparameter_search(self, *args: Any, **options: Any) -> Any:
         raise NotImplementedError("hvdrun: hyperparameter_search: an elastic Trainer trains one model")
 

@@ -109,7 +109,7 @@ def main():
     if trainer.is_world_process_zero():
         with open(os.path.join(FOLDER, "result"), "w") as f:
             f.write(json.dumps([
-                result.global_step, result.training_loss, [evaluated[f"eval_{name}"] for name in ("loss", "accuracy", "samples")],
+                predicted.metrics["predict_samples"], result.global_step, result.training_loss, [evaluated[f"eval_{name}"] for name in ("loss", "accuracy", "samples")],
                 predicted.metrics["predict_accuracy"], predicted.predictions.tolist(), predicted.label_ids.tolist(),
                 [log["loss"] for log in trainer.state.log_history if "loss" in log], trainer.state.best_metric,
                 sum(p.double().abs().sum().item() for p in trainer.model.parameters()),

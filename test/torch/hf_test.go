@@ -287,29 +287,37 @@ func TestAccelerate(t *testing.T) {
 	}
 }
 
-// TestClassification: a script in the way of run_glue.py ends with the same metrics, predictions
-// and files if a rank dies.
-func TestClassification(t *testing.T) {
-	needHF(t)
-	run := func(dies bool) any {
-		dir := t.TempDir()
-		died := filepath.Join(dir, "died")
-		if !dies {
-			if err := os.WriteFile(died, nil, 0o600); err != nil {
-				t.Fatal(err)
+// TestScripts: scripts in the way of run_glue.py and run_translation.py end with the same metrics,
+// predictions and files if a rank dies. The metrics are those of all samples, each counted once.
+func TestScripts(t *testing.T) {
+	for script, samples := range map[string]float64{"glue.py": 33, "translation.py": 13} {
+		t.Run(script, func(t *testing.T) {
+			needHF(t)
+			run := func(dies bool) any {
+				dir := t.TempDir()
+				died := filepath.Join(dir, "died")
+				if !dies {
+					if err := os.WriteFile(died, nil, 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				out := runs(t, true, elasticJob("2", program(t, script), dir)...)
+				if _, err := os.Stat(died); err != nil {
+					t.Errorf("nobody has died: %v\n%s", err, out)
+				}
+				got := results(t, filepath.Join(dir, "result"))
+				if len(got) != 1 {
+					t.Fatalf("%d results\n%s", len(got), out)
+				}
+				return got[0]
 			}
-		}
-		out := runs(t, true, elasticJob("2", program(t, "glue.py"), dir)...)
-		if _, err := os.Stat(died); err != nil {
-			t.Errorf("nobody has died: %v\n%s", err, out)
-		}
-		got := results(t, filepath.Join(dir, "result"))
-		if len(got) != 1 {
-			t.Fatalf("%d results\n%s", len(got), out)
-		}
-		return got[0]
-	}
-	if want, got := run(false), run(true); !alike(got, want, 1e-4) {
-		t.Errorf("with a death\n%v\nwithout\n%v", got, want)
+			want, got := run(false), run(true)
+			if !alike(got, want, 1e-4) {
+				t.Errorf("with a death\n%v\nwithout\n%v", got, want)
+			}
+			if counted := want.([]any)[0]; counted != samples {
+				t.Errorf("the metrics are of %v samples, want %v", counted, samples)
+			}
+		})
 	}
 }
