@@ -106,13 +106,11 @@ func (d *Dir) Ask(ctx context.Context, call func(*control.Client) error) error {
 	}
 	for begin := time.Now(); ; {
 		switch running, err := journal.Locked(d.Journal()); {
-		case errors.Is(err, fs.ErrNotExist): // the driver may have stopped writing its journal
+		case err != nil: // the driver may have stopped writing its journal, or something else has its name
 			if err := call(client); !errors.Is(err, control.ErrNoDriver) {
 				return err
 			}
 			return d.NoDriver()
-		case err != nil:
-			return err
 		case !running:
 			job, err := d.Inspect()
 			return &NoDriverError{d.About.RunID, d.About.Ended != nil || err == nil && job.Finished}
