@@ -34,6 +34,7 @@ type bringer struct {
 	woken  wake.Flag
 
 	brought bool // a request has succeeded; owned by the goroutine until it has ended
+	cannot  bool // the source has said that it brings no hosts; owned likewise
 
 	mu     sync.Mutex
 	size   job.Size
@@ -117,7 +118,10 @@ func (b *bringer) run(ctx context.Context) {
 		least, most := b.bounds()
 		err := b.scaler.Scale(ctx, least, most)
 		switch {
-		case ctx.Err() != nil || errors.Is(err, discovery.ErrNoScale):
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, discovery.ErrNoScale):
+			b.cannot = true
 			return
 		case err == nil:
 			b.brought, told = true, false
@@ -149,7 +153,7 @@ func (b *bringer) end(again <-chan struct{}, over bool) {
 	}
 	b.cancel()
 	b.asking.Wait()
-	if !over {
+	if !over || b.cannot && !b.brought {
 		return
 	}
 	answers, limit := b.brought || b.lists(), unlistedTimeout
@@ -168,6 +172,9 @@ func (b *bringer) end(again <-chan struct{}, over bool) {
 	err := b.scaler.Scale(ctx, 0, 0)
 	cancel()
 	hurrying.Wait()
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("the source has not answered within %v, and may keep them", limit)
+	}
 	if err != nil && !errors.Is(err, discovery.ErrNoScale) && answers {
 		b.log.Errorf("giving the hosts back: %v", err)
 	}

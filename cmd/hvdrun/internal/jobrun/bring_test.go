@@ -97,6 +97,9 @@ func TestNothingBrings(t *testing.T) {
 	if len(logged.AllEntries()) != 0 {
 		t.Errorf("logged %v", logged.LastEntry().Message)
 	}
+	if !slices.Equal(source.asked, []string{"1 1"}) {
+		t.Errorf("asked for %q: the end of the job waits for a source that brought nothing", source.asked)
+	}
 }
 
 // waiting is a source that answers no request.
