@@ -9,8 +9,6 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/hvdrun/hvdrun/collective"
 )
 
@@ -350,24 +348,9 @@ func testPointClose(t *testing.T, newGroups NewGroups) {
 }
 
 func testPointLeaks(t *testing.T, newGroups NewGroups) {
-	before := goleak.IgnoreCurrent()
-	t.Run("generations", func(t *testing.T) {
-		for i := range repeat(40) {
-			groups := newGroups(t, 3)
-			subs := subset(t, groups, 2, 0)
-			must(t, Each(t, slices.Concat(groups, subs), func(ctx context.Context, g *collective.Group) error {
-				return shift[float32](ctx, g, 1, 100, i%2 == 0)
-			}))
-			switch i % 3 {
-			case 1:
-				groups[i/3%3].Abort(nil)
-			case 2:
-				closeAll(t, subs)
-			}
-			closeAll(t, groups)
-		}
+	leaks(t, newGroups, 40, func(i int, groups, subs []*collective.Group) {
+		must(t, Each(t, slices.Concat(groups, subs), func(ctx context.Context, g *collective.Group) error {
+			return shift[float32](ctx, g, 1, 100, i%2 == 0)
+		}))
 	})
-	if err := goleak.Find(before); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -336,13 +336,15 @@ func (d *Device) upload(ctx context.Context, address uint64, src []byte) error {
 	if len(src) == 0 {
 		return nil
 	}
+	return d.with(ctx, func(s *staging) error { return s.upload(ctx, address, src) })
+}
+
+func (s *staging) upload(ctx context.Context, address uint64, src []byte) error {
 	count, ranges := cut(address, len(src))
-	return d.with(ctx, func(s *staging) error {
-		return s.run(ctx, transfer{count: count, up: ranges, step: func(i int, piece []byte) error {
-			copy(piece, src[i*pieceSize:])
-			return nil
-		}})
-	})
+	return s.run(ctx, transfer{count: count, up: ranges, step: func(i int, piece []byte) error {
+		copy(piece, src[i*pieceSize:])
+		return nil
+	}})
 }
 
 // download calls take with n bytes of the device, piece by piece. take must not keep the slice.

@@ -225,13 +225,7 @@ func (p *Part[T]) upload(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
-	count, ranges := cut(p.live.address, len(b))
-	return p.inTurn(func(ctx context.Context, s *staging) error {
-		return s.run(ctx, transfer{count: count, up: ranges, step: func(i int, piece []byte) error {
-			copy(piece, b[i*pieceSize:])
-			return nil
-		}})
-	})
+	return p.inTurn(func(ctx context.Context, s *staging) error { return s.upload(ctx, p.live.address, b) })
 }
 
 // Restore sets the live value to that of the last Save. If that Save failed in the background,

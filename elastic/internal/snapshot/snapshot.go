@@ -78,10 +78,7 @@ type prior struct {
 func (c *chunk) overwrite(src []byte, audited bool) {
 	c.busy.Lock()
 	defer c.busy.Unlock()
-	if audited && c.prior.Load() == nil {
-		c.prior.Store(&prior{c.version, c.checksum()})
-	}
-	c.version++
+	c.begin(audited)
 	c.sum.Store(0)
 	copy(c.data, src)
 }
@@ -90,6 +87,11 @@ func (c *chunk) overwrite(src []byte, audited bool) {
 func (c *chunk) retire(audited bool) {
 	c.busy.Lock()
 	defer c.busy.Unlock()
+	c.begin(audited)
+}
+
+// begin starts a new version; busy is held.
+func (c *chunk) begin(audited bool) {
 	if audited && c.prior.Load() == nil {
 		c.prior.Store(&prior{c.version, c.checksum()})
 	}
