@@ -86,7 +86,7 @@ it can run programs in the job's pods.`,
 	fs.IntVar(&s.NP, "np", 0, "slots needed before the first start (default: --min-np)")
 	fs.IntVar(&s.MinNP, "min-np", 1, "fewest workers with which training continues")
 	fs.IntVar(&s.MaxNP, "max-np", 0, "most workers (default: -np)")
-	fs.IntVar(&s.Slots, "slots", 1, "workers in a pod")
+	fs.IntVar(&s.Slots, "slots-per-host", 1, "workers in a pod; also --slots")
 	fs.StringVar(&s.CPU, "cpu", "1", "processors of a pod of workers")
 	fs.StringVar(&s.Memory, "memory", "1Gi", "memory of a pod of workers, its shared memory included")
 	fs.IntVar(&s.GPUs, "gpus", 0, "GPUs of a pod of workers")
@@ -206,7 +206,7 @@ func (s *submission) complete(command []string) error {
 	case s.MinNP < 1 || s.NP < s.MinNP || s.MaxNP < s.NP || s.MaxNP > plan.MaxSlots:
 		return fmt.Errorf("1 ≤ --min-np ≤ -np ≤ --max-np does not hold: %d, %d, %d", s.MinNP, s.NP, s.MaxNP)
 	case s.Slots < 1 || s.Slots > plan.MaxSlots:
-		return fmt.Errorf("--slots is %d", s.Slots)
+		return fmt.Errorf("--slots-per-host is %d", s.Slots)
 	case s.GPUs < 0:
 		return fmt.Errorf("--gpus is %d", s.GPUs)
 	case !resourceName.MatchString(s.GPUResource):
