@@ -14,7 +14,7 @@ SEED ?=
 ROOM ?= collectives
 ROOMS = $(patsubst test/prove/%/main.go,%,$(wildcard test/prove/*/main.go))
 
-# What make check and make demo need besides Go and its modules: a file or a program, and its Debian package.
+# The requirements of make check and make demo besides Go and its modules: a file or a program, and its Debian package.
 NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ssh:openssh-client \
 	/usr/sbin/sshd:openssh-server etcd:etcd-server \
 	/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc:python3-grpcio \
@@ -58,7 +58,7 @@ FRAMEWORKS = frameworks/gomlx examples/gomlx
 MODULES = examples/discovery-plugin $(KUBERNETES) $(BROWSER) $(FRAMEWORKS)
 UNCHECKED = -gcflags=github.com/gomlx/compute/...=-d=checkptr=0
 
-# The headers of NVML declare much as deprecated, of which the C compiler would warn in each build with cgo.
+# The headers of NVML declare many functions as deprecated: the C compiler would warn of them in each build with cgo.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 # A program under the race detector otherwise sleeps for a second before it exits.
@@ -94,7 +94,7 @@ demo: build ## train on real digits while hosts come, die and go; ARGS go to the
 
 PURE = GOFLAGS= CGO_ENABLED=0
 
-# Compilers collect their garbage less often, as long as that takes little memory.
+# Compilers collect garbage less often, as long as they need little memory.
 QUICK = GOGC=400 GOMEMLIMIT=2GiB
 
 check: deps ## all checks that a change must pass: 8 minutes on two cores; installs what it needs
@@ -128,7 +128,7 @@ frameworks: ## check and test the modules of frameworks; ARGS go to go test
 		$(GO) -C $$dir test -race -vet=off -timeout 30m $(SHORT) $(ARGS) ./... || exit 1; \
 	done
 
-# It shares what it compiles with the step pure.
+# It shares compiled packages with the step pure.
 kubernetes: ## check and test the plugin kubernetes, a module of its own; ARGS go to go test
 	@echo "== $(KUBERNETES)"
 	@export $(PURE) $(QUICK); lint=$$($(GO) tool -n staticcheck) && \
@@ -165,9 +165,9 @@ endif
 demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), undisturbed and under deaths and resizes
 	$(GO) -C examples/gomlx test -tags training -count=1 -timeout 1h -v -run TestFashionMNIST $(ARGS) .
 
-# The tests of hosts in network namespaces are among the others where these can be made: a container without the capability
-# SYS_ADMIN cannot. Jobs of processes come first, two packages at a time: beside tests that compute, a slow machine starves
-# them until hosts count as lost. What decides starts no goroutines, and is tested without the race detector. Programs of
+# The tests of hosts in network namespaces run only where these can be made, which needs the capability SYS_ADMIN in a
+# container. Jobs of processes come first, two packages at a time: beside tests that compute, a slow machine starves
+# them until hosts count as lost. driver/decide starts no goroutines, and is tested without the race detector. Programs of
 # PyTorch have a target of their own, check-torch.
 test: DECIDES = ./driver/decide/... ./tasks/internal/queue/... ./torchrun/replica/internal/rules/...
 test: JOBS = ./test/e2e/... ./internal/agent/... ./cmd/...
@@ -234,7 +234,7 @@ prove: ## run random programs of collectives, then random jobs, each for PROVE (
 		done; exit $$status; \
 	fi
 
-# One kind of random jobs, with the settings of a target instead of random ones.
+# One kind of random jobs, with the settings of a target.
 KIND = $(GO) run ./test/prove/jobs -seed 1 -kind
 DRIVERS = $(KIND) drivers -cases 1 -drivers 100 -steps 20000
 RECOVERY = $(KIND) recovery -cases 1 -kills 200 -joins 40 -arrivals 20
@@ -299,7 +299,7 @@ check-container: ## build the steps of deploy/container/Dockerfile, and run the 
 	@GO=$(GO) deploy/container/check
 
 # These commands measure the tables of the README and those behind docs/figures.svg; bin/figures/ has the output. Other libraries are
-# measured if they are installed (docs/collectives.md). Copy the tables into BENCHMARKS.md, with what else ran; then run make figures.
+# measured if they are installed (docs/collectives.md). Copy the tables into BENCHMARKS.md, and add what else ran at the time; then run make figures.
 measure: build ## measure what the README's figures show, into bin/figures/: 10 minutes on two quiet cores; then copy the tables into BENCHMARKS.md
 	@mkdir -p bin/figures
 	$(RECOVERY) -tsv bin/figures/recovery.tsv >bin/figures/recovery.txt

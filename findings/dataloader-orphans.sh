@@ -1,6 +1,6 @@
 #!/bin/bash
 # Python 3.14.8, PyTorch 2.14.1: the DataLoader workers of a trainer that is killed never end. They are children of Python's fork
-# server, and look whether their parent's id changes, which is that of the fork server. Guess: they end within five seconds, as with
+# server, and check whether the id of their parent, the fork server, changes. Guess: they end within five seconds, as with
 # the start method fork, which Python 3.13 had as its default on Linux.
 . "$(dirname "$0")/debian.bash"
 packages python3 python3-torch

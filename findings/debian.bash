@@ -1,5 +1,4 @@
-# The findings of Debian's packages source this: packages NAME… makes $SID a folder with Debian sid that has them, unless it is
-# one, and sid COMMAND… runs a command there, in a temporary folder that both sides have as $d.
+# The findings of Debian's packages source this: packages NAME… makes $SID a folder with Debian sid that has them, unless it already is, and sid COMMAND… runs a command there, in a temporary folder that both sides have as $d.
 d=$(mktemp -d); trap 'rm -rf "$d"' EXIT; cd "$d" || exit 2
 packages() {
   if [ -z "${SID:-}" ]; then
@@ -12,7 +11,7 @@ sid() {
   SID=$SID d=$d unshare --mount sh -ec 'for dir in /proc /dev /sys "$d"; do mkdir -p "$SID$dir"; mount --rbind "$dir" "$SID$dir"; done
     exec chroot "$SID" /usr/bin/env -C "$d" "$@"' sh "$@"
 }
-# without_libuv makes torchrun work in Debian's torch, which is built without libuv and asks for it, whatever USE_LIBUV says.
+# without_libuv makes torchrun work in Debian's torch, which is built without libuv and requires it, even with USE_LIBUV=0.
 without_libuv() {
   mkdir site; cat > site/sitecustomize.py <<'PY'
 import importlib

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Debian's torch 2.14.1 has no collective of gloo for bfloat16, float16 or int16, not even a broadcast; send and recv have.
+# Debian's torch 2.14.1 has no collective of gloo for bfloat16, float16 or int16, not even a broadcast; send and recv work.
 # PyTorch's own wheels have them. Guess: the types that torch.distributed's page lists for gloo work.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch

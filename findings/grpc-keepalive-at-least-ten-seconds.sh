@@ -1,6 +1,6 @@
 #!/bin/bash
 # grpc-go raises a client's keepalive time below ten seconds to ten, with a warning in a log that is off by default.
-# A connection that falls silent is noticed after about 12 s where 1 s and 1 s were asked for.
+# With a time and a timeout of 1 s, a silent connection is noticed after about 12 s.
 # Guess: after 2 s; or that the server decides.
 set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
 export GOFLAGS=-mod=mod GOWORK=off; out=()
@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// relay passes on what comes until silent is set.
+// relay forwards all bytes until silent is set.
 func relay(to, from net.Conn, silent *atomic.Bool) {
 	buf := make([]byte, 32<<10)
 	for {

@@ -1,6 +1,6 @@
 #!/bin/bash
-# memberlist 0.7 gives its metrics to hashicorp/go-metrics alone: a sink of armon/go-metrics, where 0.5 and older
-# have theirs, stays empty without a word.
+# memberlist 0.7 gives its metrics to hashicorp/go-metrics alone: a sink of armon/go-metrics, which 0.5 and older
+# versions use, stays empty without an error.
 # Guess: armon's sink has memberlist's gossip counters.
 set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
 export GOFLAGS=-mod=mod GOWORK=off; out=()

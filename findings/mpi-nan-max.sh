@@ -1,7 +1,7 @@
 #!/bin/bash
-# An MPI_Allreduce of MPI_MAX over four ranks of which one has a NaN: MPICH 5.0.2 gives the ranks of one call different results;
+# An MPI_Allreduce of MPI_MAX over four ranks one of which has a NaN: MPICH 5.0.2 gives the ranks of one call different results;
 # Open MPI 6.0.0rc2 gives all the same, which depends on the rank that has the NaN and on the number of elements.
-# Guess: what the operands' order says, the same on all ranks; MPI demands that of predefined operations for equal results.
+# Guess: a result that the order of the operands determines, the same on all ranks, as MPI requires of predefined operations.
 . "$(dirname "$0")/debian.bash"
 packages gcc libc6-dev mpich libmpich-dev openmpi-bin libopenmpi-dev
 cat > m.c <<'C'

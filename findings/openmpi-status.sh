@@ -1,5 +1,5 @@
 #!/bin/bash
-# mpirun --with-ft ulfm of Open MPI 6.0.0rc2: a rank that is killed by SIGKILL leaves mpirun with status 0, without a word of it.
+# mpirun --with-ft ulfm of Open MPI 6.0.0rc2: a rank that is killed by SIGKILL lets mpirun exit with status 0 and without a message.
 # Guess: 137, as without --with-ft, or any other status but 0.
 . "$(dirname "$0")/debian.bash"
 packages openmpi-bin

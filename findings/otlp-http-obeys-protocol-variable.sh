@@ -1,6 +1,6 @@
 #!/bin/bash
-# otlptracehttp 1.47 sends JSON where OTEL_EXPORTER_OTLP_PROTOCOL=http/json says so; it has no option for that. 1.38 does not look.
-# Guess: a program's exporter decides, and protobuf is all that it has.
+# otlptracehttp 1.47 sends JSON if OTEL_EXPORTER_OTLP_PROTOCOL=http/json is set; it has no option for that. 1.38 ignores the variable.
+# Guess: the exporter of a program decides, and supports only protobuf.
 set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
 export GOFLAGS=-mod=mod GOWORK=off; out=()
 cat > main.go <<'GO'

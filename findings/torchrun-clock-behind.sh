@@ -1,6 +1,6 @@
 #!/bin/bash
 # torchrun 2.14.1, c10d, --nnodes 2: with the clock of one node 20 s behind, the other node takes it for dead (its heartbeats are
-# older than 15 s), and trains alone: WORLD_SIZE is 1, below the minimum of 2, and the status 0. Guess: the nodes never meet.
+# older than 15 s), and trains alone: WORLD_SIZE is 1, below the minimum of 2, and the exit status is 0. Guess: the nodes never meet.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch faketime; without_libuv
 cat > w.py <<'PY'

@@ -1,7 +1,7 @@
 #!/bin/bash
 # torchrun 2.14.1, c10d, --nnodes 1:2: a second node that joins a running world of one ends the whole job: the first node starts
 # its workers again, which wait for the store of a round that is over until read_timeout, and both launchers end with status 1.
-# TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 avoids it. Guess: the world goes on with two nodes, as the page on elastic launches says.
+# TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 avoids it. Guess: the world continues with two nodes, as the page on elastic launches says.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch; without_libuv
 cat > w.py <<'PY'

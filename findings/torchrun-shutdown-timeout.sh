@@ -1,5 +1,5 @@
 #!/bin/bash
-# torchrun 2.14.1: --shutdown-timeout is ignored where a worker has failed: the others get SIGKILL after 30 s, whatever it says.
+# torchrun 2.14.1: --shutdown-timeout is ignored if a worker has failed: the others get SIGKILL after 30 s, whatever its value.
 # Guess: after the 2 s that were asked for.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch; without_libuv

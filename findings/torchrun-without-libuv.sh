@@ -1,6 +1,6 @@
 #!/bin/bash
 # Debian's torch 2.14.1 is built without libuv. Its torchrun --standalone fails, with the advice to set USE_LIBUV=0, and fails in
-# the same way, with the same advice, where that is set: the store of c10d does not look at it.
+# the same way, with the same advice, if that is set: the store of c10d ignores it.
 # Guess: it works with USE_LIBUV=0, as the message says.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/tasks/report"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 	"github.com/hvdrun/hvdrun/test/follow"
@@ -418,23 +419,30 @@ func TestAdmission(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
 	var busy atomic.Bool
 	busy.Store(true)
-	again := make(chan struct{})
-	p.serve(ServeConfig{Reconsider: again, Admit: func(string) error {
-		if busy.Load() {
-			return errors.New("it trains")
+	again, refused := make(chan struct{}), wake.New()
+	p.serve(ServeConfig{Offers: map[string]float64{"cpu": 1}, Reconsider: again, Admit: func(function string) error {
+		if function != double.Name() || !busy.Load() {
+			return nil
 		}
-		return nil
+		refused.Set()
+		return errors.New("it trains")
 	}})
 	pool := p.connect(ConnectConfig{})
 	f, err := double.Submit(t.Context(), pool, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	again <- struct{}{} // it refuses once more
+	<-refused
+	again <- struct{}{}
+	<-refused
+	// The worker runs one task at a time: if it had the refused task, that would end first.
+	if _, err := sum.Call(t.Context(), pool, 1); err != nil {
+		t.Fatal(err)
+	}
 	select {
 	case <-f.Done():
 		t.Fatal("a worker that has refused has run a task")
-	case <-time.After(50 * time.Millisecond):
+	default:
 	}
 	busy.Store(false)
 	again <- struct{}{}

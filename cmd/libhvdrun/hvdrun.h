@@ -12,9 +12,8 @@
  *         fprintf(stderr, "%s\n", hvd_error(text, sizeof text));
  *     hvd_close(group);
  *
- * Results. Functions return 0, or a number above 0 that is documented, when they have done what they
- * are for. Otherwise they return one of the negative numbers HVD_FAILED to HVD_INTERRUPTED, and
- * hvd_error returns what has happened as a text.
+ * Results. Functions return 0, or a number above 0 that is documented, on success. Otherwise they return one of the negative numbers HVD_FAILED to HVD_INTERRUPTED, and
+ * hvd_error returns the reason as a text.
  *
  * Threads. Every function may be called by every thread, except after fork: a child of a process
  * that has loaded the library must not call it, since threads of the library are not in the child.
@@ -51,7 +50,7 @@ enum {
 	HVD_ABORTED = -2,     /* a rank is lost, has left or has given up: connect to another world */
 	HVD_MISMATCH = -3,    /* two ranks have made calls that do not fit together */
 	HVD_TIMEOUT = -4,     /* a call has taken longer than hvd_limit allows */
-	HVD_INTERRUPTED = -5, /* what hvd_on_wait was given has asked for it */
+	HVD_INTERRUPTED = -5, /* the function of hvd_on_wait has asked for it */
 };
 
 /* Types of elements. Half-precision numbers are given as their 16 bits. */
@@ -103,8 +102,8 @@ int32_t hvd_version(void);
 char *hvd_error(char *text, int64_t room);
 
 /*
- * hvd_on_wait gives a function that blocking calls run while they wait, on the thread that has made
- * the call, about every 50 ms; NULL: none. It is for callers whose signal handlers run on that
+ * hvd_on_wait sets a function that blocking calls run while they wait, on the thread that has made
+ * the call, about every 50 ms; NULL: no function. It is for callers whose signal handlers run on that
  * thread. When it returns something other than 0, the call ends with HVD_INTERRUPTED, and the group
  * with it. It must not call the library, except hvd_abort and hvd_close, which end the call, too, if
  * its group is given to them: then they return at once, and the call when it has ended.
@@ -159,7 +158,7 @@ int64_t hvd_connect(int64_t endpoint, const char *world, int64_t ms);
 int32_t hvd_rank(int64_t group);
 int32_t hvd_size(int64_t group);
 
-/* hvd_limit sets the longest that a call may take, in milliseconds; 0: for ever, as at first. */
+/* hvd_limit sets the maximum duration of a call, in milliseconds; 0, the default: no limit. */
 int32_t hvd_limit(int64_t group, int64_t ms);
 
 /*
@@ -248,7 +247,7 @@ static inline int32_t hvd_send(int64_t group, void *data, int64_t count, int32_t
 	return hvd_run(group, HVD_SEND, data, NULL, count, type, to, NULL);
 }
 
-/* hvd_recv receives what rank from has sent to this one. */
+/* hvd_recv receives a message that rank from has sent to this one. */
 static inline int32_t hvd_recv(int64_t group, void *data, int64_t count, int32_t type, int32_t from) {
 	return hvd_run(group, HVD_RECV, data, NULL, count, type, from, NULL);
 }

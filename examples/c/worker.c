@@ -2,8 +2,8 @@
  *
  *   cc -o worker worker.c && hvdrun -np 4 --min-np 2 ./worker stop
  *
- * All workers count, until the file exists that the argument names. Whoever dies, the others go on
- * in the next world; a newcomer goes on from the count of the world's root, which is its handle. */
+ * All workers count, until the file that the argument names exists. If a worker dies, the others continue
+ * in the next world; a newcomer continues from the count of the world's root, which is its handle. */
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -20,7 +20,7 @@ static volatile sig_atomic_t asked; /* to leave, by SIGTERM */
 
 static void ask(int signal) { asked = signal; }
 
-/* hear reads the next line, for so many milliseconds at most; 0: none has come, or a signal. */
+/* hear reads the next line, waiting at most that many milliseconds. It returns 0 if no line came, or after a signal. */
 static int hear(int milliseconds) {
 	for (;;) {
 		char *end = memchr(input, '\n', have);
@@ -54,7 +54,7 @@ int main(int argc, char **argv) {
 	const char *fd = getenv("HVD_WORKER_SOCKET"), *stop = argc > 1 ? argv[1] : "stop";
 	if (!fd) return fprintf(stderr, "worker: hvdrun has not started this process\n"), 2;
 	hvdrun = atoi(fd);
-	fcntl(hvdrun, F_SETFD, FD_CLOEXEC); /* what this process starts has no part in the job */
+	fcntl(hvdrun, F_SETFD, FD_CLOEXEC); /* processes that this one starts are not part of the job */
 	unsetenv("HVD_WORKER_SOCKET"), unsetenv("HVD_CREDENTIALS");
 	signal(SIGTERM, ask);
 	long count = 0, state = 0;

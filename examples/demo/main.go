@@ -71,7 +71,7 @@ func run(ctx context.Context, hvdrun, digits string, epochs int) (err error) {
 		stepTime, discoveryInterval)
 	fmt.Printf("\nheld-out accuracy: %.4f undisturbed, %.4f disturbed\n", calm.accuracy, s.accuracy)
 	if wrong := verify(rows, &calm, &s.view); len(wrong) > 0 {
-		return errors.New("demo: not as it should be:\n  " + strings.Join(wrong, "\n  "))
+		return errors.New("demo: the results are wrong:\n  " + strings.Join(wrong, "\n  "))
 	}
 	fmt.Println("The weights of all workers of both runs are equal to the last bit.")
 	return nil

@@ -133,7 +133,7 @@ func (s *story) until(ctx context.Context, what string, holds func() bool) error
 				return err
 			}
 		case <-late.C:
-			return fmt.Errorf("demo: %v have passed without %s", stageTime, what)
+			return fmt.Errorf("demo: waited %v for %s", stageTime, what)
 		case <-ctx.Done():
 			return fmt.Errorf("demo: %w", context.Cause(ctx))
 		}

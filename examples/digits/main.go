@@ -47,7 +47,7 @@ func main() {
 	flag.IntVar(&o.hidden, "hidden", 32, "hidden units")
 	flag.Float64Var(&o.rate, "lr", 0.04, "learning rate")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the first weights and of the order of the images")
-	flag.DurationVar(&o.stepTime, "step-time", 0, "least time that a step takes, to make it watchable")
+	flag.DurationVar(&o.stepTime, "step-time", 0, "minimum duration of a step, to slow down the training")
 	flag.BoolVar(&o.digest, "digest", false, "print a hash of the weights at the end, on every worker")
 	flag.Parse()
 	if flag.NArg() > 0 || min(o.epochs, o.micro, o.batch, o.hidden) < 1 {

@@ -31,7 +31,7 @@ class Source:
     def configure(self, settings):
         """Receives the settings, a dict of strings, or raises ValueError."""
         if settings:
-            raise ValueError(f"there are no settings, not even {sorted(settings)[0]!r}")
+            raise ValueError(f"this plugin has no settings, but is given {sorted(settings)[0]!r}")
 
     def discover(self):
         """Returns a list of discovery_pb2.Host, or raises. Several threads may call it at once."""

@@ -28,7 +28,7 @@ class Inventory(discovery_plugin.Source):
         """Receives the settings of --discovery-config. hvdrun calls it before the other methods."""
         unknown = sorted(settings.keys() - {"inventory", "every"})
         if unknown:
-            raise ValueError(f"{unknown[0]!r} is no setting: known are inventory and every")
+            raise ValueError(f"{unknown[0]!r} is not a setting: the settings are inventory and every")
         if "inventory" not in settings:
             raise ValueError("inventory is missing: the path of a JSON file")
         self.path = settings["inventory"]

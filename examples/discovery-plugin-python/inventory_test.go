@@ -101,7 +101,7 @@ func TestFailures(t *testing.T) {
 	}
 	for want, settings := range map[string]map[string]string{
 		"inventory is missing":        {},
-		"'inventry' is no setting":    {"inventory": "f", "inventry": "f"},
+		"'inventry' is not a setting": {"inventory": "f", "inventry": "f"},
 		"could not convert string to": {"inventory": "f", "every": "x"},
 	} {
 		if _, err := open(t, settings).Discover(t.Context()); err == nil || !strings.Contains(err.Error(), want) {

@@ -66,7 +66,7 @@ func (v *inventory) Discover(ctx context.Context) ([]plan.Host, error) {
 			hosts = append(hosts, plan.Host{Name: m.Name, Slots: m.GPUs, Draining: m.State == "leaving"})
 		case "down":
 		default:
-			return nil, fmt.Errorf("%s: machine %q is in state %q, which is not known", v.path, m.Name, m.State)
+			return nil, fmt.Errorf("%s: machine %q is in the unknown state %q", v.path, m.Name, m.State)
 		}
 	}
 	return hosts, nil

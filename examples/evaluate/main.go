@@ -100,7 +100,7 @@ func main() {
 	flag.StringVar(&o.dir, "dir", "", "the `FOLDER` of the checkpoints")
 	flag.IntVar(&o.epochs, "epochs", 20, "passes over the training images")
 	flag.DurationVar(&o.every, "every", time.Second, "pause between two checkpoints")
-	flag.DurationVar(&o.stepTime, "step-time", 0, "least time that a step takes, to make it watchable")
+	flag.DurationVar(&o.stepTime, "step-time", 0, "minimum duration of a step, to slow down the training")
 	flag.Parse()
 	if flag.NArg() > 0 || o.dir == "" || o.epochs < 1 {
 		fmt.Fprintln(os.Stderr, "evaluate: -dir is needed, -epochs must be at least 1, and only flags are accepted")

@@ -55,15 +55,15 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.data, "data", debianData, "folder with the four files of the data set")
-	flag.StringVar(&o.checkpoints, "checkpoints", "", "folder of checkpoints, from which training goes on; none: there are no checkpoints")
+	flag.StringVar(&o.checkpoints, "checkpoints", "", "folder of checkpoints, from which training continues; empty: no checkpoints")
 	flag.IntVar(&o.epochs, "epochs", 3, "passes over the training images")
 	flag.IntVar(&o.micro, "microbatches", 4, "microbatches of a step, which the workers share")
 	flag.IntVar(&o.batch, "batch", 16, "images per microbatch")
-	flag.IntVar(&o.reportEvery, "report-every", 100, "steps from one line of output to the next")
+	flag.IntVar(&o.reportEvery, "report-every", 100, "number of steps between two lines of output")
 	flag.Float64Var(&o.rate, "lr", 0.003, "learning rate of the first epoch")
 	flag.Float64Var(&o.decay, "decay", 0.55, "what the learning rate is multiplied by after every epoch")
 	flag.Int64Var(&o.seed, "seed", 1, "seed of the first weights and of the order of the images")
-	flag.DurationVar(&o.stepTime, "step-time", 0, "least time that a step takes, to make it watchable")
+	flag.DurationVar(&o.stepTime, "step-time", 0, "minimum duration of a step, to slow down the training")
 	flag.Parse()
 	if flag.NArg() > 0 || min(o.epochs, o.micro, o.batch, o.reportEvery) < 1 {
 		fmt.Fprintln(os.Stderr, "fashion: -epochs, -microbatches, -batch and -report-every must be at least 1, and only flags are accepted")

@@ -26,7 +26,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch", type=int, default=64, help="images of a step, on all processes together")
-    parser.add_argument("--checkpoints", type=Path, help="folder for checkpoints, one in 100 steps")
+    parser.add_argument("--checkpoints", type=Path, help="folder for checkpoints, one every 100 steps")
     args = parser.parse_args()
 
     job = hvd.init("nccl" if torch.cuda.is_available() else "gloo")
@@ -39,7 +39,7 @@ def main():
 
     state = job.state(model=net, optimizer=opt, step=0)
     if args.checkpoints and state.restore(args.checkpoints):
-        print(f"goes on at step {state.step}", flush=True)
+        print(f"continues at step {state.step}", flush=True)
     for step in job.steps(state, total=args.steps, batch=args.batch, samples=len(x)):
         with step:
             loss = step.mean(lossf(state.model(x[step.indices]), y[step.indices]))

@@ -57,7 +57,7 @@ def main():
         optimizer.load_state_dict(state["optimizer"])
         first = state["epoch"] + 1
         if rank == 0:
-            print(f"goes on at epoch {first} with {world} processes", flush=True)
+            print(f"continues at epoch {first} with {world} processes", flush=True)
 
     images, labels = load(DIGITS)
     train = TensorDataset(images[:1500], labels[:1500])

@@ -58,7 +58,6 @@ var waits = map[string]struct {
 	"torchrun/dynamic/scenarios_test.go":       {10, virtual},
 	"torchrun/store/etcd/etcd_test.go":         {1, nothing},
 	"tasks/leave_test.go":                      {2, virtual},
-	"tasks/tasks_test.go":                      {1, nothing},
 	"test/browser/main_test.go":                {1, "a browser that hangs is asked again, in make check-all only"},
 	"test/browser/steer_test.go":               {2, "a browser that hangs is asked again, in make check-all only"},
 	"test/e2e/netns/ssh_test.go":               {1, slowness},

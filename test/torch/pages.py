@@ -50,7 +50,7 @@ JOB = 'job = hvd.init("gloo")\n'
 STATE = "state = job.state(model=net, optimizer=opt)\n"
 STEPS = "for step in job.steps(state, total=300, batch=256, samples=len(x)):\n"
 LOSS = "loss = step.mean(lossf(state.model(x[step.indices]), y[step.indices]))\nopt.zero_grad()\nloss.backward()\n"
-# Further code that some programs need, by a word in them.
+# Additional code for some programs, by a word that occurs in them.
 ALSO = {
     "F.nll_loss": """
 import torch.nn.functional as F

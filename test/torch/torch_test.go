@@ -79,7 +79,7 @@ func TestExample(t *testing.T) {
 	}
 	out, err = torchrun(t, "--standalone", "--nproc-per-node=3", "../../examples/torch/train.py", "--epochs", "8",
 		"--checkpoint", checkpoint).CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "goes on at epoch 2 with 3 processes") || !strings.Contains(string(out), "accuracy 0.9") {
+	if err != nil || !strings.Contains(string(out), "continues at epoch 2 with 3 processes") || !strings.Contains(string(out), "accuracy 0.9") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -1,6 +1,6 @@
 // The collectives of Gloo, over TCP.  g++ -O2 gloo.cc -lgloo; ./a.out OP SECONDS SIZES [RANKS EMPTY_FOLDER]
-// With RANKS the program forks its own ranks, on 127.0.0.1, which meet in the folder; else it is the rank that the variables
-// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say. All-reduce is Gloo's ring, its default.
+// With RANKS the program forks its own ranks, on 127.0.0.1, which meet in the folder; otherwise it is the rank that the variables
+// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT define. All-reduce is Gloo's ring, its default.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -155,7 +155,7 @@ bool rank_main(const struct plan &p, int rank, int n, const std::string &address
   return true;
 }
 
-// Runs body, and leaves with its result, whatever threads there are.
+// Runs body and exits with its result, even if other threads still run.
 template <typename Body>
 [[noreturn]] void leave(int rank, Body body) {
   bool good = false;

@@ -1,4 +1,4 @@
-/* What the peers' programs share: arguments, clock, samples, and the rule by which they are taken.
+/* The common part of the peers' programs: arguments, clock, samples, and the rule by which they are taken.
  *
  * Every rank calls the operation on float32 back to back. A sample is one operation, and its time the longest over the
  * ranks of end - begin by CLOCK_MONOTONIC. The result is checked before it is timed. hvdrun's own ranks keep to the same
@@ -55,11 +55,11 @@ static inline size_t part_start(size_t count, int n, int rank) {
   return count / (size_t)n * (size_t)rank + ((size_t)rank < more ? (size_t)rank : more);
 }
 
-/* What a rank has at place i, and what all have there together. */
+/* The value of a rank at place i, and the sum of all ranks there. */
 static inline float sample_of(int rank, size_t i) { return (float)(rank + 1 + (int)(i % 7)); }
 static inline float sum_of(int n, size_t i) { return (float)(n * (n + 1) / 2 + n * (int)(i % 7)); }
 
-/* Compares what stands at place at and after it with the sum, or, where rank is not negative, with what rank had. */
+/* Compares the values from place at on with the sum, or, if rank is not negative, with the values of that rank. */
 static inline int check(const float *got, size_t len, size_t at, int n, int rank) {
   for (size_t i = 0; i < len; i++) {
     float want = rank < 0 ? sum_of(n, at + i) : sample_of(rank, at + i);

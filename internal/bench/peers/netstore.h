@@ -1,6 +1,6 @@
 // A store of Gloo in the memory of rank 0, which the other ranks reach over TCP: MASTER_ADDR and MASTER_PORT, as hvdrun
-// gives them to its workers. Names begin with the job's id. There is no proof of who connects: use it on networks where
-// Gloo itself may be used, which has none either.
+// gives them to its workers. Names begin with the job's id. Connections are not authenticated: use it on networks where
+// Gloo itself may be used, which does not authenticate either.
 #ifndef NETSTORE_H
 #define NETSTORE_H
 

@@ -1,5 +1,5 @@
-// A driver of CUDA without a device, for tests of how the real library is called: the prototypes are those of its header. What it
-// is given it checks; device memory is a file that other processes open by its name. Kernels are run as their PTX says.
+// A driver of CUDA without a device, for tests of how the real library is called: the prototypes are those of its header. It checks
+// its arguments; device memory is a file that other processes open by its name. Kernels are run as their PTX says.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
@@ -21,10 +21,10 @@ typedef struct { char bytes[16]; } CUuuid;
 typedef struct { char reserved[64]; } CUipcMemHandle;
 typedef struct object {
 	unsigned magic;
-	int queries;              // of an event: how often it has not come to pass yet
+	int queries;              // of an event: how often it has answered that it is not complete
 	struct object *stream;    // of an event: where it was recorded,
-	unsigned long long after; // and how much had begun there
-	atomic_ullong begun, done; // of a stream: what goes on beside the fake, such as fakenccl.c's
+	unsigned long long after; // and the number of operations that had begun there
+	atomic_ullong begun, done; // of a stream: operations outside of the fake, such as those of fakenccl.c
 } object;
 typedef object *CUcontext, *CUstream, *CUevent;
 typedef struct { unsigned magic; char text[1 << 20]; } *CUmodule;

@@ -1,6 +1,6 @@
 // NCCL without devices, for tests of how the real library is called: the prototypes are those of its header. It goes with fakecuda.c, from the
-// same folder, whose device memory it reads and writes. What it is given it checks; ranks, processes or threads of one, meet in a file of that
-// folder. What no program may do is written into the file "wrong" there; what the file "fault" there says goes wrong. Functions that the
+// same folder, whose device memory it reads and writes. It checks its arguments; ranks, processes or threads of one, meet in a file of that
+// folder. Errors of the program are written into the file "wrong" there; the file "fault" there names the calls that fail. Functions that the
 // version VERSION does not have are left out.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -56,7 +56,7 @@ struct comm {
 	unsigned magic;
 	int rank, size;
 	unsigned long long id;
-	struct comm **place; // where its maker wants it
+	struct comm **place; // where its creator wants it
 	struct comm *parent; // that it is shrunk from; 0: none
 	struct shared *shared;
 	pthread_t joining, *threads;
@@ -64,15 +64,15 @@ struct comm {
 	pid_t thread;          // the one that may use it
 	atomic_int inside;     // a call
 	atomic_int result;     // of making it
-	atomic_int stop;       // what is under way is to end
-	atomic_int fault;      // met since
-	int asked;             // how often it was asked for what is under way
+	atomic_int stop;       // the current operation must end
+	atomic_int fault;      // since then
+	int asked;             // how often the state of the current operation was queried
 	struct operation *waiting, *last; // begun, not started
 	unsigned long long started;
 	atomic_ullong finished;
 	unsigned long long steps;
 	int children, revoked, finalized, revoking;
-	struct comm *shrunk; // what is being made from this one: it is told of nowhere else
+	struct comm *shrunk; // the communicator that is being made from this one, which is stored nowhere else
 	char live[512];
 };
 
@@ -260,7 +260,7 @@ static ncclResult_t make(const char *how, struct comm *parent, struct comm **pla
 	return IN_PROGRESS;
 }
 
-// halt ends what is under way.
+// halt ends the current operation.
 static void halt(struct comm *c)
 {
 	c->stop = 1;
@@ -280,7 +280,7 @@ static void end(struct comm *c)
 		end(c->shrunk);
 	halt(c);
 	pthread_join(c->joining, 0);
-	if (c->result) { // it has never been made
+	if (c->result) { // it was never completed
 		char path[512];
 		snprintf(path, sizeof path, "%s/comm.%llx", folder(), c->id);
 		unlink(path);
@@ -288,7 +288,7 @@ static void end(struct comm *c)
 	munmap(c->shared, sizeof *c->shared);
 	free(c->threads);
 	unlink(c->live);
-	c->magic = 0; // and the memory stays: who uses it is found out
+	c->magic = 0; // the memory stays, so that its further use is detected
 }
 
 ncclResult_t ncclGetVersion(int *version) { *version = VERSION; return SUCCESS; }
@@ -353,7 +353,7 @@ static uint16_t rounded(float f) { uint32_t b; memcpy(&b, &f, 4); return (b + 0x
 #define SAME(x) (x)
 #define HALF(x) ((_Float16)(x))
 
-// combine puts what lies in all ranks' data, combined, to a place.
+// combine stores the combination of all ranks' data at a place.
 static void combine(struct comm *c, char *to, size_t n, int type, int op)
 {
 	switch (type) {
@@ -370,10 +370,10 @@ static void combine(struct comm *c, char *to, size_t n, int type, int op)
 	}
 }
 
-// exchange does a chunk of an operation: what a rank gives, in elements, and what it does with that of all.
+// exchange does a chunk of an operation: the elements that a rank gives, and what it does with those of all ranks.
 static void give(struct comm *c, const char *from, size_t bytes)
 {
-	barrier(c); // all have taken what was there before
+	barrier(c); // all have taken the previous data
 	if (!c->stop)
 		memcpy(c->shared->ranks[c->rank].data, from, bytes);
 	barrier(c);
@@ -433,7 +433,7 @@ static void *run(void *of)
 	return 0;
 }
 
-// start begins what was waiting to.
+// start begins the operations that wait.
 static void start(struct comm *c)
 {
 	for (struct operation *o; (o = c->waiting); ) {

@@ -1,5 +1,5 @@
-// Runs kernels written in PTX on the processor, one thread after the other: as much of the language as package ptxtest, whose
-// strictness it leaves to that. What includes it gives find(), which says where memory of the device is.
+// Runs kernels written in PTX on the processor, one thread after the other: the same part of the language as package ptxtest,
+// but less strictly. The file that includes it provides find(), which returns where memory of the device is.
 
 typedef struct { int reg; uint64_t constant; } ptx_operand;
 typedef struct {
@@ -89,7 +89,7 @@ static float ptx_log2(float x)
 }
 
 #ifndef WRONG
-#define WRONG 0 // what is wrong with sums, for tests of tests
+#define WRONG 0 // the error of sums, for tests of tests
 #endif
 #define F(x) ptx_single(x)
 #define D(x) ptx_double(x)
@@ -288,7 +288,7 @@ static int ptx_instruction(ptx_kernel *k, char *line)
 	return 0;
 }
 
-// ptx_parse reads the kernel of that name in a module's text. It returns 0 where it does not understand it.
+// ptx_parse reads the kernel of that name in a module's text. It returns 0 if it does not understand it.
 static int ptx_parse(ptx_kernel *k, const char *text, const char *name)
 {
 	char entry[128], line[512];
@@ -330,7 +330,7 @@ static int ptx_parse(ptx_kernel *k, const char *text, const char *name)
 	return 0;
 }
 
-// ptx_resolve says where branches lead.
+// ptx_resolve finds the targets of branches.
 static int ptx_resolve(ptx_kernel *k)
 {
 	for (int i = 0; i < k->n_steps; i++) {
@@ -369,7 +369,7 @@ static int ptx_access(ptx_step *s, uint64_t *r, char *param)
 	return 1;
 }
 
-// ptx_thread runs one thread. It returns 0 where it touches memory that it must not touch.
+// ptx_thread runs one thread. It returns 0 if the thread accesses memory that it must not access.
 static int ptx_thread(ptx_kernel *k, uint64_t *r, char *param, const uint64_t *special)
 {
 	for (ptx_step *s = k->steps; s < k->steps + k->n_steps; s++) {
