@@ -504,9 +504,7 @@ func (w *beating) figures() (all []job.Figure) {
 	if w == nil {
 		return nil
 	}
-	for _, f := range w.beat.Figures {
-		all = append(all, f)
-	}
+	all = append(all, w.beat.Figures...)
 	return all
 }
 
