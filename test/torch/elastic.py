@@ -76,7 +76,7 @@ class Large:
         self.tensor = torch.zeros(1 << 26)
 
     def state_dict(self):
-        if os.path.exists(sys.argv[1] + ".dies"):
+        if job.generation and os.path.exists(sys.argv[1] + ".dies"):  # job.state calls this too
             tell("dies", generation=job.generation)
             threading.Thread(target=die_while_sending, args=[self.tensor.nbytes // 2]).start()
         return {"tensor": self.tensor}
