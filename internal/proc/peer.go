@@ -35,7 +35,10 @@ func PeerBelow(conn net.Conn, root int) error {
 	}
 	own, ok := below([]int{root})
 	if !ok {
-		own = belowOf(root, processes())
+		own = map[int]int{root: 0}
+		for _, m := range families().below(root) {
+			own[m.pid] = 0
+		}
 	}
 	link := "socket:[" + inode + "]"
 	for pid := range own {
@@ -44,21 +47,6 @@ func PeerBelow(conn net.Conn, root int) error {
 		}
 	}
 	return errStranger
-}
-
-// belowOf returns those of the processes that are below the root, including the root.
-func belowOf(root int, parents map[int]int) map[int]int {
-	own := map[int]int{root: 0}
-	for pid := range parents {
-		for at, steps := pid, 0; at > 1 && steps < len(parents); steps++ {
-			if at == root {
-				own[pid] = parents[pid]
-				break
-			}
-			at = parents[at]
-		}
-	}
-	return own
 }
 
 // holds returns whether a process has a descriptor whose link in /proc is link.

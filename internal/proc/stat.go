@@ -107,6 +107,45 @@ func processes() map[int]int {
 	return parents
 }
 
+// family is the children of processes, by parent.
+type family map[int][]member
+
+// member is a process and its start time in ticks after boot, which tells it from a later process
+// with the same number.
+type member struct {
+	pid   int
+	birth string
+}
+
+// families returns the children of all processes.
+func families() family {
+	all := make(family)
+	for _, pid := range processIDs() {
+		fields, err := stat(pid)
+		if err != nil {
+			continue
+		}
+		if parent, err := strconv.Atoi(fields[statParent]); err == nil && parent != pid {
+			all[parent] = append(all[parent], member{pid, fields[statStartTime]})
+		}
+	}
+	return all
+}
+
+// below returns the descendants of a process.
+func (f family) below(pid int) (all []member) {
+	seen := map[int]bool{pid: true} // numbers may have been used again while families searched
+	for next := []int{pid}; len(next) > 0; next = next[1:] {
+		for _, child := range f[next[0]] {
+			if !seen[child.pid] {
+				seen[child.pid] = true
+				all, next = append(all, child), append(next, child.pid)
+			}
+		}
+	}
+	return all
+}
+
 func processIDs() (pids []int) {
 	proc, err := os.Open("/proc")
 	if err != nil {

@@ -73,47 +73,17 @@ var descended tree
 type tree struct {
 	mu       sync.Mutex
 	searched time.Time
-	children map[int][]member
-}
-
-// member is a process and its start time in ticks after boot, which tells it from a later process
-// with the same number.
-type member struct {
-	pid   int
-	birth string
+	children family
 }
 
 // below returns the descendants of a process.
-func (t *tree) below(pid int, now time.Time) (all []member) {
+func (t *tree) below(pid int, now time.Time) []member {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.children == nil || now.Sub(t.searched) >= searchPause {
-		t.search(now)
+		t.searched, t.children = now, families()
 	}
-	seen := map[int]bool{pid: true} // numbers may have been used again during the search
-	for next := []int{pid}; len(next) > 0; next = next[1:] {
-		for _, child := range t.children[next[0]] {
-			if !seen[child.pid] {
-				seen[child.pid] = true
-				all, next = append(all, child), append(next, child.pid)
-			}
-		}
-	}
-	return all
-}
-
-// search reads the parents of all processes.
-func (t *tree) search(now time.Time) {
-	t.searched, t.children = now, make(map[int][]member)
-	for _, pid := range processIDs() {
-		fields, err := stat(pid)
-		if err != nil {
-			continue
-		}
-		if parent, err := strconv.Atoi(fields[statParent]); err == nil && parent != pid {
-			t.children[parent] = append(t.children[parent], member{pid, fields[statStartTime]})
-		}
-	}
+	return t.children.below(pid)
 }
 
 // hasChildren reports whether this process has children, including dead ones. Most workers in Go

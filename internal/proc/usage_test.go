@@ -137,8 +137,8 @@ func TestUsageOfDescendants(t *testing.T) {
 	if after := found.below(cmd.Process.Pid, now.Add(searchPause)); len(after) != 0 {
 		t.Errorf("descendants %v of an ended process", after)
 	}
-	found.children = map[int][]member{7: {{8, "1"}}, 8: {{9, "1"}}, 9: {{8, "2"}, {7, "2"}}}
-	if round := found.below(7, now.Add(searchPause)); len(round) != 2 {
+	circle := family{7: {{8, "1"}}, 8: {{9, "1"}}, 9: {{8, "2"}, {7, "2"}}}
+	if round := circle.below(7); len(round) != 2 {
 		t.Errorf("descendants %v", round)
 	}
 }
@@ -185,14 +185,15 @@ func BenchmarkUsageOf(b *testing.B) {
 	}
 }
 
-// BenchmarkSearch measures the search for all descendants, which is made once in searchPause.
-func BenchmarkSearch(b *testing.B) {
-	var t tree
+// BenchmarkFamilies measures the search for all descendants, which UsageOf makes once in
+// searchPause.
+func BenchmarkFamilies(b *testing.B) {
+	var found family
 	for b.Loop() {
-		t.search(time.Now())
+		found = families()
 	}
 	n := 0
-	for _, all := range t.children {
+	for _, all := range found {
 		n += len(all)
 	}
 	b.ReportMetric(float64(n), "processes")
