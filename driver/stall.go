@@ -500,12 +500,11 @@ func (w *beating) usage() *job.Usage {
 	}
 }
 
-func (w *beating) figures() (all []job.Figure) {
+func (w *beating) figures() []job.Figure {
 	if w == nil {
 		return nil
 	}
-	all = append(all, w.beat.Figures...)
-	return all
+	return slices.Clone(w.beat.Figures)
 }
 
 // roundBytes rounds to the six highest bits.
