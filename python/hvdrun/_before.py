@@ -174,8 +174,7 @@ class Before:
         self._buffers, self._tensors = _Places(), _Places()
         self._values, self._schedulers = {}, {}
         self._objects = []  # (part with load_state_dict, copy of its state)
-        self._large = {}  # the tensors of each part that is too large for a copy in each step, by its name: found once
-        self._versions_of = {}  # the versions of these tensors, by the name of the part
+        self._large = {}  # [(tensor, version)] of each part that is too large for a copy in each step, by its name
         self._rates = []  # (optimizer, the entries of each of its groups except params)
         self._weights = []  # (parameter, address, copy), in an evaluation
         self._modules, self._versions = [], []
@@ -202,6 +201,10 @@ class Before:
                 least[part] = row
         self._least = list(least.values())
 
+    def replaced(self):
+        """Is called when objects of the program may have replaced their tensors, so that the next save finds them again."""
+        self._large = {}
+
     def least(self):
         """Returns the smallest parameter of each module that trains, with its part. All ranks have the same values in it."""
         return [(part, p.detach()) for part, _, p in self._least]
@@ -211,8 +214,11 @@ class Before:
         values = {name: v for name, v in parts.items() if not isinstance(v, torch.Tensor) and not hasattr(v, "load_state_dict")}
         self._values = {name: keep(v) for name, v in values.items()}
         self._objects = []
+        if act:
+            self.replaced()
+        self._large = {name: [(t, t._version) for t, _ in tensors] for name, tensors in self._large.items()}
         for name, v in parts.items():
-            if name in self._large and not act:
+            if name in self._large:
                 continue
             if is_plateau(v) or act and is_scheduler(v) or _is_object(v):
                 state = snapshot(v)
@@ -220,8 +226,7 @@ class Before:
                 if act or hasattr(v, "__iter__") or sum(map(_size, tensors)) <= SMALL:
                     self._objects.append((v, keep(state)))
                 else:
-                    self._large[name] = tensors
-        self._versions_of = {name: [t._version for t in tensors] for name, tensors in self._large.items()}
+                    self._large[name] = [(t, t._version) for t in tensors]
         self._schedulers = {name: pace(v) for name, v in parts.items() if is_scheduler(v)}
         self._rates = [(v, [{name: keep(v) for name, v in group.items() if name != "params"} for group in v.param_groups])
                        for v in parts.values() if isinstance(v, torch.optim.Optimizer)]
@@ -302,8 +307,8 @@ class Before:
                 f"hvdrun: the parameter {name!r} of the part {part!r} has changed since the step began, and a step that fails would "
                 "leave that: let step.commit() step the optimizers of the state, or give it what changes parameters: "
                 "step.commit(update)")
-        for name, versions in self._versions_of.items():
-            if [t._version for t in self._large[name]] != versions:
+        for name, tensors in self._large.items():
+            if any(t._version != version for t, version in tensors):
                 raise RuntimeError(f"hvdrun: the part {name!r} has changed since the step began, and is too large to be copied in each step: "
                                    "give what changes it to commit: step.commit(update)")
         for name, before in self._schedulers.items():

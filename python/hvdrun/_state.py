@@ -302,6 +302,7 @@ class State:
             self._update(ends_epoch)
         else:
             update()
+            before.replaced()
         if step:
             self._parts["step"] += 1
             self._acts.clear()
@@ -439,6 +440,7 @@ class State:
             raise ValueError(f"hvdrun: the state of this rank has the parts {sorted(self._parts)}, "
                              f"that of another {sorted(values)}")
         self.__dict__["_torn"] = True
+        self._before.replaced()
         with torch.no_grad():
             for name, value in values.items():
                 part = self._parts[name]

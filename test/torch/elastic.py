@@ -76,13 +76,18 @@ class Large:
         self.tensor = torch.zeros(1 << 26)
 
     def state_dict(self):
-        if job.generation and os.path.exists(sys.argv[1] + ".dies"):  # job.state calls this too
-            tell("dies", generation=job.generation)
-            threading.Thread(target=die_while_sending, args=[self.tensor.nbytes // 2]).start()
         return {"tensor": self.tensor}
 
     def load_state_dict(self, values):
         self.tensor.copy_(values["tensor"])
+
+
+def broadcast(tensor, src, group=None, broadcast=dist.broadcast):
+    """Is dist.broadcast, and kills this process in the middle of Large's message, if this rank sends that."""
+    if src == dist.get_rank() and tensor.nbytes >= 1 << 28 and os.path.exists(sys.argv[1] + ".dies"):
+        tell("dies", generation=job.generation)
+        threading.Thread(target=die_while_sending, args=[tensor.nbytes // 2]).start()
+    return broadcast(tensor, src, group)
 
 
 def die_while_sending(after):
@@ -150,6 +155,8 @@ def on_reset():
 
 def plain():
     weights = torch.zeros(1 << 18, device=DEVICE)
+    if "large" in WAYS:
+        dist.broadcast = broadcast
     state = job.state(weights=weights, step=0, **({"large": Large()} if "large" in WAYS else {}))
     for step in STEPS.begin(state, TOTAL):
         begun = time.monotonic()

@@ -105,6 +105,21 @@ def averages(state, step, opt):
     step.commit()
 
 
+def replaced(evaluates):
+    """A large object whose tensor an evaluation or a commit has replaced, and which the body of a later step changes."""
+    average = Average()
+
+    def replace():
+        average.values = average.values * 0.9
+
+    def body(state, step, opt):
+        if step.number > 0:
+            average.values.mul_(0.9)
+        step.commit(None if evaluates else replace)
+
+    return loop(body, average=average, evaluate=replace if evaluates else None, every=1 if evaluates else None)
+
+
 def linear(n):
     return lambda: {"model": torch.nn.Linear(n, 1)}
 
@@ -122,6 +137,8 @@ MISTAKES = {
     "parameters by data in commit": lambda: loop(lambda s, step, opt: step.commit(lambda: [p.data.add_(p.grad) for p in s.model.parameters()])),
     "a large object in the body": lambda: loop(averages, average=Average()),
     "a large object in commit": lambda: loop(lambda s, step, opt: step.commit(lambda: s.average.values.add_(1)), average=Average()),
+    "commit replaces a large object": lambda: replaced(False),
+    "evaluate replaces a large object": lambda: replaced(True),
     "the model in commit": lambda: loop(lambda s, step, opt: step.commit(lambda: s.model(torch.ones(1, 2)))),
     "commit twice": lambda: loop(twice),
     "no commit": lambda: loop(without),

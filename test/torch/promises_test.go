@@ -127,6 +127,8 @@ func TestMistakes(t *testing.T) {
 		"parameters by data in commit":     "done",
 		"a large object in the body":       "the part 'average' has changed since the step began",
 		"a large object in commit":         "done",
+		"commit replaces a large object":   "the part 'average' has changed since the step began",
+		"evaluate replaces a large object": "the part 'average' has changed since the step began",
 		"the model in commit":              "state.model is called within step.commit(update)",
 		"commit twice":                     "commit is called twice in a step",
 		"no commit":                        "to leave a step out, step.commit(lambda: None)",
