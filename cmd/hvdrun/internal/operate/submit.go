@@ -115,8 +115,7 @@ func (s *submission) manifest() string {
 		args += "            - " + quote(arg) + "\n"
 	}
 	if s.Queue != "" {
-		queueRule = strings.ReplaceAll(queueRuleText, "{{queue}}", quote(s.Queue))
-		queueLabel = strings.ReplaceAll(queueLabelText, "{{queue}}", quote(s.Queue))
+		queueRule, queueLabel = queueRuleText, queueLabelText
 	}
 	if s.StorageClass != "" {
 		storageClass = "  storageClassName: " + quote(s.StorageClass) + "\n"
@@ -135,10 +134,11 @@ func (s *submission) manifest() string {
 		"{{minNP}}", strconv.Itoa(s.MinNP), "{{maxNP}}", strconv.Itoa(s.MaxNP), "{{slots}}", strconv.Itoa(s.Slots), "{{minPods}}", strconv.Itoa(s.MinPods),
 		"{{user}}", strconv.Itoa(s.User), "{{grace}}", strconv.Itoa(s.Grace), "{{drain}}", strconv.Itoa(s.Drain), "{{key}}", quote(s.Key),
 		"{{storage}}", quote(s.Storage), "{{storageClass}}", storageClass, "{{resources}}", resources + "}",
-		"{{queueRule}}", queueRule, "{{queueLabel}}", queueLabel, "{{driverArgs}}", args,
+		"{{queue}}", quote(s.Queue), "{{driverArgs}}", args,
 	}
 	fill := strings.NewReplacer(values...).Replace
-	return strings.NewReplacer(append(values, "{{copyKey}}", fill(copyKeyText), "{{volumes}}", fill(volumesText)+volumes, "{{mounts}}", mountsText+mounts)...).Replace(manifestText)
+	return strings.NewReplacer(append(values, "{{copyKey}}", fill(copyKeyText), "{{volumes}}", fill(volumesText)+volumes, "{{mounts}}", mountsText+mounts,
+		"{{queueRule}}", fill(queueRule), "{{queueLabel}}", fill(queueLabel))...).Replace(manifestText)
 }
 
 // quote returns text as a string of JSON.
