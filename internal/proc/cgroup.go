@@ -98,14 +98,27 @@ func mountedAt(path, mounts string, is func(kind, options string) bool) string {
 // unescape decodes the escapes of mountinfo.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// sweepCgroups removes the empty cgroups that were created before then.
+// sweepCgroups removes the cgroups without processes that were created before then.
 func sweepCgroups(parent string, then time.Time) {
-	left, _ := filepath.Glob(filepath.Join(parent, cgroupName+"*")) // the pattern is well-formed
-	for _, path := range left {
-		if fi, err := os.Stat(path); err == nil && fi.ModTime().Before(then) {
-			_ = unix.Rmdir(path) // fails unless it is empty
+	for _, path := range cgroupsIn(parent) {
+		if fi, err := os.Stat(path); err == nil && fi.ModTime().Before(then) && !(&cgroup{path: path}).populated() {
+			removeCgroup(path)
 		}
 	}
+}
+
+// removeCgroup removes a cgroup without processes. Where the worker was itself a launcher that was
+// killed, the cgroups of its workers are below it: they are removed first.
+func removeCgroup(path string) {
+	for _, below := range cgroupsIn(path) {
+		removeCgroup(below)
+	}
+	_ = unix.Rmdir(path)
+}
+
+func cgroupsIn(folder string) []string {
+	paths, _ := filepath.Glob(filepath.Join(folder, cgroupName+"*")) // the pattern is well-formed
+	return paths
 }
 
 // newCgroup creates the cgroup of a worker that is to be started. It returns nil if none can be
@@ -197,11 +210,11 @@ func (g *cgroup) empty() {
 	}
 }
 
-// remove removes the cgroup if it is empty. It must be the last call.
+// remove removes the cgroup if it holds no process. It must be the last call.
 func (g *cgroup) remove() {
 	if g == nil {
 		return
 	}
 	_ = g.dir.Close()
-	_ = unix.Rmdir(g.path) // a later process of hvdrun sweeps what remains
+	removeCgroup(g.path) // a later process of hvdrun sweeps what remains
 }
