@@ -18,7 +18,7 @@ type View struct {
 	Step    int
 	Stepped time.Time
 	// Generation is the generation of the newest world in the steplog, Size is its size, and Ranks
-	// are the ranks of its workers that have written a line, by process.
+	// are the ranks of its workers that have written a line after the world's sync, by process.
 	Generation uint64
 	Size       int
 	Ranks      map[int]int
@@ -59,7 +59,7 @@ func (v *View) Look() error {
 			v.Generation, v.Size = l.Generation, l.Size
 			clear(v.Ranks)
 		}
-		if l.Generation == v.Generation {
+		if l.Generation == v.Generation && !l.Settling {
 			v.Ranks[l.PID] = l.Rank
 		}
 		if l.Step > v.Step || l.Event == steplog.Enter {

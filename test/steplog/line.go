@@ -15,6 +15,7 @@ type Line struct {
 	Event      Event   `json:"event"`
 	Step       int     `json:"step"` // last completed step
 	Outcome    Outcome `json:"outcome,omitempty"`
+	Settling   bool    `json:"settling,omitempty"` // the line was written before the world's sync has ended
 	Chain      string  `json:"chain"`
 	Digest     string  `json:"digest,omitempty"` // of the weights, at the end
 	Rank       int     `json:"rank"`
@@ -36,7 +37,7 @@ type Event string
 
 // The events of a steplog.
 const (
-	Enter Event = "enter" // training begins or continues in a world, after its sync
+	Enter Event = "enter" // training begins or continues in a world, or the world settles a step before its sync
 	Step  Event = "step"  // a step was completed, and its Commit has returned, if it has one
 	End   Event = "end"   // all steps are done on all ranks
 )

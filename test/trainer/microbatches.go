@@ -16,6 +16,7 @@ type microbatches struct {
 	*training
 	steps   *elastic.Steps[float32]
 	logged  uint64 // generation of the last line
+	synced  uint64 // generation of the world that this process has last synchronised with
 	applied int    // the last step that this process has applied; -1: none
 }
 
@@ -28,6 +29,7 @@ func newMicrobatches(t *training) *microbatches {
 }
 
 func (m *microbatches) train(ctx context.Context) error {
+	m.synced = m.worker.Generation()
 	if m.logged == 0 {
 		m.applied = -1 // steps of others that this process has applied do not count
 	}
@@ -52,7 +54,13 @@ func (m *microbatches) enter() error {
 	if err := m.checkBallast(); err != nil {
 		return err
 	}
-	return m.write(m.line(steplog.Enter))
+	return m.record(m.line(steplog.Enter))
+}
+
+// record writes the line. A world that settles a step applies it before its sync.
+func (m *microbatches) record(l steplog.Line) error {
+	l.Settling = m.synced != l.Generation
+	return m.write(l)
 }
 
 func (m *microbatches) backward(b elastic.Micro[float32]) error {
@@ -92,5 +100,5 @@ func (m *microbatches) apply(mean [][]float32) error {
 	}
 	l := m.line(steplog.Step)
 	l.Outcome = steplog.OK
-	return m.write(l)
+	return m.record(l)
 }
