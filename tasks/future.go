@@ -344,20 +344,12 @@ func (p *Pool) spill(ctx context.Context, in []input, i int) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	size := int64(lengthOf(parts))
-	p.hold(id, size)
-	a.ref, a.own, a.parts = &ref{id: id, size: size}, true, nil
+	p.hold(id, int64(lengthOf(parts)))
+	a.ref, a.own, a.parts = &ref{id: id}, true, nil
 	return nil
 }
 
-// unspill releases what was stored for a task that is not sent.
-func (p *Pool) unspill(in []input) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.dropAll(in)
-}
-
-// dropAll is like unspill. The caller holds the lock.
+// dropAll releases what was stored for a task that is not sent. The caller holds the lock.
 func (p *Pool) dropAll(in []input) {
 	for _, a := range in {
 		if a.own {

@@ -11,16 +11,6 @@ import (
 // resources are those of the worker, and how much of them is free.
 type resources struct{ total, free map[string]int64 }
 
-// fits reports whether the resources of a demand are free.
-func (r *resources) fits(d queue.Demand) bool {
-	for _, a := range d {
-		if r.free[a.Name] < a.Milli {
-			return false
-		}
-	}
-	return true
-}
-
 // take takes the resources of an attempt for which of returns true or, if n is -1, returns them.
 func (r *resources) take(a *attempt, n int64, of func(resource string) bool) {
 	if a.lease == nil {

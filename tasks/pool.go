@@ -23,10 +23,8 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
-const (
-	// defaultPatience is how long a client waits for a scheduler that is unreachable.
-	defaultPatience = time.Minute
-)
+// defaultPatience is how long a client waits for a scheduler that is unreachable.
+const defaultPatience = time.Minute
 
 // releaseWithin is how long the scheduler may keep the result of a task after the client has
 // received it. The client's next message, not a separate one, tells the scheduler to release it.
@@ -65,7 +63,7 @@ type Pool struct {
 	admission
 	unwritten
 	holdings
-	inquiries
+	questions []question // without an answer, in order
 }
 
 // outlet sends the client's messages to the scheduler.
@@ -239,15 +237,12 @@ func (p *Pool) introduce() {
 	for _, g := range p.groups {
 		p.include(g, func(m *taskspb.ToTasks) { m.Groups = append(m.Groups, g) })
 	}
-	if len(p.asked) > 0 {
-		p.include(nil, func(m *taskspb.ToTasks) { m.Status = true })
-	}
 	for id, h := range p.puts {
 		v := &taskspb.PutValue{Value: id[:], Size: uint64(h.size)}
 		p.include(v, func(m *taskspb.ToTasks) { m.Puts = append(m.Puts, v) })
 	}
-	for _, w := range p.wonder {
-		p.include(&taskspb.ToTasks{Explain: []string{w.what}}, func(m *taskspb.ToTasks) { m.Explain = append(m.Explain, w.what) })
+	for _, q := range p.questions {
+		p.include(&taskspb.ToTasks{Explain: []string{q.what}}, q.ask)
 	}
 	p.link.Push()
 }
@@ -296,16 +291,13 @@ func (p *Pool) listen(r *link.Reader) error {
 		if why := m.GetRefused(); why != "" {
 			return refusedError{why}
 		}
-		if text := m.GetStatus(); len(text) > 0 {
-			p.answered(text)
-		}
-		p.explained(m.GetExplained())
 		for _, text := range m.GetWarnings() {
 			p.cfg.Log.Warn("tasks: " + text)
 		}
 		var released []uint64
 		var after []func()
 		p.mu.Lock()
+		p.answered(&m)
 		p.accept(m.GetAccepted())
 		p.mayHave(m.GetWindowBytes())
 		for _, t := range m.GetTold() {
@@ -390,7 +382,10 @@ func (p *Pool) fail(err error) {
 		after = append(after, p.end(t, nil, err)...)
 	}
 	p.retry()
-	p.inquiries.end()
+	for _, q := range p.questions {
+		close(q.answer)
+	}
+	p.questions = nil
 	p.mu.Unlock()
 	for _, f := range after {
 		f()
@@ -430,16 +425,14 @@ func (p *Pool) Close() error {
 
 // checkSubmit returns an error if a task or its options exceed their bounds.
 func checkSubmit(s *taskspb.SubmitTask, o *options) error {
-	needs := len(s.GetOptions().GetNeeds()) + len(s.GetOptions().GetValues())
-	switch size := proto.Size(s); {
-	case needs > link.MaxNeeds:
-		return fmt.Errorf("%d arguments are results of tasks or stored values; at most %d may be", needs, link.MaxNeeds)
-	case size > link.MaxSubmit:
-		return fmt.Errorf("the task has %d bytes; at most %d may be sent", size, link.MaxSubmit)
+	why := link.TooLarge(s)
+	switch {
 	case !isName(o.prefer):
 		return fmt.Errorf("the host %.20q… of Prefer has %d bytes, or is not UTF-8; at most %d", o.prefer, len(o.prefer), link.MaxName)
 	case len(o.demand) > link.MaxAmounts-1:
 		return fmt.Errorf("the task demands %d resources; at most %d are allowed", len(o.demand), link.MaxAmounts-1)
+	case why != "":
+		return errors.New(why)
 	}
 	for name := range o.demand {
 		if !isName(name) {
@@ -501,7 +494,9 @@ func (p *Pool) submit(ctx context.Context, f *function, o *options, args []any) 
 			return t, nil
 		}
 		if err != nil {
-			p.unspill(in)
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.dropAll(in)
 			return nil, err
 		}
 	}
@@ -510,7 +505,7 @@ func (p *Pool) submit(ctx context.Context, f *function, o *options, args []any) 
 // add sends a task. The error is a *spillError if an argument must be stored first, and errNoRoom
 // if the largest number of unfinished tasks is reached. The caller holds the lock.
 func (p *Pool) add(t *pending, o *options, in []input) error {
-	if p.full(len(p.tasks)) {
+	if len(p.tasks) >= p.window {
 		return errNoRoom
 	}
 	e, err := p.encodeInputs(t.fn, in)

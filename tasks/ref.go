@@ -20,8 +20,7 @@ type Ref[T any] struct{ ref *ref }
 // ref is the value to which a Ref refers.
 type ref struct {
 	id   blob.ID
-	size int64 // size of the encoded value in bytes
-	put  *put  // set in the client that has stored it; nil: it is an argument
+	put  *put // set in the client that has stored it; nil: it is an argument
 	load func(ctx context.Context, t reflect.Type) (reflect.Value, error)
 }
 
@@ -35,7 +34,9 @@ type put struct {
 // release records that the client no longer needs the value.
 func (u *put) release() {
 	if !u.released.Swap(true) {
-		u.pool.unput(u.ref)
+		u.pool.mu.Lock()
+		defer u.pool.mu.Unlock()
+		u.pool.drop(u.ref)
 	}
 }
 
@@ -123,7 +124,7 @@ func (p *Pool) put(ctx context.Context, parts [][]byte) (*ref, error) {
 		return nil, p.failed
 	}
 	p.hold(id, size)
-	r := &ref{id: id, size: size, put: u}
+	r := &ref{id: id, put: u}
 	r.load = func(ctx context.Context, t reflect.Type) (reflect.Value, error) {
 		defer runtime.KeepAlive(r)
 		b, err := p.fetch(ctx, id, size)
@@ -154,14 +155,7 @@ func (p *Pool) hold(id blob.ID, size int64) {
 	h.users++
 }
 
-// unput undoes hold.
-func (p *Pool) unput(id blob.ID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.drop(id)
-}
-
-// drop is like unput. The caller holds the lock.
+// drop undoes hold. The caller holds the lock.
 func (p *Pool) drop(id blob.ID) {
 	h := p.puts[id]
 	if h == nil {

@@ -43,9 +43,6 @@ func (a *admission) mayHave(bytes uint64) {
 	}
 }
 
-// full reports whether the largest number of tasks is reached.
-func (a *admission) full(tasks int) bool { return tasks >= a.window }
-
 // hasRoom reports whether the scheduler accepts more further bytes.
 func (a *admission) hasRoom(more int64) bool { return a.mostBytes == 0 || a.bytes+more <= a.mostBytes }
 

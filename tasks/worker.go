@@ -467,7 +467,7 @@ func (w *worker) begin() {
 	n := 0
 	for ; n < len(w.queued); n++ {
 		a := w.queued[n]
-		if a.lease != nil && !w.fits(a.lease.demand) {
+		if a.lease != nil && !a.lease.demand.Fits(w.free) {
 			break
 		}
 		ctx, cancel := context.WithCancel(context.Background())

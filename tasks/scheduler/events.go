@@ -87,7 +87,7 @@ var failures = map[queue.Failure]string{
 // failed reports that a task has failed. The caller holds the lock.
 func (s *Scheduler) failed(p *peer, id queue.ID, r queue.Result) {
 	s.events.event(time.Now(), Event{
-		What: TaskFailed, Function: s.q.FunctionOf(id), Client: p.name, N: id.N, Failure: failures[r.Failure], Text: r.Text,
+		What: TaskFailed, Function: s.q.Task(id).Group.Name(), Client: p.name, N: id.N, Failure: failures[r.Failure], Text: r.Text,
 	})
 }
 

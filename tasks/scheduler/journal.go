@@ -1,9 +1,11 @@
 package scheduler
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -13,6 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
@@ -52,15 +55,14 @@ type records struct {
 type recorder struct {
 	s       *Scheduler
 	k       *journal.Keeper
-	records []*taskspb.TasksRecord // to be written; parts are added to the last one
-	size    int                    // size of the last one
-	waiting int                    // size of all of them
-	writing int                    // size of the records that the writer has taken
-	acks    map[*peer]ack          // to be sent when the records are written
-	tells   []queue.ID             // tasks whose clients are told then
-	telling bool                   // these clients are being told now
-	lost    bool                   // records were dropped: a snapshot is needed
-	why     error                  // why the journal cannot be written
+	pages                 // to be written
+	waiting int           // size of all of them
+	writing int           // size of the records that the writer has taken
+	acks    map[*peer]ack // to be sent when the records are written
+	tells   []queue.ID    // tasks whose clients are told then
+	telling bool          // these clients are being told now
+	lost    bool          // records were dropped: a snapshot is needed
+	why     error         // why the journal cannot be written
 	news    wake.Flag
 	stop    chan struct{}
 	done    chan struct{}
@@ -92,14 +94,7 @@ func (s *Scheduler) note(part proto.Message, add func(*taskspb.TasksRecord)) {
 	if b == nil || b.lost {
 		return
 	}
-	bytes := partSize(part)
-	if n := len(b.records); n == 0 || b.size+bytes > recordAt {
-		b.records = append(b.records, &taskspb.TasksRecord{})
-		b.size = 0
-	}
-	add(b.records[len(b.records)-1])
-	b.size += bytes
-	b.waiting += bytes
+	b.waiting += b.pages.add(part, add)
 	if b.waiting > mostUnwritten && b.why != nil || int64(b.waiting) > s.cfg.Memory {
 		b.drop()
 	}
@@ -107,16 +102,7 @@ func (s *Scheduler) note(part proto.Message, add func(*taskspb.TasksRecord)) {
 }
 
 // drop drops the records that are to be written. The caller holds the lock.
-func (b *recorder) drop() { b.records, b.size, b.waiting, b.lost = nil, 0, 0, true }
-
-// partSize returns an upper bound of the bytes that a part takes in a record; nil stands for some
-// numbers.
-func partSize(part proto.Message) int {
-	if part == nil {
-		return 64
-	}
-	return 16 + proto.Size(part)
-}
+func (b *recorder) drop() { b.pages, b.waiting, b.lost = pages{}, 0, true }
 
 // ackLater tells a peer, once everything noted so far is written, that it need not repeat that. The
 // caller holds the lock.
@@ -256,7 +242,7 @@ func (b *recorder) commit(now time.Time) {
 		return
 	}
 	b.writing += b.waiting
-	b.records, b.size, b.waiting, b.acks, b.tells, b.lost = nil, 0, 0, map[*peer]ack{}, nil, false
+	b.pages, b.waiting, b.acks, b.tells, b.lost = pages{}, 0, map[*peer]ack{}, nil, false
 	s.mu.Unlock()
 	err := b.append(now, records, lost)
 	s.mu.Lock()
@@ -356,18 +342,19 @@ func releasePages(to *pages, ids []queue.ID) []queue.ID {
 
 // pages are records that are no larger than recordAt, except records with a single part.
 type pages struct {
-	records []*taskspb.TasksRecord
-	size    int // size of the last one
+	records []*taskspb.TasksRecord // parts are added to the last one
+	size    int                    // size of the last one
 }
 
-// add adds a part.
-func (p *pages) add(part proto.Message, add func(*taskspb.TasksRecord)) {
-	bytes := partSize(part)
+// add adds a part, and returns an upper bound of the bytes that it takes.
+func (p *pages) add(part proto.Message, add func(*taskspb.TasksRecord)) int {
+	bytes := link.SizeOf(part)
 	if len(p.records) == 0 || p.size+bytes > recordAt {
 		p.records, p.size = append(p.records, &taskspb.TasksRecord{}), 0
 	}
 	p.size += bytes
 	add(p.records[len(p.records)-1])
+	return bytes
 }
 
 // firstPages adds what a snapshot contains before the tasks. The caller holds the lock.
@@ -427,8 +414,9 @@ func submitOf(t queue.Task) *taskspb.TaskSubmitted {
 }
 
 func groupOf(g *queue.Group) *taskspb.TaskGroup {
-	name, hash, _ := cutKey(g.Function)
-	of := &taskspb.TaskGroup{Function: &taskspb.TaskFunction{Name: name, Hash: hash}}
+	at := strings.LastIndexByte(g.Function, '@') // as functionKey has put it
+	hash, _ := hex.DecodeString(g.Function[at+1:])
+	of := &taskspb.TaskGroup{Function: &taskspb.TaskFunction{Name: g.Function[:at], Hash: hash}}
 	for _, a := range g.Demand {
 		of.Demand = append(of.Demand, &taskspb.Amount{Name: a.Name, Milli: a.Milli})
 	}
@@ -476,28 +464,20 @@ func Open(cfg Config) (*Scheduler, error) {
 		s.Close()
 		return nil, fmt.Errorf("tasks: the journal: %w", err)
 	}
-	s.mu.Lock()
-	if s.held = s.q.Suspended() > 0; s.held {
-		s.cfg.Log.Infof("tasks: %d tasks of %d clients continue", s.q.Suspended(), len(s.peers))
-	}
-	objects := s.q.Objects()
-	s.mu.Unlock()
-	if len(objects) > 0 {
+	if len(s.q.Objects()) > 0 { // nobody is connected yet
 		if _, err := s.openStore(); err != nil {
 			s.cfg.Log.WithError(err).Warn("tasks: the scheduler has no store")
-		} else {
-			s.mu.Lock()
-			for _, id := range objects {
-				if s.has(id) {
-					s.q.Stored(r.now, id, beside)
-				}
-			}
-			s.mu.Unlock()
 		}
 	}
 	s.mu.Lock()
 	defer s.unlock()
-	s.q.Out, s.q.Over, s.q.Losses = nil, nil, nil // nobody is connected yet
+	if s.held = s.q.Suspended() > 0; s.held {
+		s.cfg.Log.Infof("tasks: %d tasks of %d clients continue", s.q.Suspended(), len(s.peers))
+	}
+	for _, id := range s.q.Objects() {
+		s.storedHere(r.now, id)
+	}
+	s.q.Out, s.q.Over, s.q.Losses = nil, nil, nil
 	for s.q.GroupAt(s.groups) != nil {
 		s.besides += costOfGroup(groupOf(s.q.GroupAt(s.groups)))
 		s.groups++

@@ -35,9 +35,7 @@ func (r *roster) clients() (n int) {
 	return n
 }
 
-// arrive adds a worker to its host, and leaveHost removes it.
-func (r *roster) arrive(p *peer) { r.hosts[p.host] = append(r.hosts[p.host], p) }
-
+// leaveHost removes a worker from its host.
 func (r *roster) leaveHost(p *peer) {
 	all := slices.DeleteFunc(r.hosts[p.host], func(o *peer) bool { return o == p })
 	if r.hosts[p.host] = all; len(all) == 0 {
@@ -159,7 +157,7 @@ func (s *Scheduler) attach(from identity.Subject, h *taskspb.TasksHello, l *link
 	}
 	p.profile, p.connection = profileOf(h), connection{link: l, heardAt: time.Now()}
 	if moves {
-		s.arrive(p)
+		s.hosts[p.host] = append(s.hosts[p.host], p)
 	}
 	p.window = s.windowOf(p)
 	l.Say(func(m *taskspb.FromTasks) {
@@ -372,10 +370,10 @@ func (s *Scheduler) watchWorkers() {
 		return
 	}
 	for _, p := range s.peers {
-		if p.worker && p.link != nil && time.Since(p.heardAt) > s.cfg.Silence {
-			s.cfg.Log.Warnf("tasks: worker %s has said nothing for %v", p.name, s.cfg.Silence)
+		if p.worker && p.link != nil && time.Since(p.heardAt) > silence {
+			s.cfg.Log.Warnf("tasks: worker %s has said nothing for %v", p.name, silence)
 			s.wg.Go(p.link.Close)
 		}
 	}
-	s.watch.Reset(s.cfg.Silence / 4)
+	s.watch.Reset(silence / 4)
 }

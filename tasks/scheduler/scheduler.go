@@ -39,8 +39,6 @@ type Config struct {
 	// ClientGrace is how long the scheduler keeps the tasks of a client whose connection has
 	// broken. 0: 15 minutes.
 	ClientGrace time.Duration
-	// Silence is how long a worker may be silent before it counts as lost. 0: 30 s.
-	Silence time.Duration
 	// Grace is how long a function may continue after its task was told to stop, until an event
 	// WorkerStuck requests the end of its worker's process. 0: 30 s; negative: forever.
 	Grace time.Duration
@@ -75,9 +73,10 @@ const (
 	// resumedGrace is how long the tasks of a client from a resumed journal are kept if the client
 	// does not connect.
 	resumedGrace = 24 * time.Hour
-	// defaultSilence is several times the longest pause between two messages of a worker.
-	defaultSilence = 30 * time.Second
-	defaultGrace   = 30 * time.Second
+	// silence is how long a worker may be silent before it counts as lost: several times the longest
+	// pause between two messages of a worker.
+	silence      = 30 * time.Second
+	defaultGrace = 30 * time.Second
 	// helloTime bounds how long a connection may be silent before its hello.
 	helloTime = 20 * time.Second
 	// endedTime bounds the time of Ended if this process is short of processor time.
@@ -139,9 +138,6 @@ func New(cfg Config) *Scheduler {
 	if cfg.ClientGrace <= 0 {
 		cfg.ClientGrace = defaultClientGrace
 	}
-	if cfg.Silence <= 0 {
-		cfg.Silence = defaultSilence
-	}
 	if cfg.Grace == 0 {
 		cfg.Grace = defaultGrace
 	}
@@ -160,7 +156,7 @@ func New(cfg Config) *Scheduler {
 	s.mu.Lock() // the timers' functions take it too
 	s.alarm.timer = time.AfterFunc(time.Hour, s.onTimer)
 	s.alarm.timer.Stop()
-	s.watch = time.AfterFunc(cfg.Silence/4, s.watchWorkers)
+	s.watch = time.AfterFunc(silence/4, s.watchWorkers)
 	s.owes = time.AfterFunc(time.Hour, s.payOff)
 	s.owes.Stop()
 	s.mu.Unlock()
@@ -354,8 +350,8 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *taskspb.ToTasks) {
 			s.storedHere(now, r.Object)
 		}
 		if s.cfg.Ran != nil {
-			if function := s.q.FunctionOf(held.ID); function != "" {
-				s.cfg.Ran(p.name, function, now.Add(-ran), now)
+			if t := s.q.Task(held.ID); t != nil {
+				s.cfg.Ran(p.name, t.Group.Name(), now.Add(-ran), now)
 			}
 		}
 		s.q.Done(now, id, held, r, ran)
@@ -521,12 +517,12 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *taskspb.ToTasks) error 
 			ID: queue.ID{Client: p.session, N: t.GetN()}, Group: p.groups[t.GetGroup()], Priority: t.GetPriority(),
 			Options: options, Spec: t.GetArgs(), Cost: costOf(t),
 		}
-		if !s.q.Known(task.ID) {
+		if s.q.Task(task.ID) == nil {
 			if err := s.room(p, int64(task.Cost)); err != nil {
 				return err
 			}
 		}
-		if why := tooLarge(t); why != "" {
+		if why := link.TooLarge(t); why != "" {
 			t.Args, t.Options, task.Spec, task.Options, options = nil, nil, nil, nil, nil
 			task.Cost = queue.TaskCost
 			s.q.SubmitEnded(now, task, queue.Result{State: queue.Failed, Failure: queue.ByUser, Text: why})
@@ -554,20 +550,6 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *taskspb.ToTasks) error 
 		s.q.Ended(now, queue.ID{Client: p.session, N: n}, r)
 	}
 	return nil
-}
-
-// tooLarge returns the reason for refusing a task; "": it is not refused.
-func tooLarge(t *taskspb.SubmitTask) string {
-	needs := len(t.GetOptions().GetNeeds()) + len(t.GetOptions().GetValues())
-	switch size := proto.Size(t); {
-	case size > link.MaxSubmit:
-		return fmt.Sprintf("the task has %d bytes; at most %d may be sent", size, link.MaxSubmit)
-	case needs > link.MaxNeeds:
-		return fmt.Sprintf("%d of its arguments are results or stored values; at most %d may be", needs, link.MaxNeeds)
-	case len(t.GetOptions().GetPrefer()) > link.MaxName:
-		return "the name of its preferred host is too long"
-	}
-	return ""
 }
 
 // explain explains the tasks with a number or of a function.
@@ -649,13 +631,16 @@ func (s *Scheduler) actOn(a queue.Action) {
 	}
 	switch a.What {
 	case queue.Push:
+		if s.q.Task(a.Task) == nil {
+			return // its client has released it since: a Stop follows
+		}
 		push := s.pushOf(p, a)
 		if !p.put(push, func(m *taskspb.FromTasks) { m.Pushes = append(m.Pushes, push) }) {
 			s.q.Done(time.Now(), a.Worker, queue.Held{ID: a.Task, Attempt: a.Attempt},
 				queue.Result{State: queue.Failed, Failure: queue.ByUser, Text: "it is too large to be sent to a worker"}, 0)
 		}
 	case queue.Ask:
-		ask := askOf(a.Group)
+		ask := &taskspb.LeaseAsk{Group: uint32(a.Group.Index), Of: groupOf(a.Group)}
 		p.put(ask, func(m *taskspb.FromTasks) { m.Asks = append(m.Asks, ask) })
 	case queue.TakeBack:
 		p.put(nil, func(m *taskspb.FromTasks) { m.TakeBack = append(m.TakeBack, attemptOf(a.Task, a.Attempt)) })
@@ -688,13 +673,15 @@ func (s *Scheduler) tell(p *peer, id queue.ID) {
 
 // pushOf returns the message that sends a task to a worker.
 func (s *Scheduler) pushOf(p *peer, a queue.Action) *taskspb.PushTask {
-	push := &taskspb.PushTask{Of: attemptOf(a.Task, a.Attempt), Group: uint32(a.Group.Index), Args: s.q.Spec(a.Task), Confirm: a.Confirm}
+	o := s.q.Task(a.Task)
+	push := &taskspb.PushTask{
+		Of: attemptOf(a.Task, a.Attempt), Group: uint32(a.Group.Index), Args: o.Spec, Confirm: a.Confirm,
+		LimitMs: uint64(o.TimeLimit.Milliseconds()),
+	}
 	if s.used() > s.cfg.Memory/4*3 {
 		push.Inline = inlineShort
 	}
 	bytes := 0
-	o := s.q.OptionsOf(a.Task)
-	push.LimitMs = uint64(o.TimeLimit.Milliseconds())
 	most := mostAt // number of addresses for a value
 	if len(o.Needs)+len(o.Objects) > fewValues {
 		most = 1
@@ -741,21 +728,6 @@ func wireResult(r queue.Result) *taskspb.TaskResult {
 		out.Value = slices.Clone(r.Object[:])
 	}
 	return out
-}
-
-func askOf(g *queue.Group) *taskspb.LeaseAsk {
-	return &taskspb.LeaseAsk{Group: uint32(g.Index), Of: groupOf(g)}
-}
-
-// cutKey undoes functionKey.
-func cutKey(key string) (name string, hash []byte, err error) {
-	for i := len(key) - 1; i >= 0; i-- {
-		if key[i] == '@' {
-			hash, err = hex.DecodeString(key[i+1:])
-			return key[:i], hash, err
-		}
-	}
-	return key, nil, nil
 }
 
 func (s *Scheduler) onTimer() {

@@ -1,5 +1,13 @@
 package link
 
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
+)
+
 // Bounds on what a peer may send, in bytes unless they count things. The sender refuses or cuts
 // anything larger, and the scheduler refuses it on receipt. Put measures each part of a message;
 // within these bounds every part fits into a message, and into a record of the scheduler's journal.
@@ -31,3 +39,17 @@ const (
 	// MaxStatus bounds the answers to users: the status, or the explanation of tasks.
 	MaxStatus = 32 << 20
 )
+
+// TooLarge returns the reason why a task cannot be submitted; "": it can.
+func TooLarge(t *taskspb.SubmitTask) string {
+	needs := len(t.GetOptions().GetNeeds()) + len(t.GetOptions().GetValues())
+	switch size := proto.Size(t); {
+	case needs > MaxNeeds:
+		return fmt.Sprintf("%d of its arguments are results of tasks or stored values; at most %d may be", needs, MaxNeeds)
+	case size > MaxSubmit:
+		return fmt.Sprintf("the task has %d bytes; at most %d may be sent", size, MaxSubmit)
+	case len(t.GetOptions().GetPrefer()) > MaxName:
+		return "the name of its preferred host is too long"
+	}
+	return ""
+}

@@ -85,8 +85,9 @@ const (
 	small  = 64
 )
 
-// sizeOf returns an upper bound of the bytes that a part needs in a message.
-func sizeOf(part proto.Message) int {
+// SizeOf returns an upper bound of the bytes that a part needs in a message; nil stands for some
+// numbers.
+func SizeOf(part proto.Message) int {
 	if part == nil {
 		return small
 	}
@@ -98,7 +99,7 @@ func sizeOf(part proto.Message) int {
 // returns a *TooLargeError and does not call add. If the link is broken, Put does not call add
 // either and returns nil. Put does not block on the peer.
 func (l *Link[M]) Put(part proto.Message, add func(M)) error {
-	bytes := sizeOf(part)
+	bytes := SizeOf(part)
 	if bytes > MaxFrame {
 		return &TooLargeError{bytes, MaxFrame}
 	}

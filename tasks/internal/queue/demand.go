@@ -31,8 +31,6 @@ func MakeDemand(of map[string]int64) Demand {
 	return d
 }
 
-func (d Demand) key() string { return d.String() }
-
 // CPU is the resource of processors. Each task needs it unless its options say otherwise, and a
 // function lends it while it waits for other tasks.
 const CPU = "cpu"
@@ -46,14 +44,9 @@ func (d Demand) String() string {
 	return strings.Join(all, ",")
 }
 
-// fits reports whether the free amounts suffice for the demand the given number of times.
-func (d Demand) fits(free map[string]int64, times int64) bool {
-	for _, a := range d {
-		if free[a.Name] < a.Milli*times {
-			return false
-		}
-	}
-	return true
+// Fits reports whether the free amounts suffice for the demand.
+func (d Demand) Fits(free map[string]int64) bool {
+	return !slices.ContainsFunc(d, func(a Amount) bool { return free[a.Name] < a.Milli })
 }
 
 // take subtracts the demand from the amounts the given number of times. A negative number of times

@@ -88,21 +88,14 @@ func (q *Queue) whyWaiting(t *task) string {
 		}
 	}
 	for _, id := range q.inputIDs(t) {
-		if o := q.objects[id]; o == nil || len(o.hosts) == 0 {
-			parts = append(parts, fmt.Sprintf("a stored value of %d bytes, which is made again", q.sizeOf(id)))
+		if hosts, size := q.Holders(id); len(hosts) == 0 {
+			parts = append(parts, fmt.Sprintf("a stored value of %d bytes, which is made again", size))
 		}
 	}
 	if len(parts) > 5 {
 		parts = append(parts[:5], fmt.Sprintf("%d more", len(parts)-5))
 	}
 	return "it waits for " + strings.Join(parts, ", ")
-}
-
-func (q *Queue) sizeOf(id Object) int64 {
-	if o := q.objects[id]; o != nil {
-		return o.size
-	}
-	return 0
 }
 
 func (q *Queue) whyReady(now time.Time, t *task) string {
@@ -135,12 +128,4 @@ func (q *Queue) whyReady(now time.Time, t *task) string {
 		why += "it prefers host " + t.Prefer + "; "
 	}
 	return why + q.explain(now, t.Group)
-}
-
-// FunctionOf returns the name of a task's function, or "" if the task is unknown.
-func (q *Queue) FunctionOf(id ID) string {
-	if t := q.tasks[id]; t != nil {
-		return t.Group.Name()
-	}
-	return ""
 }

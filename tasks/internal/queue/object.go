@@ -1,6 +1,8 @@
 package queue
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"time"
 )
@@ -30,15 +32,6 @@ func (q *Queue) object(id Object) *object {
 		q.objects[id] = o
 	}
 	return o
-}
-
-// Put records that a host has a stored value that a client has put; "" is the store beside the
-// queue. The client uses the value until Unput.
-func (q *Queue) Put(now time.Time, id Object, size int64, host string) {
-	o := q.object(id)
-	o.size = size
-	o.users++
-	q.has(now, o, host)
 }
 
 // Unput records that a client no longer needs a stored value.
@@ -80,24 +73,18 @@ func (q *Queue) Holders(id Object) (hosts []string, size int64) {
 	if o == nil {
 		return nil, 0
 	}
-	for h := range o.hosts {
-		hosts = append(hosts, h)
-	}
-	slices.Sort(hosts)
-	return hosts, o.size
+	return slices.Sorted(maps.Keys(o.hosts)), o.size
 }
 
 // use adds n to the number of users of a stored value, and drops the value if nobody needs it.
 func (q *Queue) use(id Object, n int) {
-	o := q.objects[id]
-	if o == nil {
-		if n < 0 {
-			return
-		}
-		o = q.object(id)
+	if n > 0 {
+		q.object(id)
 	}
-	o.users += n
-	q.drop(o)
+	if o := q.objects[id]; o != nil {
+		o.users += n
+		q.drop(o)
+	}
 }
 
 func (q *Queue) drop(o *object) {
@@ -210,7 +197,7 @@ func (q *Queue) lostHost(now time.Time, host string) {
 			lost = append(lost, l)
 		}
 	}
-	slices.SortFunc(lost, func(a, b *task) int { return int(int64(a.order) - int64(b.order)) })
+	slices.SortFunc(lost, func(a, b *task) int { return cmp.Compare(a.order, b.order) })
 	for _, t := range lost {
 		if t.state != Ready || !slices.ContainsFunc(q.inputs(t), func(o *object) bool { return len(o.hosts) == 0 }) {
 			continue

@@ -12,6 +12,7 @@
 package queue
 
 import (
+	"cmp"
 	"container/heap"
 	"fmt"
 	"slices"
@@ -112,10 +113,6 @@ const DefaultRetries = 3
 type Config struct {
 	// Term is the number of this queue among the queues of the same journal.
 	Term uint32
-	// Poison is the number of workers that may be lost while they run a task. 0: 3.
-	Poison int
-	// Depth is the largest number of tasks that a worker has been sent ahead. 0: 1,000.
-	Depth int
 	// Rebuilds bounds the depth to which lost results are computed again. 0: 16.
 	Rebuilds int
 	// Grace is how long an attempt may continue after it was told to stop, before its worker is
@@ -131,6 +128,10 @@ const (
 	leaseReply = 2 * time.Second        // how long a worker may take to answer
 	leaseAgain = time.Second            // when a worker that has refused is asked again
 	ahead      = 2 * time.Millisecond   // how much work a worker is sent ahead
+	// mostLost is the number of workers that may be lost while they run a task.
+	mostLost = 3
+	// mostAhead is the largest number of tasks that a worker has been sent ahead.
+	mostAhead = 1000
 )
 
 // Action is something for the caller to do.
@@ -179,11 +180,7 @@ type line struct {
 
 func (l *line) Len() int { return len(l.tasks) }
 func (l *line) Less(i, j int) bool {
-	a, b := l.tasks[i], l.tasks[j]
-	if a.Priority != b.Priority {
-		return a.Priority > b.Priority
-	}
-	return a.order < b.order
+	return before(l.tasks[i], l.tasks[j])
 }
 func (l *line) Swap(i, j int) {
 	l.tasks[i], l.tasks[j] = l.tasks[j], l.tasks[i]
@@ -298,12 +295,6 @@ type groupKey struct{ function, demand string }
 
 // New returns an empty queue.
 func New(cfg Config) *Queue {
-	if cfg.Poison <= 0 {
-		cfg.Poison = 3
-	}
-	if cfg.Depth <= 0 {
-		cfg.Depth = 1000
-	}
 	if cfg.Rebuilds <= 0 {
 		cfg.Rebuilds = 16
 	}
@@ -325,7 +316,7 @@ func (q *Queue) do(a Action) { q.Out = append(q.Out, a) }
 // Group returns the group of a function's tasks with the given demand, which it creates if
 // necessary.
 func (all *groups) Group(function string, d Demand) *Group {
-	key := groupKey{function, d.key()}
+	key := groupKey{function, d.String()}
 	g := all.byKey[key]
 	if g == nil {
 		g = &Group{Function: function, Demand: d, Index: len(all.order), shares: map[uint64]*share{}}
@@ -372,23 +363,23 @@ func (q *Queue) add(s Task) *task {
 		}
 		return nil
 	}
-	q.last++
-	if s.Options == nil {
-		s.Options = &defaults
-	}
-	t := &task{Task: s, order: q.last}
-	q.insert(t)
-	return t
+	return q.insert(s)
 }
 
 // insert adds a task in the state Waiting.
-func (q *Queue) insert(t *task) {
+func (q *Queue) insert(s Task) *task {
+	if s.Options == nil {
+		s.Options = &defaults
+	}
+	q.last++
+	t := &task{Task: s, order: q.last}
 	q.tasks[t.ID] = t
 	t.Group.known++
 	q.counts[Waiting]++
 	q.account(t.ID.Client).tasks++
 	q.charge(t, 1)
 	q.need(t)
+	return t
 }
 
 // need counts the task as a user of its arguments.
@@ -748,13 +739,10 @@ func (q *Queue) Result(id ID) (Result, bool) {
 	return t.result, true
 }
 
-// Known reports whether the queue has a task.
-func (q *Queue) Known(id ID) bool { return q.tasks[id] != nil }
-
-// Spec returns the Spec of a task, or nil if the task is unknown.
-func (q *Queue) Spec(id ID) []byte {
+// Task returns a task, which must not be changed, or nil if the task is unknown.
+func (q *Queue) Task(id ID) *Task {
 	if t := q.tasks[id]; t != nil {
-		return t.Spec
+		return &t.Task
 	}
 	return nil
 }
@@ -767,19 +755,6 @@ func (q *Queue) Tasks(client uint64) []ID {
 			ids = append(ids, id)
 		}
 	}
-	slices.SortFunc(ids, func(a, b ID) int {
-		if a.N < b.N {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(ids, func(a, b ID) int { return cmp.Compare(a.N, b.N) })
 	return ids
-}
-
-// OptionsOf returns the options of a task.
-func (q *Queue) OptionsOf(id ID) Options {
-	if t := q.tasks[id]; t != nil {
-		return *t.Options
-	}
-	return defaults
 }

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 )
@@ -10,13 +11,6 @@ import (
 type earlier struct {
 	suspended int // tasks that wait for Resume
 	restored  int // tasks not over since, whose clients may have the results already
-}
-
-// restore marks a task as one of an earlier queue.
-func (e *earlier) restore(t *task) {
-	t.suspended, t.restored = true, true
-	e.suspended++
-	e.restored++
 }
 
 // unsuspend records that a task does not, or no longer, wait for Resume.
@@ -99,26 +93,18 @@ func (q *Queue) Released(ids []ID) (all []ID) {
 
 // Objects returns all stored values that are needed, unsorted.
 func (q *Queue) Objects() []Object {
-	all := make([]Object, 0, len(q.objects))
-	for id := range q.objects {
-		all = append(all, id)
-	}
-	return all
+	return slices.Collect(maps.Keys(q.objects))
 }
 
 // Restore adds a task of an earlier queue. It is suspended until Resume, or until a worker joins
 // that has an attempt of it. Tasks must be restored in the order in which they arrived.
 func (q *Queue) Restore(s Task) {
-	if q.tasks[s.ID] != nil {
-		return
+	if q.tasks[s.ID] == nil {
+		t := q.insert(s)
+		t.suspended, t.restored = true, true
+		q.suspended++
+		q.earlier.restored++
 	}
-	q.last++
-	if s.Options == nil {
-		s.Options = &defaults
-	}
-	t := &task{Task: s, order: q.last}
-	q.restore(t)
-	q.insert(t)
 }
 
 // RestoreOver records the result of a restored task that was over.

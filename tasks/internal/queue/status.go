@@ -124,7 +124,7 @@ func (q *Queue) whyNot(now time.Time, w *worker, g *Group) string {
 			}
 		}
 		return "has no such function"
-	case !g.Demand.fits(w.Offers, 1):
+	case !g.Demand.Fits(w.Offers):
 		return "offers " + MakeDemand(w.Offers).String() + ", less than " + g.Demand.String()
 	case l.state == leaseRefused:
 		return "has refused: " + l.why

@@ -90,7 +90,7 @@ func (q *Queue) tickStopped(now time.Time, w *worker) {
 		return
 	}
 	for _, t := range slices.Clone(w.sent[w.running:]) {
-		if t.Pin == 0 && !t.Group.Demand.fits(w.free, 1) {
+		if t.Pin == 0 && !t.Group.Demand.Fits(w.free) {
 			q.takeBack(now, w, t)
 		}
 	}

@@ -61,7 +61,7 @@ func (w *worker) waiting() (n int) {
 // jammed reports whether the worker cannot take a task of the group because everything that it runs
 // waits for tasks.
 func (w *worker) jammed(q *Queue, g *Group) bool {
-	return w.running > 0 && w.waiting() == w.running && !(g.Demand.fits(w.free, 1) && w.mayHave(q, g))
+	return w.running > 0 && w.waiting() == w.running && !(g.Demand.Fits(w.free) && w.mayHave(q, g))
 }
 
 // whyJammed describes the resources that the worker's waiting tasks hold.

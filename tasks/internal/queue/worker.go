@@ -248,7 +248,7 @@ func (q *Queue) Busy(id uint64) bool { w := q.workers[id]; return w != nil && le
 // becomes the result of the task. by is the name of the worker.
 func (q *Queue) attemptEnded(now time.Time, t *task, how ending, r Result, by string) {
 	tries := t.tries
-	another, why := t.ended(how, limits{t.Retries, t.Again, q.cfg.Poison, q.cfg.Rebuilds})
+	another, why := t.ended(how, limits{t.Retries, t.Again, mostLost, q.cfg.Rebuilds})
 	if how == workerLost {
 		t.rest().killers = append(t.rest().killers, by)
 		r = Result{State: Failed, Failure: why, Text: fmt.Sprintf("its worker %s was lost", by)}
@@ -375,7 +375,7 @@ func (q *Queue) Willing(now time.Time, id uint64) {
 	q.fill(now, w)
 }
 
-func (w *worker) serves(g *Group) bool { return w.knows(g) && g.Demand.fits(w.Offers, 1) }
+func (w *worker) serves(g *Group) bool { return w.knows(g) && g.Demand.Fits(w.Offers) }
 
 // knows reports whether the worker has the function of the group.
 func (w *worker) knows(g *Group) bool { return w.Functions[g.Function] }
@@ -445,11 +445,11 @@ func (q *Queue) depth(w *worker, g *Group) int {
 	if g.pace > 0 {
 		more = int(ahead / g.pace)
 	}
-	return min(room+room*more, room+q.cfg.Depth)
+	return min(room+room*more, room+mostAhead)
 }
 
 // fill sends a worker as many tasks as it may have.
-func (q *Queue) fill(now time.Time, w *worker) { q.fillUpTo(now, w, q.cfg.Depth) }
+func (q *Queue) fill(now time.Time, w *worker) { q.fillUpTo(now, w, mostAhead) }
 
 // fillUpTo sends a worker at most the given number of tasks.
 func (q *Queue) fillUpTo(now time.Time, w *worker, most int) {
@@ -499,10 +499,10 @@ func (w *worker) hasRoom(q *Queue) bool {
 }
 
 func (w *worker) mayHave(q *Queue, g *Group) bool {
-	if w.stopped > 0 && !g.Demand.fits(w.free, 1) {
+	if w.stopped > 0 && !g.Demand.Fits(w.free) {
 		return false // a task would wait for tasks that may never end
 	}
-	return len(w.sent) < q.cfg.Depth && w.lease(g).sent < q.depth(w, g)
+	return len(w.sent) < mostAhead && w.lease(g).sent < q.depth(w, g)
 }
 
 // next returns the ready task that should be sent to the worker. It returns nil if no task is
@@ -598,7 +598,7 @@ func (q *Queue) send(now time.Time, w *worker, t *task, number uint64) {
 // begin counts as running the tasks that the worker can run, because a worker begins tasks in the
 // order in which they arrive.
 func (q *Queue) begin(now time.Time, w *worker) {
-	for w.running < len(w.sent) && w.sent[w.running].Group.Demand.fits(w.free, 1) {
+	for w.running < len(w.sent) && w.sent[w.running].Group.Demand.Fits(w.free) {
 		t := w.sent[w.running]
 		t.Group.Demand.take(w.free, 1)
 		if t.TimeLimit > 0 {
@@ -718,7 +718,7 @@ func (q *Queue) balance(now time.Time, idle *worker) {
 	queued := most.sent[most.running:]
 	for i, n := len(queued)-1, (len(queued)+1)/2; i >= 0 && n > 0; i-- {
 		t := queued[i]
-		if t.Pin != 0 || t.stopped || !idle.serves(t.Group) || !t.Group.Demand.fits(idle.free, 1) {
+		if t.Pin != 0 || t.stopped || !idle.serves(t.Group) || !t.Group.Demand.Fits(idle.free) {
 			continue
 		}
 		switch idle.lease(t.Group).state {

@@ -282,12 +282,11 @@ func (c *Client) Put(ctx context.Context, parts ...[]byte) (id blob.ID, err erro
 func (c *Client) ReadAll(ctx context.Context, id blob.ID, size int64) (b []byte, err error) {
 	b = make([]byte, size)
 	sum := sha256.New()
-	f := &fetch{id: id, size: size, took: func(part []byte, at int64) error {
+	f := &fetch{id: id, size: size, left: size, took: func(part []byte, at int64) error {
 		copy(b[at:], part)
 		_, _ = sum.Write(part)
 		return nil
 	}}
-	f.begin()
 	if err := f.from(ctx, c); err != nil {
 		return nil, err
 	}
@@ -308,9 +307,8 @@ type Source struct {
 
 // SourceError is an error of a source.
 type SourceError struct {
-	Source int // index of the source
-	Name   string
-	Err    error
+	Name string
+	Err  error
 }
 
 // Error includes the name.
@@ -329,16 +327,16 @@ func Fetch(ctx context.Context, s *blob.Store, id blob.ID, size int64, sources [
 		return bad, err
 	}
 	// At least one source has sent wrong bytes. Try each source alone.
-	for i, one := range sources {
+	for _, one := range sources {
 		of, err := fetchOnce(ctx, s, id, size, []Source{one})
 		if err == nil {
 			return bad, nil
 		}
 		for _, e := range of {
-			bad = append(bad, &SourceError{i, one.Name, e.Err})
+			bad = append(bad, &SourceError{one.Name, e.Err})
 		}
 		if errors.Is(err, errOther) {
-			bad = append(bad, &SourceError{i, one.Name, err})
+			bad = append(bad, &SourceError{one.Name, err})
 		}
 	}
 	return bad, err
@@ -357,7 +355,7 @@ func fetchOnce(ctx context.Context, s *blob.Store, id blob.ID, size int64, sourc
 	defer cancel(nil)
 	var mu sync.Mutex
 	var bad []*SourceError
-	f := &fetch{id: id, size: size, took: func(b []byte, at int64) error {
+	f := &fetch{id: id, size: size, left: size, took: func(b []byte, at int64) error {
 		mu.Lock()
 		defer mu.Unlock()
 		_, err := w.WriteAt(b, at)
@@ -367,7 +365,7 @@ func fetchOnce(ctx context.Context, s *blob.Store, id blob.ID, size int64, sourc
 		return err
 	}}
 	failed := make([]bool, len(sources))
-	for f.begin(); !f.whole() && ctx.Err() == nil && slices.Contains(failed, false); {
+	for !f.whole() && ctx.Err() == nil && slices.Contains(failed, false) {
 		var all sync.WaitGroup
 		for i, src := range sources {
 			if failed[i] {
@@ -379,7 +377,7 @@ func fetchOnce(ctx context.Context, s *blob.Store, id blob.ID, size int64, sourc
 					mu.Lock()
 					defer mu.Unlock()
 					failed[i] = true
-					bad = append(bad, &SourceError{i, src.Name, err})
+					bad = append(bad, &SourceError{src.Name, err})
 				}
 			})
 		}
@@ -419,8 +417,6 @@ type fetch struct {
 	back []int64 // offsets of chunks that were requested but not received
 	left int64   // number of missing bytes
 }
-
-func (f *fetch) begin() { f.left = f.size }
 
 func (f *fetch) fromSource(ctx context.Context, src Source) error {
 	conn, err := src.Dial(ctx)
