@@ -10,8 +10,8 @@ import (
 // errFormat is returned by decode for frames that are not a message.
 var errFormat = errors.New("scaler: the frames are not a message")
 
-// unknownTypeError is returned by decode for a message of an unknown type. Scaler's own programs
-// drop such messages.
+// unknownTypeError is returned by decode for a message of a type that workers do not know. Scaler's
+// own programs drop such messages.
 type unknownTypeError struct{ Type string }
 
 func (e *unknownTypeError) Error() string {
@@ -19,14 +19,17 @@ func (e *unknownTypeError) Error() string {
 }
 
 // encode returns a message as frames. They share memory with the message.
-func encode(m message) [][]byte {
+func encode(m outgoing) [][]byte {
 	return append([][]byte{[]byte(m.kind())}, m.encode()...)
 }
 
 // decode decodes the message in the frames. The message shares memory with the frames. decode
 // allocates memory only in proportion to the frames, because it checks counts within a message
 // against the number of frames.
-func decode(all [][]byte) (message, error) {
+func decode(all [][]byte) (incoming, error) { return decodeAs(all, blank) }
+
+// decodeAs is like decode. blank returns an empty message of a type, or nil.
+func decodeAs(all [][]byte, blank func(kind string) incoming) (incoming, error) {
 	if len(all) < 2 {
 		return nil, fmt.Errorf("%w: it has %d frames", errFormat, len(all))
 	}
@@ -45,29 +48,21 @@ func decode(all [][]byte) (message, error) {
 	return m, nil
 }
 
-// blank returns an empty message of a type, or nil.
-func blank(kind string) message {
+// blank returns an empty message of a type that workers receive, or nil.
+func blank(kind string) incoming {
 	switch kind {
 	case "TK":
 		return new(task)
 	case "TC":
 		return new(taskCancel)
-	case "TR":
-		return new(taskResult)
 	case "OI":
 		return new(objectInstruction)
-	case "OR":
-		return new(objectRequest)
 	case "OA":
 		return new(objectResponse)
-	case "HB":
-		return new(heartbeat)
 	case "HE":
 		return new(heartbeatEcho)
 	case "CS":
 		return new(disconnect)
-	case "DR":
-		return new(disconnectRequest)
 	case "DP":
 		return new(disconnectResponse)
 	}
@@ -156,8 +151,6 @@ func (f *frames) several(what string, n uint64) [][]byte {
 	return some
 }
 
-func (f *frames) all(what string) [][]byte { return f.several(what, uint64(len(f.rest))) }
-
 // Numbers are encoded as Python's module struct packs them: in the byte order of the machine, and
 // aligned. All machines of a cluster must have the same order, which is little-endian on those on
 // which Scaler and this program run.
@@ -174,8 +167,6 @@ func truth(b bool) byte {
 func load(cpu float64) uint16 {
 	return uint16(min(max(cpu*1000+0.5, 0), math.MaxUint16))
 }
-
-func loadOf(b []byte) float64 { return float64(order.Uint16(b)) / 1000 }
 
 func count16(n int) uint16 { return uint16(min(max(n, 0), math.MaxUint16)) }
 
@@ -222,10 +213,6 @@ func (t *taskFlags) decode(b []byte, f *frames) {
 	}
 }
 
-func (m *taskCancel) encode() [][]byte {
-	return [][]byte{m.ID, {truth(m.Force), truth(m.Retrieve)}}
-}
-
 func (m *taskCancel) decode(f *frames) error {
 	m.ID = f.next("id")
 	b := f.sized("flags", 2)
@@ -237,29 +224,11 @@ func (m *taskResult) encode() [][]byte {
 	return append([][]byte{m.ID, {byte(m.Status)}, m.Profile.encode()}, m.Results...)
 }
 
-func (m *taskResult) decode(f *frames) error {
-	m.ID, m.Status = f.next("id"), taskStatus(f.one("status", "SFCNKW"))
-	m.Profile.decode(f.next("profile"), f)
-	m.Results = f.all("results")
-	return f.err
-}
-
 func (p profile) encode() []byte {
 	if p.Absent {
 		return nil
 	}
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(nil, math.Float32bits(p.Duration)), p.Memory)
-}
-
-func (p *profile) decode(b []byte, f *frames) {
-	switch len(b) {
-	case 0:
-		*p = profile{Absent: true}
-	case 12:
-		*p = profile{Duration: math.Float32frombits(binary.BigEndian.Uint32(b)), Memory: binary.BigEndian.Uint64(b[4:])}
-	default:
-		f.fail("a profile of %d bytes", len(b))
-	}
 }
 
 // encode returns a frame with three counts, followed by three columns.
@@ -293,16 +262,6 @@ func (m *objectInstruction) decode(f *frames) error {
 
 func (m *objectRequest) encode() [][]byte { return append([][]byte{{'A'}}, m.IDs...) }
 
-func (m *objectRequest) decode(f *frames) error {
-	f.one("kind", "A")
-	m.IDs = f.all("ids")
-	return f.err
-}
-
-func (m *objectResponse) encode() [][]byte {
-	return append([][]byte{{m.Kind}}, m.objects.encode()...)
-}
-
 func (m *objectResponse) decode(f *frames) error {
 	m.Kind = f.one("kind", "CN")
 	m.objects.decode(f)
@@ -324,18 +283,6 @@ func (m *heartbeat) encode() [][]byte {
 	return out
 }
 
-func (m *heartbeat) decode(f *frames) error {
-	b := f.sized("heartbeat", 33)
-	*m = heartbeat{
-		CPU: loadOf(b), RSS: order.Uint64(b[8:]), Free: order.Uint64(b[16:]), Queued: int(order.Uint16(b[24:])),
-		LatencyUS: order.Uint32(b[28:]), Locked: b[32] != 0,
-	}
-	for len(f.rest) > 0 && f.err == nil {
-		m.Processors = append(m.Processors, processorOf(f.sized("processor", 24)))
-	}
-	return f.err
-}
-
 func (p processor) encode() []byte {
 	b := make([]byte, 24)
 	order.PutUint32(b, p.PID)
@@ -345,38 +292,17 @@ func (p processor) encode() []byte {
 	return b
 }
 
-func processorOf(b []byte) processor {
-	return processor{
-		PID: order.Uint32(b), Initialized: b[4] != 0, HasTask: b[5] != 0, Suspended: b[6] != 0,
-		CPU: loadOf(b[8:]), RSS: order.Uint64(b[16:]),
-	}
-}
-
-// nothing is the content of messages without content: one empty frame, because Scaler's programs
-// drop messages of fewer than two frames.
-var nothing = [][]byte{{}}
-
-func (*heartbeatEcho) encode() [][]byte { return nothing }
-
 func (*heartbeatEcho) decode(f *frames) error {
 	f.empty("echo")
 	return f.err
 }
-
-func (m *disconnect) encode() [][]byte { return [][]byte{{m.Kind}} }
 
 func (m *disconnect) decode(f *frames) error {
 	m.Kind = f.one("kind", "SD")
 	return f.err
 }
 
-func (m *disconnectRequest) encode() [][]byte  { return [][]byte{m.Worker} }
-func (m *disconnectResponse) encode() [][]byte { return [][]byte{m.Worker} }
-
-func (m *disconnectRequest) decode(f *frames) error {
-	m.Worker = f.next("worker")
-	return f.err
-}
+func (m *disconnectRequest) encode() [][]byte { return [][]byte{m.Worker} }
 
 func (m *disconnectResponse) decode(f *frames) error {
 	m.Worker = f.next("worker")

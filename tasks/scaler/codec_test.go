@@ -10,14 +10,12 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-
-	"github.com/hvdrun/hvdrun/tasks/scaler/internal/scalertest"
 )
 
 func b(text string) []byte { return []byte(text) }
 
 // everything has a message of each type, in each of its forms.
-var everything = []message{
+var everything = []anyMessage{
 	&task{ID: b("0123456789abcdef"), Source: b("client"), Flags: taskFlags{Profiling: true, Priority: -2}, Function: b("f"),
 		Args: []argument{{argObject, b("a")}, {argTask, b("t")}}},
 	&task{ID: b("t"), Source: b("c"), Flags: taskFlags{Absent: true, Profiling: true}, Function: b("f")},
@@ -44,7 +42,7 @@ var everything = []message{
 
 func TestRoundTrip(t *testing.T) {
 	for _, m := range everything {
-		if got, err := decode(encode(m)); err != nil || !reflect.DeepEqual(got, m) {
+		if got, err := decodeAny(encode(m)); err != nil || !reflect.DeepEqual(got, m) {
 			t.Errorf("%+v became %+v, %v", m, got, err)
 		}
 	}
@@ -55,7 +53,7 @@ func TestLayouts(t *testing.T) {
 	heartbeat := &heartbeat{CPU: 0.258, RSS: 0x1112131415161718, Free: 0x2122232425262728, Queued: 0x3132, LatencyUS: 0x41424344, Locked: true,
 		Processors: []processor{{PID: 0x51525354, Initialized: true, Suspended: true, CPU: 0.515, RSS: 0x6162636465666768}}}
 	for _, c := range []struct {
-		m     message
+		m     outgoing
 		frame int
 		want  string // in hexadecimal, spaces between fields and padding
 	}{
@@ -84,7 +82,7 @@ func TestLayouts(t *testing.T) {
 
 // TestClamped: a value too large for its field becomes the field's largest value.
 func TestClamped(t *testing.T) {
-	got, err := decode(encode(&heartbeat{CPU: 128, Queued: 1 << 20, Processors: []processor{{CPU: -1}}}))
+	got, err := decodeAny(encode(&heartbeat{CPU: 128, Queued: 1 << 20, Processors: []processor{{CPU: -1}}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,13 +122,13 @@ func TestDecodeRefuses(t *testing.T) {
 		"request's kind":      {b("OR"), b("B"), b("i")},
 		"two workers":         {b("DR"), b("w"), b("v")},
 	} {
-		if m, err := decode(frames); !errors.Is(err, errFormat) {
+		if m, err := decodeAny(frames); !errors.Is(err, errFormat) {
 			t.Errorf("%s: %+v, %v", name, m, err)
 		}
 	}
 	for _, kind := range []string{"BQ", "WDN", "ST", "XX", ""} {
 		var unknown *unknownTypeError
-		if _, err := decode([][]byte{b(kind), {}}); !errors.As(err, &unknown) || unknown.Type != kind {
+		if _, err := decodeAny([][]byte{b(kind), {}}); !errors.As(err, &unknown) || unknown.Type != kind {
 			t.Errorf("type %q: %v", kind, err)
 		}
 	}
@@ -170,7 +168,7 @@ func TestGolden(t *testing.T) {
 				}
 				frames = append(frames, frame)
 			}
-			m, err := decode(frames)
+			m, err := decodeAny(frames)
 			if err != nil {
 				t.Errorf("%s: %s%v", path, line, err)
 				continue
@@ -191,14 +189,14 @@ func TestGolden(t *testing.T) {
 // FuzzDecode: decoded messages encode to the same frames, or to frames with the same meaning.
 func FuzzDecode(f *testing.F) {
 	for _, m := range everything {
-		f.Add(scalertest.Join(encode(m)))
+		f.Add(joinFrames(encode(m)))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		m, err := decode(scalertest.Split(text))
+		m, err := decodeAny(splitFrames(text))
 		if err != nil {
 			return
 		}
-		again, err := decode(encode(m))
+		again, err := decodeAny(encode(m))
 		if err != nil {
 			t.Fatalf("%+v: %v", m, err)
 		}

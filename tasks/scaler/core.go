@@ -83,7 +83,7 @@ func (a *answers) forget(task []byte) { delete(a.tasks, string(task)) }
 
 // actions are what the owner of the core must do.
 type actions struct {
-	send  []message
+	send  []outgoing
 	start []start
 	stop  []uint64 // runs whose contexts must be cancelled
 	note  []string // lines for the log
@@ -127,7 +127,7 @@ type request struct{ ids [][]byte }
 // sent is a result that was sent. It is kept until the scheduler has answered a heartbeat that was
 // sent after it, and is sent again on another connection.
 type sent struct {
-	messages []message
+	messages []outgoing
 	bytes    int
 	beats    uint64 // number of heartbeats sent before it
 }
@@ -166,7 +166,7 @@ func (c *core) take() actions {
 	return a
 }
 
-func (c *core) send(m ...message) {
+func (c *core) send(m ...outgoing) {
 	if c.id != nil {
 		c.out.send = append(c.out.send, m...)
 	}
@@ -254,9 +254,6 @@ func (c *core) message(now time.Time, m message) {
 		c.echo(now)
 	case *disconnect:
 		c.leaving = c.leaving || m.Kind == shutdown
-	case *disconnectResponse:
-	default:
-		c.notef("the scheduler sends a message of type %s, which is not for workers", m.kind())
 	}
 }
 
@@ -518,9 +515,9 @@ func exceptionOf(err error) []byte {
 
 // report sends a result and keeps it until the scheduler has received it.
 func (c *core) report(object *objectInstruction, r *taskResult) {
-	s := sent{messages: []message{r}, bytes: 128, beats: c.beat.count}
+	s := sent{messages: []outgoing{r}, bytes: 128, beats: c.beat.count}
 	if object != nil {
-		s.messages = []message{object, r}
+		s.messages = []outgoing{object, r}
 		s.bytes += len(object.Contents[0])
 	}
 	c.keep(s)

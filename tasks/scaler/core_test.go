@@ -35,7 +35,7 @@ func testCore(t *testing.T, change func(*Config)) *core {
 	return c
 }
 
-func kinds(all []message) string {
+func kinds(all []outgoing) string {
 	var names []string
 	for _, m := range all {
 		names = append(names, m.kind())
@@ -379,7 +379,7 @@ type model struct {
 	given   map[string]int    // on this connection, minus answers
 	results map[string]string // objects of results
 	runs    []start
-	wire    []message // messages to the scheduler
+	wire    []outgoing // messages to the scheduler
 	id      int
 	joined  bool // the scheduler knows the connection
 	now     time.Time

@@ -46,10 +46,7 @@ func (c *Config) find(object []byte) (Func, error) {
 		return nil, &CallError{"ValueError", fmt.Sprintf("the function is an object of %d bytes, not a name", len(object))}
 	}
 	fn := c.Functions[name]
-	switch {
-	case fn == nil && c.Find != nil:
-		return c.Find(name)
-	case fn == nil:
+	if fn == nil {
 		return nil, &CallError{"LookupError", fmt.Sprintf("no function %q is registered at this worker", name)}
 	}
 	return fn, nil

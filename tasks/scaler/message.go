@@ -4,8 +4,18 @@ package scaler
 type message interface {
 	// kind returns the content of the first frame.
 	kind() string
-	// encode returns the other frames.
+}
+
+// outgoing is a message that workers send.
+type outgoing interface {
+	message
+	// encode returns all frames but the first.
 	encode() [][]byte
+}
+
+// incoming is a message that workers receive.
+type incoming interface {
+	message
 	decode(*frames) error
 }
 
@@ -21,16 +31,13 @@ type task struct {
 
 // argument is an argument of a task.
 type argument struct {
-	// Kind is argObject. argTask occurs only in graphs of tasks, which workers never receive.
+	// Kind is argObject, or T in graphs of tasks, which workers never receive.
 	Kind byte
 	ID   []byte
 }
 
-// The kinds of arguments.
-const (
-	argObject = 'R'
-	argTask   = 'T'
-)
+// argObject is the kind of an argument that is an object.
+const argObject = 'R'
 
 // taskFlags are a task's metadata.
 type taskFlags struct {
@@ -55,12 +62,10 @@ type taskStatus byte
 
 // The statuses that workers send.
 const (
-	success    taskStatus = 'S'
-	failed     taskStatus = 'F'
-	canceled   taskStatus = 'C'
-	notFound   taskStatus = 'N'
-	workerDied taskStatus = 'K'
-	noWorker   taskStatus = 'W'
+	success  taskStatus = 'S'
+	failed   taskStatus = 'F'
+	canceled taskStatus = 'C'
+	notFound taskStatus = 'N'
 )
 
 // taskResult is the outcome of a task. Its object was sent before, by an objectInstruction.
@@ -107,15 +112,12 @@ type objectRequest struct{ IDs [][]byte }
 // objectResponse answers an objectRequest. IDs are all requested IDs. If an object is missing,
 // Names and Contents contain those that were found, but do not show which.
 type objectResponse struct {
-	Kind byte // contentFound or noObject
+	Kind byte // contentFound, or N if there is no object
 	objects
 }
 
-// The kinds of an objectResponse.
-const (
-	contentFound = 'C'
-	noObject     = 'N'
-)
+// contentFound is the kind of an objectResponse with objects.
+const contentFound = 'C'
 
 // heartbeat is sent by a worker to join, and to show that it is alive.
 type heartbeat struct {
@@ -143,11 +145,8 @@ type heartbeatEcho struct{}
 // disconnect ends a client or, from the scheduler, a worker.
 type disconnect struct{ Kind byte }
 
-// The kinds of a disconnect.
-const (
-	shutdown = 'S' // ends the worker, or the whole cluster of the client
-	leave    = 'D' // ends only the client
-)
+// shutdown is the kind of a disconnect that ends the worker, or the whole cluster of the client.
+const shutdown = 'S'
 
 // disconnectRequest asks the scheduler to remove a worker and to give its tasks to others.
 type disconnectRequest struct{ Worker []byte }

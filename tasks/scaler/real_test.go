@@ -10,13 +10,11 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/hvdrun/hvdrun/tasks/scaler/internal/scalertest"
 )
 
-func startScheduler(t *testing.T, address string) *scalertest.Process {
+func startScheduler(t *testing.T, address string) *process {
 	t.Helper()
-	p := scalertest.Start(t, false, []string{"PYTHONPATH=" + scalertest.Sources(t), "PYTHONUNBUFFERED=1"}, "/usr/bin/python3", "-c",
+	p := startProcess(t, false, []string{"PYTHONPATH=" + realSources(t), "PYTHONUNBUFFERED=1"}, "/usr/bin/python3", "-c",
 		"import sys; from scaler.entry_points.scheduler import main; main()", "--worker-timeout-seconds", "3", address)
 	p.Until(t, "StatusReporter: started")
 	return p
@@ -25,12 +23,12 @@ func startScheduler(t *testing.T, address string) *scalertest.Process {
 // realClient is a client of the real Scaler.
 type realClient struct {
 	t *testing.T
-	*scalertest.Process
+	*process
 }
 
 func startClient(t *testing.T, address string) *realClient {
 	t.Helper()
-	return &realClient{t, scalertest.Start(t, true, []string{"PYTHONPATH=" + scalertest.Sources(t)}, "/usr/bin/python3", "testdata/client.py", address)}
+	return &realClient{t, startProcess(t, true, []string{"PYTHONPATH=" + realSources(t)}, "/usr/bin/python3", "testdata/client.py", address)}
 }
 
 // tell sends a command and returns at once.
@@ -82,7 +80,7 @@ func freeAddress(t *testing.T) string {
 // recorder records the frames of a socket.
 type recorder struct {
 	Socket
-	scalertest.Frames
+	frameLog
 }
 
 // dial returns a function for Config.Dial.
@@ -242,7 +240,7 @@ func TestRealWorkerDies(t *testing.T) {
 	}
 	address := freeAddress(t)
 	scheduler := startScheduler(t, address)
-	dies := scalertest.Start(t, false, []string{"SCALER_TEST_WORKER=" + address}, os.Args[0], "-test.run=^TestRealWorkerDies$")
+	dies := startProcess(t, false, []string{"SCALER_TEST_WORKER=" + address}, os.Args[0], "-test.run=^TestRealWorkerDies$")
 	scheduler.Until(t, "|dies|")
 	client := startClient(t, address)
 	var numbers []int

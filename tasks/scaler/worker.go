@@ -21,14 +21,11 @@ type Config struct {
 	// Address is the address of the scheduler, as tcp://host:port or ipc:///path.
 	Address   string
 	Functions Functions
-	// Find, if not nil, returns the function for a name that is not in Functions, or an error.
-	// Clients get a *CallError as an exception of its class. It must not block.
-	Find func(name string) (Func, error)
 	// Name becomes a part of the worker's identity, which Scaler's monitors show; "": hvdrun.
 	Name string
 	// Slots is the number of tasks that run at a time; 0: 1, as in Scaler.
 	Slots int
-	// heartbeat is the time between heartbeats; 0: 2 s. By default, the scheduler gives up a worker
+	// Heartbeat is the time between heartbeats; 0: 2 s. By default, the scheduler gives up a worker
 	// after 60 s without one.
 	Heartbeat time.Duration
 	// EchoTimeout is how long an answer to a heartbeat may take before the worker reconnects; 0: 30
@@ -41,7 +38,7 @@ type Config struct {
 	// Cache is the number of bytes of objects that are kept for later tasks, in addition to the
 	// objects of the next ones; 0: 256 MiB.
 	Cache int64
-	// message is the size of the largest message that is read, in bytes; 0: 256 MiB. A task with a
+	// Message is the size of the largest message that is read, in bytes; 0: 256 MiB. A task with a
 	// larger object fails.
 	Message int64
 	// Log receives errors; nil: nothing is logged.
@@ -63,7 +60,7 @@ const (
 )
 
 func (c *Config) fill() error {
-	if len(c.Functions) == 0 && c.Find == nil {
+	if len(c.Functions) == 0 {
 		return errors.New("scaler: a worker needs functions")
 	}
 	if c.Slots < 0 {

@@ -14,7 +14,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/hvdrun/hvdrun/tasks/scaler/internal/scalertest"
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
 )
 
@@ -22,11 +21,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fakeScheduler is the ROUTER of a scheduler whose part a test plays.
 type fakeScheduler struct {
-	*scalertest.Listener
+	*listener
 	t *testing.T
 }
 
-func listen(t *testing.T) *fakeScheduler { return &fakeScheduler{scalertest.Listen(t), t} }
+func listen(t *testing.T) *fakeScheduler { return &fakeScheduler{listenAsScheduler(t), t} }
 
 // peer is a worker as the scheduler sees it.
 type peer struct {
@@ -40,7 +39,7 @@ func (s *fakeScheduler) accept() *peer {
 	return &peer{s.t, s.Accept()}
 }
 
-func (p *peer) send(all ...message) {
+func (p *peer) send(all ...outgoing) {
 	p.t.Helper()
 	for _, m := range all {
 		if err := p.Write(encode(m)); err != nil {
@@ -55,7 +54,7 @@ func (p *peer) next() message {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	m, err := decode(frames)
+	m, err := decodeAny(frames)
 	if err != nil {
 		p.t.Fatal(err)
 	}
