@@ -2,34 +2,12 @@ package plan
 
 import "fmt"
 
-// SlotIDs returns all slots of the hosts, by host and index.
-func SlotIDs(hosts []Host) []SlotID {
-	n := 0
-	for _, h := range hosts {
-		n += max(h.Slots, 0)
-	}
-	ids := make([]SlotID, 0, n)
-	for _, h := range hosts {
-		for i := range h.Slots {
-			ids = append(ids, SlotID{h.Name, i})
-		}
-	}
-	return ids
-}
-
 // Assign assigns ranks to slots in the order of ids, which must be grouped by host, oldest host
-// first, so that old hosts keep low ranks. At most max slots get a rank (0: all). Fewer than min
-// ids are an ErrNotEnoughSlots, wrapped with the numbers.
+// first, so that old hosts keep low ranks.
 //
 // Indices may have gaps because slots may be excluded: local ranks are dense, the index is
 // unchanged. A duplicate id is an error. The caller owns the result.
-func Assign(ids []SlotID, min, max int) ([]Slot, error) {
-	if max > 0 && len(ids) > max {
-		ids = ids[:max]
-	}
-	if len(ids) < min {
-		return nil, fmt.Errorf("%w: %d of %d", ErrNotEnoughSlots, len(ids), min)
-	}
+func Assign(ids []SlotID) ([]Slot, error) {
 	slots := make([]Slot, len(ids))
 	for i, id := range ids {
 		slots[i].SlotID = id

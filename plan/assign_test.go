@@ -1,7 +1,6 @@
 package plan_test
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -19,30 +18,27 @@ func slot(host string, index, rank, local, localSize, cross, crossSize int) plan
 
 func TestAssign(t *testing.T) {
 	for _, c := range []struct {
-		name     string
-		ids      []plan.SlotID
-		min, max int
-		want     []plan.Slot
+		name string
+		ids  []plan.SlotID
+		want []plan.Slot
 	}{
-		{"ASG-01", plan.SlotIDs(hosts{{Name: "w0", Slots: 2}, {Name: "w1", Slots: 2}}), 4, 4, []plan.Slot{
+		{"ASG-01", slotIDs(hosts{{Name: "w0", Slots: 2}, {Name: "w1", Slots: 2}}), []plan.Slot{
 			slot("w0", 0, 0, 0, 2, 0, 2), slot("w0", 1, 1, 1, 2, 0, 2),
 			slot("w1", 0, 2, 0, 2, 1, 2), slot("w1", 1, 3, 1, 2, 1, 2)}},
-		{"ASG-02", plan.SlotIDs(hosts{{Name: "w0", Slots: 2}, {Name: "w1", Slots: 2}}), 1, 2, []plan.Slot{
+		{"ASG-02", slotIDs(hosts{{Name: "w0", Slots: 2}}), []plan.Slot{
 			slot("w0", 0, 0, 0, 2, 0, 1), slot("w0", 1, 1, 1, 2, 0, 1)}},
-		{"ASG-03", plan.SlotIDs(hosts{{Name: "w0", Slots: 1}, {Name: "w1", Slots: 2}}), 3, 3, []plan.Slot{
+		{"ASG-03", slotIDs(hosts{{Name: "w0", Slots: 1}, {Name: "w1", Slots: 2}}), []plan.Slot{
 			slot("w0", 0, 0, 0, 1, 0, 2), slot("w1", 0, 1, 0, 2, 1, 2), slot("w1", 1, 2, 1, 2, 0, 1)}},
-		{"no bound", plan.SlotIDs(hosts{{Name: "w0", Slots: 1}, {Name: "w1", Slots: 1}}), 1, 0, []plan.Slot{
+		{"one slot each", slotIDs(hosts{{Name: "w0", Slots: 1}, {Name: "w1", Slots: 1}}), []plan.Slot{
 			slot("w0", 0, 0, 0, 1, 0, 2), slot("w1", 0, 1, 0, 1, 1, 2)}},
-		{"the bound cuts a host", plan.SlotIDs(hosts{{Name: "w0", Slots: 1}, {Name: "w1", Slots: 2}}), 1, 2, []plan.Slot{
-			slot("w0", 0, 0, 0, 1, 0, 2), slot("w1", 0, 1, 0, 1, 1, 2)}},
-		{"an excluded slot leaves a hole", []plan.SlotID{{"w0", 1}, {"w1", 0}, {"w1", 2}}, 1, 0, []plan.Slot{
+		{"an excluded slot leaves a hole", []plan.SlotID{{"w0", 1}, {"w1", 0}, {"w1", 2}}, []plan.Slot{
 			slot("w0", 1, 0, 0, 1, 0, 2), slot("w1", 0, 1, 0, 2, 1, 2), slot("w1", 2, 2, 1, 2, 0, 1)}},
-		{"a host without slots", plan.SlotIDs(hosts{{Name: "w0", Slots: 0}, {Name: "w1", Slots: 1}}), 1, 0, []plan.Slot{
+		{"a host without slots", slotIDs(hosts{{Name: "w0", Slots: 0}, {Name: "w1", Slots: 1}}), []plan.Slot{
 			slot("w1", 0, 0, 0, 1, 0, 1)}},
-		{"nobody, and nobody needed", nil, 0, 0, []plan.Slot{}},
+		{"nobody", nil, []plan.Slot{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := plan.Assign(c.ids, c.min, c.max)
+			got, err := plan.Assign(c.ids)
 			if err != nil || !slices.Equal(got, c.want) {
 				t.Errorf("got  %v, %v\nwant %v", got, err, c.want)
 			}
@@ -51,24 +47,14 @@ func TestAssign(t *testing.T) {
 }
 
 func TestAssignRefuses(t *testing.T) {
-	two := plan.SlotIDs(hosts{{Name: "a", Slots: 2}})
-	if got, err := plan.Assign(two, 3, 0); !errors.Is(err, plan.ErrNotEnoughSlots) || got != nil ||
-		!strings.Contains(err.Error(), "2") || !strings.Contains(err.Error(), "3") {
-		t.Errorf("2 of 3 slots: got %v, %v", got, err)
-	}
-	if _, err := plan.Assign(two, 2, 1); !errors.Is(err, plan.ErrNotEnoughSlots) {
-		t.Errorf("a bound below the need: got %v", err)
-	}
-	if _, err := plan.Assign(append(two, two[0]), 1, 0); err == nil || !strings.Contains(err.Error(), "a:0") {
+	two := slotIDs(hosts{{Name: "a", Slots: 2}})
+	if _, err := plan.Assign(append(two, two[0])); err == nil || !strings.Contains(err.Error(), "a:0") {
 		t.Errorf("a slot twice: got %v", err)
 	}
 }
 
 // literalAssign computes ranks literally from their definitions, counting for every slot.
-func literalAssign(ids []plan.SlotID, most int) []plan.Slot {
-	if most > 0 {
-		ids = ids[:min(most, len(ids))]
-	}
+func literalAssign(ids []plan.SlotID) []plan.Slot {
 	localRank := func(i int) (n int) {
 		for j := range i {
 			if ids[j].Host == ids[i].Host {
@@ -115,18 +101,11 @@ func TestAssignAgainstTheDefinition(t *testing.T) {
 		if rapid.Bool().Draw(t, "mixed") {
 			ids = rapid.Permutation(ids).Draw(t, "ids")
 		}
-		least, most := rapid.IntRange(0, 10).Draw(t, "min"), rapid.IntRange(0, 10).Draw(t, "max")
-		want := literalAssign(ids, most)
+		want := literalAssign(ids)
 		before := slices.Clone(ids)
-		got, err := plan.Assign(ids, least, most)
+		got, err := plan.Assign(ids)
 		if !slices.Equal(ids, before) {
 			t.Fatalf("Assign changed its argument %v to %v", before, ids)
-		}
-		if len(want) < least {
-			if !errors.Is(err, plan.ErrNotEnoughSlots) {
-				t.Fatalf("%d slots of %d: got %v", len(want), least, err)
-			}
-			return
 		}
 		if err != nil || !slices.Equal(got, want) {
 			t.Fatalf("got  %v, %v\nwant %v", got, err, want)
@@ -137,7 +116,7 @@ func TestAssignAgainstTheDefinition(t *testing.T) {
 // TestWorldGroup: a world's hosts are numbered by their lowest rank.
 func TestWorldGroup(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		slots, err := plan.Assign(someSlots(t), 0, 0)
+		slots, err := plan.Assign(someSlots(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,9 +138,12 @@ func TestWorldGroup(t *testing.T) {
 	})
 }
 
-func TestSlotIDs(t *testing.T) {
-	got := plan.SlotIDs(hosts{{Name: "b", Slots: 2}, {Name: "z", Slots: 0}, {Name: "a", Slots: 1}})
-	if want := []plan.SlotID{{"b", 0}, {"b", 1}, {"a", 0}}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+// slotIDs returns all slots of the hosts, by host and index.
+func slotIDs(all []plan.Host) (ids []plan.SlotID) {
+	for _, h := range all {
+		for i := range h.Slots {
+			ids = append(ids, plan.SlotID{Host: h.Name, Index: i})
+		}
 	}
+	return ids
 }

@@ -6,7 +6,6 @@
 package plan
 
 import (
-	"errors"
 	"net"
 	"strconv"
 	"strings"
@@ -75,9 +74,6 @@ func (c Change) String() string {
 	}
 	return "none"
 }
-
-// ErrNotEnoughSlots is returned by Assign if there are fewer slots than required.
-var ErrNotEnoughSlots = errors.New("plan: not enough slots")
 
 func joinColon(name string, n int) string {
 	if strings.Contains(name, ":") {

@@ -425,7 +425,8 @@ func (p *Pool) Close() error {
 
 // checkSubmit returns an error if a task or its options exceed their bounds.
 func checkSubmit(s *taskspb.SubmitTask, o *options) error {
-	why := link.TooLarge(s)
+	of := s.GetOptions()
+	why := link.TooLarge(s, len(of.GetNeeds())+len(of.GetValues()), of.GetPrefer())
 	switch {
 	case !isName(o.prefer):
 		return fmt.Errorf("the host %.20q… of Prefer has %d bytes, or is not UTF-8; at most %d", o.prefer, len(o.prefer), link.MaxName)

@@ -417,7 +417,7 @@ func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 // startIn starts workers in the free ones of the slots, within the room of the ramp, and returns
 // the number of slots that exceed it. The workers are spares or belong to wanted slots.
 func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp, spares bool) (queued int) {
-	slots, err := plan.Assign(wanted, 0, 0)
+	slots, err := plan.Assign(wanted)
 	if err != nil {
 		panic(fmt.Sprintf("driver: trial assignment: %v", err)) // cannot happen: without bounds every number of slots is valid
 	}
@@ -584,7 +584,7 @@ func (m *Machine) publish(now time.Time, members []*Worker) {
 	for i, w := range members {
 		ids[i] = w.slot
 	}
-	slots, err := plan.Assign(ids, 0, 0)
+	slots, err := plan.Assign(ids)
 	if err != nil {
 		panic(fmt.Sprintf("driver: assigning ranks: %v", err))
 	}

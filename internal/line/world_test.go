@@ -87,7 +87,7 @@ func TestMembersThatMakeNoSense(t *testing.T) {
 // TestWorldArrives: all kinds of slots and addresses survive encoding.
 func TestWorldArrives(t *testing.T) {
 	ids := []plan.SlotID{{Host: "b", Index: 3}, {Host: "b", Index: 1}, {Host: "a"}, {Host: "b", Index: 2}, {Host: "", Index: 7}}
-	slots, err := plan.Assign(ids, 0, 0)
+	slots, err := plan.Assign(ids)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func BenchmarkWorld(b *testing.B) {
 		ids[i] = plan.SlotID{Host: fmt.Sprintf("host%04d", i/8), Index: i % 8}
 		all[i].DataAddrs = []string{fmt.Sprintf("10.0.%d.%d:%d", i/8/256, i/8%256, 40000+i%8), fmt.Sprintf("127.0.0.1:%d", 40000+i%8)}
 	}
-	slots, err := plan.Assign(ids, 0, 0)
+	slots, err := plan.Assign(ids)
 	if err != nil {
 		b.Fatal(err)
 	}

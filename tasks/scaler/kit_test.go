@@ -1,7 +1,7 @@
 package scaler
 
-// The kit of the tests: programs of the real Scaler, whose frames are compared with golden files, and
-// a listener for tests that act as the scheduler.
+// The kit of the tests: programs of the real Scaler, whose frames are compared with golden files,
+// and a listener for tests that act as the scheduler.
 
 import (
 	"bufio"
@@ -26,8 +26,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden frames")
 
-// realSources returns the folder of the real Scaler, which is not part of this repository, or skips the
-// test if it is not available. HVDRUN_SCALER names a folder with the sources of version 1.7.14.
+// realSources returns the folder of the real Scaler, which is not part of this repository, or skips
+// the test if it is not available. HVDRUN_SCALER names a folder with the sources of version 1.7.14.
 // They need Debian's packages python3-zmq, python3-bidict, python3-psutil, python3-tblib and
 // python3-cloudpickle.
 func realSources(t *testing.T) string {
@@ -48,8 +48,8 @@ type process struct {
 	seen bytes.Buffer
 }
 
-// startProcess runs a command. Unless split is set, Out has both its standard output and its standard
-// error.
+// startProcess runs a command. Unless split is set, Out has both its standard output and its
+// standard error.
 func startProcess(t *testing.T, split bool, env []string, name string, args ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command(name, args...)}

@@ -73,8 +73,8 @@ const (
 	// resumedGrace is how long the tasks of a client from a resumed journal are kept if the client
 	// does not connect.
 	resumedGrace = 24 * time.Hour
-	// silence is how long a worker may be silent before it counts as lost: several times the longest
-	// pause between two messages of a worker.
+	// silence is how long a worker may be silent before it counts as lost: several times the
+	// longest pause between two messages of a worker.
 	silence      = 30 * time.Second
 	defaultGrace = 30 * time.Second
 	// helloTime bounds how long a connection may be silent before its hello.
@@ -522,7 +522,8 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *taskspb.ToTasks) error 
 				return err
 			}
 		}
-		if why := link.TooLarge(t); why != "" {
+		of := t.GetOptions()
+		if why := link.TooLarge(t, len(of.GetNeeds())+len(of.GetValues()), of.GetPrefer()); why != "" {
 			t.Args, t.Options, task.Spec, task.Options, options = nil, nil, nil, nil, nil
 			task.Cost = queue.TaskCost
 			s.q.SubmitEnded(now, task, queue.Result{State: queue.Failed, Failure: queue.ByUser, Text: why})

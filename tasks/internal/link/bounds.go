@@ -4,8 +4,6 @@ import (
 	"fmt"
 
 	"google.golang.org/protobuf/proto"
-
-	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
 )
 
 // Bounds on what a peer may send, in bytes unless they count things. The sender refuses or cuts
@@ -40,15 +38,15 @@ const (
 	MaxStatus = 32 << 20
 )
 
-// TooLarge returns the reason why a task cannot be submitted; "": it can.
-func TooLarge(t *taskspb.SubmitTask) string {
-	needs := len(t.GetOptions().GetNeeds()) + len(t.GetOptions().GetValues())
-	switch size := proto.Size(t); {
+// TooLarge returns the reason why a task cannot be submitted; "": it can. needs is the number of
+// its arguments that are results or stored values, and prefer the name of its preferred host.
+func TooLarge(task proto.Message, needs int, prefer string) string {
+	switch size := proto.Size(task); {
 	case needs > MaxNeeds:
 		return fmt.Sprintf("%d of its arguments are results of tasks or stored values; at most %d may be", needs, MaxNeeds)
 	case size > MaxSubmit:
 		return fmt.Sprintf("the task has %d bytes; at most %d may be sent", size, MaxSubmit)
-	case len(t.GetOptions().GetPrefer()) > MaxName:
+	case len(prefer) > MaxName:
 		return "the name of its preferred host is too long"
 	}
 	return ""

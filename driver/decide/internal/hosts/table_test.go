@@ -77,7 +77,7 @@ func TestDRV12UpdateResults(t *testing.T) {
 		if got := h.Listed(); !slices.Equal(got, step.listed) {
 			t.Errorf("update %d: hosts %v, want %v", i+1, got, step.listed)
 		}
-		if got, want := h.Available(at(float64(i))), plan.SlotIDs(step.listed); !slices.Equal(got, want) {
+		if got, want := h.Available(at(float64(i))), slotIDs(step.listed); !slices.Equal(got, want) {
 			t.Errorf("update %d: slots %v, want %v", i+1, got, want)
 		}
 	}
@@ -169,7 +169,7 @@ func TestDrainingHost(t *testing.T) {
 		if got := h.Listed(); !slices.Equal(got, step.listed) {
 			t.Errorf("update %d: hosts %v, want %v: each keeps its age", i+1, got, step.listed)
 		}
-		if got, want := h.Available(at(float64(i))), plan.SlotIDs(step.available); !slices.Equal(got, want) {
+		if got, want := h.Available(at(float64(i))), slotIDs(step.available); !slices.Equal(got, want) {
 			t.Errorf("update %d: slots %v, want %v", i+1, got, want)
 		}
 	}
@@ -413,7 +413,7 @@ func (m *model) out(id plan.SlotID) bool { _, out := m.ends[id]; return out }
 
 // staying returns the slots of the hosts that are not draining.
 func staying(hosts list) []plan.SlotID {
-	return plan.SlotIDs(slices.DeleteFunc(slices.Clone(hosts), func(h plan.Host) bool { return h.Draining }))
+	return slotIDs(slices.DeleteFunc(slices.Clone(hosts), func(h plan.Host) bool { return h.Draining }))
 }
 
 func (m *model) available() []plan.SlotID {
@@ -450,7 +450,7 @@ func (m *model) exclude(now time.Time, slot plan.SlotID) {
 	}
 	var last time.Time
 	var siblings []plan.SlotID
-	for _, s := range plan.SlotIDs(m.hosts) {
+	for _, s := range slotIDs(m.hosts) {
 		if s.Host == slot.Host {
 			if !m.out(s) {
 				return
@@ -602,7 +602,7 @@ func (x *trial) check(t *rapid.T) {
 	} else if !slices.Equal(available, x.seen) {
 		t.Fatalf("available %v after %v, and nothing has changed", available, x.seen)
 	}
-	all := plan.SlotIDs(x.h.Listed())
+	all := slotIDs(x.h.Listed())
 	for i, s := range available {
 		if !slices.Contains(all, s) || slices.Contains(available[:i], s) {
 			t.Fatalf("%v of %v is not listed, or there twice", s, available)
@@ -617,4 +617,14 @@ func (x *trial) check(t *rapid.T) {
 			t.Fatalf("next return at %v, but one ends at %v", next, end)
 		}
 	}
+}
+
+// slotIDs returns all slots of the hosts, by host and index.
+func slotIDs(all []plan.Host) (ids []plan.SlotID) {
+	for _, h := range all {
+		for i := range h.Slots {
+			ids = append(ids, plan.SlotID{Host: h.Name, Index: i})
+		}
+	}
+	return ids
 }
