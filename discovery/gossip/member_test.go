@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -365,6 +366,17 @@ func TestRestart(t *testing.T) {
 	}
 	if young, ok := s.Agent("b"); !ok || young.Incarnation == old.Incarnation {
 		t.Errorf("still the old agent: %+v", young)
+	}
+}
+
+// TestPortInUse: the error of a member that cannot listen wraps the system's.
+func TestPortInUse(t *testing.T) {
+	a := mustJoin(t, agentConfig("a", 0))
+	cfg := agentConfig("b", 1)
+	cfg.BindAddr = a.Addr()
+	_, err := Join(within(t), cfg)
+	if op, is := errors.AsType[*net.OpError](err); !is || op.Op != "listen" || !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("%v", err)
 	}
 }
 

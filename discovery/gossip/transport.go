@@ -58,11 +58,27 @@ func listen(bind string, who *members, logger *log.Logger) (*transport, error) {
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("gossip: %w", err)
+		return nil, fmt.Errorf("gossip: %w", cmp.Or(listenFault(host, port), err))
 	}
 	return newTransport(network, who, func(ctx context.Context, addr string, timeout time.Duration) (net.Conn, error) {
 		return (&net.Dialer{Timeout: timeout}).DialContext(ctx, "tcp", addr)
 	}), nil
+}
+
+// listenFault returns the system's error for listening at the address, which memberlist's error
+// does not wrap; nil if the address has become free.
+func listenFault(host string, port int) error {
+	addr := net.JoinHostPort(host, strconv.Itoa(port))
+	tcp, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
+	defer tcp.Close()
+	udp, err := net.ListenPacket("udp", addr)
+	if err != nil {
+		return err
+	}
+	return udp.Close()
 }
 
 // newTransport wraps inner. If dial is nil, inner dials.
