@@ -26,11 +26,8 @@ const (
 	locatePause = time.Second
 	// probeBound and askBound are how long the agent and the worker may take to answer. A worker
 	// that can answer does so within milliseconds, or on an overloaded host within a second.
-	// readBound is how long reading a worker's memory may take, which is the last resort and needs
-	// processor time.
 	probeBound = 2 * time.Second
 	askBound   = 1500 * time.Millisecond
-	readBound  = 15 * time.Second
 	// lookers is the number of workers located concurrently on request.
 	lookers = 16
 	// mostAnswer bounds the answer to such a request, in bytes. fewGroups bounds the groups of
@@ -207,41 +204,27 @@ func (l *loop) seek(ctx context.Context, members []located) []located {
 }
 
 // whereIs locates one worker. It asks the agent about its processes, then the worker about its
-// goroutines; if the worker does not answer, the agent reads them from its memory. The worker is
-// not asked if the question would do harm: if one of its threads waits in the kernel
-// uninterruptibly and outside of a system call, as for a page of a file, stopping the world would
-// stop all other threads until that wait ends.
+// goroutines. The worker is not asked if the question would do harm: if one of its threads waits in
+// the kernel uninterruptibly and outside of a system call, as for a page of a file, stopping the
+// world would stop all other threads until that wait ends.
 func (l *loop) whereIs(ctx context.Context, m *located) (w stacks.Worker) {
-	var errs []error
-	prober, _ := l.cfg.Launcher.(launch.Prober)
-	probe := func(goroutines bool, bound time.Duration) stacks.Worker {
-		if prober == nil {
-			return stacks.Worker{}
-		}
-		ctx, cancel := context.WithTimeout(ctx, bound)
-		defer cancel()
-		w, err := prober.Probe(ctx, m.subject.Host, m.subject.Incarnation, goroutines)
-		errs = append(errs, err)
-		return w
+	var unprobed, unasked error
+	if prober, is := l.cfg.Launcher.(launch.Prober); is {
+		bounded, cancel := context.WithTimeout(ctx, probeBound)
+		w, unprobed = prober.Probe(bounded, m.subject.Host, m.subject.Incarnation)
+		cancel()
 	}
-	w = probe(false, probeBound)
 	if w.Asks() {
-		ctx, cancel := context.WithTimeout(ctx, askBound)
+		bounded, cancel := context.WithTimeout(ctx, askBound)
 		defer cancel()
-		own, err := l.locate.ask(ctx, m.subject.Incarnation, func(text []byte) { l.say([]string{m.subject.Incarnation}, nil, text, nil) })
-		if err == nil {
-			w.Goroutines, w.From = own.Goroutines, "worker"
-			w.Error = own.Error
+		var own stacks.Worker
+		own, unasked = l.locate.ask(bounded, m.subject.Incarnation, func(text []byte) { l.say([]string{m.subject.Incarnation}, nil, text, nil) })
+		if unasked == nil {
+			w.Goroutines, w.Error = own.Goroutines, own.Error
 			return w
 		}
-		errs = append(errs, err)
 	}
-	if read := probe(true, readBound); len(read.Goroutines) > 0 {
-		w.Goroutines, w.From = read.Goroutines, read.From
-	} else if read.Error != "" {
-		errs = append(errs, errors.New(read.Error))
-	}
-	if err := errors.Join(errs...); err != nil {
+	if err := errors.Join(unprobed, unasked); err != nil {
 		w.Error = err.Error()
 		w.Clean()
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
-// probed is the launcher of a job whose workers are Go programs that do not respond.
+// probed is the launcher of a job whose workers do not report their goroutines.
 type probed struct {
 	launch.Launcher
 	mu    sync.Mutex
@@ -25,12 +25,9 @@ type probed struct {
 	at    func(n int) stacks.Worker
 }
 
-func (p *probed) Probe(_ context.Context, _, _ string, goroutines bool) (stacks.Worker, error) {
+func (p *probed) Probe(_ context.Context, _, _ string) (stacks.Worker, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !goroutines {
-		return stacks.Worker{Processes: []stacks.Process{{PID: 42, Threads: []stacks.Thread{{Name: "train", State: "T"}}}}}, nil
-	}
 	p.asked++
 	if p.at == nil {
 		return stacks.Worker{}, errors.New("no agent")
@@ -38,10 +35,9 @@ func (p *probed) Probe(_ context.Context, _, _ string, goroutines bool) (stacks.
 	return p.at(p.asked), nil
 }
 
-func at(name string) stacks.Worker {
-	w := stacks.Worker{Goroutines: []stacks.Goroutines{{Count: 1, Training: true, Frames: []stacks.Frame{
-		{Func: "runtime.gopark", File: "proc.go", Line: 1}, {Func: "main." + name, File: "/src/data.go", Line: 41},
-	}}}}
+// at is a worker that reads a file.
+func at(file string) stacks.Worker {
+	w := stacks.Worker{Processes: []stacks.Process{{PID: 42, Threads: []stacks.Thread{{Name: "train", State: "S", Syscall: "read", Of: file}}}}}
 	w.Clean()
 	return w
 }
@@ -56,11 +52,11 @@ func TestLocate(t *testing.T) {
 		want    []string
 		most    int
 	}{
-		"one":              {workers: 3, stalled: []int{1}, at: func(int) stacks.Worker { return at("load") }, want: []string{"a:1: main.load data.go:41 (is stopped by a signal)"}, most: 1},
-		"all, one place":   {workers: 30, at: func(int) stacks.Worker { return at("load") }, want: []string{"main.load data.go:41 (is stopped by a signal); there too: ranks 1 2 3 4 5 6 7"}, most: mostLocated},
-		"many, two places": {workers: 4, at: func(n int) stacks.Worker { return at(fmt.Sprint("load", n%2)) }, want: []string{"main.load0 data.go:41", "main.load1 data.go:41", "; there too: rank "}, most: 4},
-		"a liar":           {workers: 2, stalled: []int{0}, at: func(int) stacks.Worker { return at("x\x1b[2J\n" + strings.Repeat("y", 1000)) }, want: []string{"a:0: main.x?[2J?yyyy"}, most: 1},
-		"nobody knows":     {workers: 2, stalled: []int{0}, want: []string{"a:0: train (pid 42) is stopped by a signal"}, most: 1},
+		"one":              {workers: 3, stalled: []int{1}, at: func(int) stacks.Worker { return at("load") }, want: []string{"a:1: train (pid 42) sleeps in read of load"}, most: 1},
+		"all, one place":   {workers: 30, at: func(int) stacks.Worker { return at("load") }, want: []string{"train (pid 42) sleeps in read of load; there too: ranks 1 2 3 4 5 6 7"}, most: mostLocated},
+		"many, two places": {workers: 4, at: func(n int) stacks.Worker { return at(fmt.Sprint("load", n%2)) }, want: []string{"read of load0", "read of load1", "; there too: rank "}, most: 4},
+		"a liar":           {workers: 2, stalled: []int{0}, at: func(int) stacks.Worker { return at("x\x1b[2J\n" + strings.Repeat("y", 1000)) }, want: []string{"in read of x?[2J?yyyy"}, most: 1},
+		"nobody knows":     {workers: 2, stalled: []int{0}, most: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

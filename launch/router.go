@@ -37,10 +37,9 @@ type Widener interface {
 // Prober is a Launcher that can find out where its workers are, without their help.
 type Prober interface {
 	Launcher
-	// Probe describes the process of an incarnation on a host, and its descendants. With goroutines
-	// it also reads the goroutines of a Go program from its memory. It blocks at most until ctx
-	// ends, and may return a part of the answer with an error.
-	Probe(ctx context.Context, host, incarnation string, goroutines bool) (stacks.Worker, error)
+	// Probe describes the process of an incarnation on a host, and its descendants. It blocks at
+	// most until ctx ends.
+	Probe(ctx context.Context, host, incarnation string) (stacks.Worker, error)
 }
 
 // Keeper is a Launcher whose workers outlive the process that uses it: agents keep them, with their

@@ -71,10 +71,9 @@ type Process struct {
 
 // Worker describes where a worker is.
 type Worker struct {
-	// Goroutines are the worker's goroutines if it is a Go program, those in elastic.Run first.
-	// They come from the worker itself, or, if From is "memory", from its memory.
+	// Goroutines are the worker's goroutines, those in elastic.Run first, if it is a Go program that
+	// has reported them.
 	Goroutines []Goroutines `json:"goroutines,omitempty"`
-	From       string       `json:"from,omitempty"`
 	// Processes are the worker's process and its descendants.
 	Processes []Process `json:"processes,omitempty"`
 	// Error is why some of this is missing; empty: nothing is missing.
@@ -155,7 +154,7 @@ func (f Frame) text() string { return fmt.Sprintf("%s %s:%d", f.Func, path.Base(
 
 // Text returns where the worker is, in one line: the user's frames of the goroutine that trains, or
 // of the only goroutines with such frames; otherwise what the worker's leaf process does in the
-// kernel. It mentions that a worker is stopped. Empty: unknown.
+// kernel. Empty: unknown.
 func (w *Worker) Text() string {
 	text := ""
 	for i := range w.Goroutines {
@@ -165,14 +164,8 @@ func (w *Worker) Text() string {
 			}
 		}
 	}
-	leaf := w.leaf()
-	switch {
-	case leaf == nil:
-		return text
-	case text == "" || len(w.Processes) > 1 && leaf.Parent == w.Processes[0].PID && !isGo(w.Goroutines):
+	if leaf := w.leaf(); text == "" && leaf != nil {
 		return leaf.text()
-	case w.Processes[0].stopped():
-		return text + " (" + w.Processes[0].Threads[0].text() + ")"
 	}
 	return text
 }
@@ -203,12 +196,19 @@ func (p *Process) stopped() bool {
 	return len(p.Threads) > 0 && (p.Threads[0].State == "T" || p.Threads[0].State == "t")
 }
 
-// text describes the main thread of the process in one line.
+// waits returns the first thread that waits uninterruptibly in the kernel, or else the main thread.
+// The process must have a thread.
+func (p *Process) waits() *Thread {
+	return &p.Threads[max(0, slices.IndexFunc(p.Threads, func(t Thread) bool { return t.State == "D" }))]
+}
+
+// text describes the process in one line, by the thread that waits returns.
 func (p *Process) text() string {
 	if len(p.Threads) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s (pid %d) %s", p.Threads[0].Name, p.PID, p.Threads[0].text())
+	t := p.waits()
+	return fmt.Sprintf("%s (pid %d) %s", t.Name, p.PID, t.text())
 }
 
 // text describes the thread, as the predicate of a sentence about it.
@@ -273,7 +273,8 @@ func (w *Worker) Key() string {
 		return w.Text()
 	}
 	if leaf := w.leaf(); leaf != nil && len(leaf.Threads) > 0 {
-		return leaf.Threads[0].Name + " " + leaf.Threads[0].text()
+		t := leaf.waits()
+		return t.Name + " " + t.text()
 	}
 	return w.Error
 }
@@ -296,7 +297,7 @@ func Clean(s string) string {
 // Clean makes data from another process safe for a log and a terminal: within the bounds of this
 // package, and without unprintable characters.
 func (w *Worker) Clean() {
-	w.Error, w.From = Clean(w.Error), Clean(w.From)
+	w.Error = Clean(w.Error)
 	w.Goroutines = w.Goroutines[:min(len(w.Goroutines), MaxGroups)]
 	for i := range w.Goroutines {
 		g := &w.Goroutines[i]

@@ -64,11 +64,12 @@ func TestText(t *testing.T) {
 	sh := Process{PID: 7, Threads: []Thread{{TID: 7, Name: "sh", State: "S", Syscall: "wait4", Wait: "do_wait"}}}
 	python := Process{PID: 8, Parent: 7, Threads: []Thread{{TID: 8, Name: "python3", State: "D", Syscall: "read", Of: "/data/a", Wait: "folio_wait"}}}
 	stopped := Process{PID: 7, Threads: []Thread{{Name: "train", State: "T"}}}
+	faulting := Process{PID: 8, Parent: 7, Threads: []Thread{{TID: 8, Name: "python3", State: "S", Syscall: "futex"}, {TID: 9, Name: "python3", State: "D"}}}
 	trains := []Goroutines{{Count: 1, Frames: frames("main.other")}, {Count: 1, Training: true, Frames: frames("main.train")}}
 	for want, w := range map[string]Worker{
 		"python3 (pid 8) waits uninterruptibly in read of /data/a (folio_wait)": {Processes: []Process{sh, python}},
 		"sh (pid 7) sleeps in wait4 (do_wait)":                                  {Processes: []Process{sh}},
-		"main.train f.go:1 (is stopped by a signal)":                            {Processes: []Process{stopped}, Goroutines: trains[1:]},
+		"python3 (pid 8) waits uninterruptibly":                                 {Processes: []Process{sh, faulting}},
 		"train (pid 7) is stopped by a signal":                                  {Processes: []Process{stopped}},
 		"main.train f.go:1":                                                     {Processes: []Process{sh}, Goroutines: trains[1:]},
 		"main.other f.go:1":                                                     {Goroutines: trains[:1]},

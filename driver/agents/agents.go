@@ -143,8 +143,8 @@ func (l *Launcher) HostAddr(ctx context.Context, host string) (string, error) {
 func (l *Launcher) Widen(widen func()) { l.agents.Widen(widen) }
 
 // Probe implements launch.Prober.
-func (l *Launcher) Probe(ctx context.Context, host, incarnation string, goroutines bool) (stacks.Worker, error) {
-	return l.agents.Probe(ctx, host, incarnation, goroutines)
+func (l *Launcher) Probe(ctx context.Context, host, incarnation string) (stacks.Worker, error) {
+	return l.agents.Probe(ctx, host, incarnation)
 }
 
 // Adopt implements launch.Keeper.

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"encoding/json"
-	"errors"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -37,7 +36,7 @@ func (v service) Probe(ctx context.Context, r *agentpb.ProbeRequest) (*agentpb.P
 	seen := make(chan stacks.Worker, 1)
 	go func() {
 		defer v.srv.probing.end()
-		seen <- look(pid, r.GetGoroutines())
+		seen <- look(pid)
 	}()
 	select {
 	case w := <-seen:
@@ -52,16 +51,9 @@ func (v service) Probe(ctx context.Context, r *agentpb.ProbeRequest) (*agentpb.P
 }
 
 // look probes a process.
-func look(pid int, goroutines bool) (w stacks.Worker) {
-	var errs []error
+func look(pid int) (w stacks.Worker) {
 	var err error
-	w.Processes, err = probe.Probe(pid)
-	errs = append(errs, err)
-	if goroutines {
-		w.Goroutines, err = probe.FromMemory(pid)
-		errs, w.From = append(errs, err), "memory"
-	}
-	if err := errors.Join(errs...); err != nil {
+	if w.Processes, err = probe.Probe(pid); err != nil {
 		w.Error = err.Error()
 	}
 	return w

@@ -13,8 +13,6 @@ import (
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
-//go:generate sh gen_syscalls.sh
-
 // Probe describes a process and its descendants by the contents of /proc. It neither stops nor
 // signals them, and works whatever they do. It omits threads that end meanwhile. It reads the
 // parents of all processes on the machine.
@@ -151,25 +149,15 @@ func syscallOf(process, line string) (name, of string) {
 	if err != nil || n < 0 {
 		return "", ""
 	}
-	name, known := syscallNames[n]
+	if name, known := otherCalls[n]; known {
+		return name, ""
+	}
+	name, known := fileCalls[n]
 	if !known {
 		return fmt.Sprintf("system call %d", n), ""
 	}
-	if takesFile[name] {
-		if fd, err := strconv.ParseInt(fields[1], 0, 32); err == nil {
-			of, _ = os.Readlink(filepath.Join(process, "fd", strconv.FormatInt(fd, 10)))
-		}
+	if fd, err := strconv.ParseInt(fields[1], 0, 32); err == nil {
+		of, _ = os.Readlink(filepath.Join(process, "fd", strconv.FormatInt(fd, 10)))
 	}
 	return name, stacks.Clean(of)
-}
-
-// takesFile contains the system calls that wait for the file of their first argument.
-var takesFile = map[string]bool{}
-
-func init() {
-	for _, name := range strings.Fields(`read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 fsync fdatasync
-		sync_file_range ftruncate fallocate fstat getdents64 ioctl flock fcntl connect accept accept4 recvfrom recvmsg sendto
-		sendmsg recvmmsg sendmmsg lseek close syncfs`) {
-		takesFile[name] = true
-	}
 }

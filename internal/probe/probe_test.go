@@ -14,7 +14,10 @@ import (
 
 	"github.com/hvdrun/hvdrun/stacks"
 	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
+
+func TestMain(m *testing.M) { os.Exit(sandbox.Run(m, nil)) }
 
 //go:noinline
 func deeper(n int, c chan int) {

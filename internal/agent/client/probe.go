@@ -17,13 +17,13 @@ const mostProbe = 1 << 20
 var _ launch.Prober = (*Agents)(nil)
 
 // Probe implements launch.Prober. It does not start a missing agent.
-func (a *Agents) Probe(ctx context.Context, host, incarnation string, goroutines bool) (w stacks.Worker, err error) {
+func (a *Agents) Probe(ctx context.Context, host, incarnation string) (w stacks.Worker, err error) {
 	s := a.sessionOf(host, incarnation)
 	if s == nil {
 		return w, fmt.Errorf("agent: no agent of %s has that worker", host)
 	}
 	err = s.ask(ctx, func(ctx context.Context, agent agentpb.AgentClient) error {
-		reply, err := agent.Probe(ctx, &agentpb.ProbeRequest{Incarnation: incarnation, Goroutines: goroutines}, grpc.MaxCallRecvMsgSize(mostProbe))
+		reply, err := agent.Probe(ctx, &agentpb.ProbeRequest{Incarnation: incarnation}, grpc.MaxCallRecvMsgSize(mostProbe))
 		if err != nil {
 			return err
 		}

@@ -31,10 +31,8 @@ const (
 )
 
 type ProbeRequest struct {
-	state       protoimpl.MessageState `protogen:"open.v1"`
-	Incarnation string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Read the goroutines of a Go program from its memory.
-	Goroutines    bool `protobuf:"varint,2,opt,name=goroutines,proto3" json:"goroutines,omitempty"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Incarnation   string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -74,13 +72,6 @@ func (x *ProbeRequest) GetIncarnation() string {
 		return x.Incarnation
 	}
 	return ""
-}
-
-func (x *ProbeRequest) GetGoroutines() bool {
-	if x != nil {
-		return x.Goroutines
-	}
-	return false
 }
 
 type ProbeReply struct {
@@ -2137,12 +2128,9 @@ var File_agent_proto protoreflect.FileDescriptor
 
 const file_agent_proto_rawDesc = "" +
 	"\n" +
-	"\vagent.proto\x12\thvdrun.v1\"P\n" +
+	"\vagent.proto\x12\thvdrun.v1\"6\n" +
 	"\fProbeRequest\x12 \n" +
-	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x1e\n" +
-	"\n" +
-	"goroutines\x18\x02 \x01(\bR\n" +
-	"goroutines\"$\n" +
+	"\vincarnation\x18\x01 \x01(\tR\vincarnationJ\x04\b\x02\x10\x03\"$\n" +
 	"\n" +
 	"ProbeReply\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\fR\x06worker\"\xff\x02\n" +

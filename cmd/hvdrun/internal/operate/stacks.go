@@ -28,12 +28,11 @@ func stacksCommand(p *cli.Program) *cobra.Command {
 		Short: "Show where the workers of a job are: the user's frames, or what they do in the kernel",
 		Long: `stacks shows where each worker is, or those of some ranks: for a Go program the functions of the user's code, with file and
 line, for other programs the system call of each thread, and where it waits in the kernel. Ranks that are at the same place
-are shown together. Nothing is stopped, and no core is written: a Go worker reports its goroutines itself; if it does not
-answer, for example because a signal has stopped it, the agent of its host reads them from its memory. For other processes
-and their children the source is /proc.
+are shown together. Nothing is stopped, and no core is written: a Go worker reports its goroutines itself. For a worker that
+does not answer, for example because a signal has stopped it, for other processes, and for their children the source is /proc.
 
---all shows all goroutines and threads. --pid shows a process of this machine and its children without a job, for example a
-hvdrun torchrun.
+--all shows all goroutines and threads. --pid shows the threads of a process of this machine and of its children without a
+job, for example those of a hvdrun torchrun.
 
 ` + jobdir.WhichJob + ` A number that is no job's is a rank.`,
 		Example:               "  hvdrun stacks 3f2a 7\n  hvdrun stacks --pid 4711",
@@ -108,9 +107,6 @@ func stacksOfProcess(p *cli.Program, pid int, asJSON, all bool) error {
 	var err error
 	if w.Processes, err = probe.Probe(pid); err != nil {
 		return cli.Failed(err)
-	}
-	if w.Goroutines, err = probe.FromMemory(pid); err == nil {
-		w.From = "memory"
 	}
 	w.Where = w.Text()
 	if asJSON {
