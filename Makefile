@@ -327,7 +327,7 @@ figures: ## draw docs/figures.svg from the tables of BENCHMARKS.md
 
 picture: build ## draw docs/faults.svg from the events of internal/replay/testdata; RECORD=1 first runs that job again
 	@if [ -n "$(RECORD)" ]; then internal/replay/record internal/replay/testdata/faults.jsonl; fi
-	@bin/hvdrun replay internal/replay/testdata/faults.jsonl --picture docs/faults.svg
+	$(GO) test -vet=off -count=1 -run '^TestPicture$$' ./internal/replay -update
 
 man: ## write manual pages of hvdrun and its commands to bin/man/
 	@$(GO) test -vet=off -count=1 -run '^TestManPages$$' ./cmd/hvdrun -man '$(CURDIR)/bin/man' >/dev/null && echo "== man: bin/man/"

@@ -1,5 +1,5 @@
 // Package replay computes the state of a past job at any time from its events file, for the page in
-// the browser and for an animated picture.
+// the browser.
 package replay
 
 import (

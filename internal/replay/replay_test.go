@@ -1,9 +1,6 @@
 package replay
 
 import (
-	"bytes"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -108,40 +105,5 @@ func TestRead(t *testing.T) {
 	wild := read(t, `{"time":"2026-01-03T00:00:00Z","event":"world_published","generation":1,"size":1,"slots":[{"rank":0,"host":"a","slot":-1},{"rank":1,"host":"b","slot":1000000000}]}`)
 	if s := wild.NewPlayer().Status(wild.Ended()); s.Size != 1 {
 		t.Errorf("%+v", s)
-	}
-}
-
-// TestPicture: the README's picture is drawn from the events of a real job, and the error for a
-// job that cannot be drawn names the limit.
-func TestPicture(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("testdata", "faults.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want, err := os.ReadFile(filepath.Join("..", "..", "docs", "faults.svg"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := read(t, string(text))
-	for range 2 {
-		var got bytes.Buffer
-		if err := r.Picture(&got); err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(got.Bytes(), want) {
-			t.Fatal("docs/faults.svg is not what the events give: make picture")
-		}
-	}
-	if len(want) > 300<<10 {
-		t.Errorf("the picture has %d bytes", len(want))
-	}
-	for text, want := range map[string]string{
-		`{"time":"2026-01-03T00:00:00Z","event":"hosts_found","hosts":[]}`: "no commit",
-		`{"time":"2026-01-03T00:00:00Z","event":"hosts_found","hosts":[{"host":"a","slots":9}]}` +
-			"\n" + `{"time":"2026-01-03T00:00:01Z","event":"first_commit","generation":1,"commits":1,"seconds":1}`: "host a has 9 slots",
-	} {
-		if err := read(t, text).Picture(&bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %s", err, want)
-		}
 	}
 }

@@ -1,7 +1,6 @@
 package page
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -22,16 +21,14 @@ const longestReplay = time.Minute
 
 // ReplayCommand returns the command hvdrun replay.
 func ReplayCommand(p *cli.Program) *cobra.Command {
-	var listen, picture string
+	var listen string
 	var speed float64
 	cmd := &cobra.Command{
-		Use:   "replay EVENTS [--speed N] [--picture FILE]",
+		Use:   "replay EVENTS [--speed N]",
 		Short: "Show a past job on the page, from its events file",
 		Long: `replay plays a past job on the page in the browser: hosts and workers, generations, throughput and events, from the
 beginning to the end. EVENTS is its events file (--events-file); if it has several jobs, the last is shown. It prints a
-URL; Ctrl-C ends the page. Only this machine can reach the page unless --listen names another address.
-
-With --picture it writes an animated SVG, for a document, and ends.`,
+URL; Ctrl-C ends the page. Only this machine can reach the page unless --listen names another address.`,
 		Args:                  cobra.ExactArgs(1),
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -41,16 +38,6 @@ With --picture it writes an animated SVG, for a document, and ends.`,
 			r, err := readRecording(args[0])
 			if err != nil {
 				return err
-			}
-			if picture != "" {
-				var text bytes.Buffer
-				if err := r.Picture(&text); err != nil {
-					return cli.Failed(fmt.Errorf("%s: %w", args[0], err))
-				}
-				if err := safefile.Replace(picture, text.Bytes(), safefile.Shared); err != nil {
-					return cli.Failed(fmt.Errorf("--picture: %w", err))
-				}
-				return nil
 			}
 			cfg := dashboard.Config{Listen: listen, Tokens: dashboard.NewTokens(), Job: dashboard.Job{Source: newReplayed(r, speed, time.Now())}}
 			server, err := openPage(cfg)
@@ -69,7 +56,6 @@ With --picture it writes an animated SVG, for a document, and ends.`,
 	}
 	cmd.Flags().StringVar(&listen, "listen", "", "address and port (default: port 8470 of loopback, or another if that is in use)")
 	cmd.Flags().Float64Var(&speed, "speed", 0, "`N` times as fast as the job (default: the speed at which it takes a minute, at least 1)")
-	cmd.Flags().StringVar(&picture, "picture", "", "write an animated SVG to `FILE`")
 	return cmd
 }
 
