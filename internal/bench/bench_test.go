@@ -3,7 +3,6 @@ package bench
 import (
 	"bytes"
 	"encoding/json"
-	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
@@ -329,39 +328,6 @@ all gloo allreduce 2 4 200 19.000 35.000 500.000 0.0001 0 0
 `, " ", "\t")
 	if b.String() != want {
 		t.Errorf("%s", b.String())
-	}
-}
-
-// TestPlot: the plot is well-formed, has a line for each peer, and stays inside its frame.
-func TestPlot(t *testing.T) {
-	barrier := &Report{Op: Barrier, Ranks: 2, Rounds: 1, Results: []Result{{Row{Op: Barrier, Bytes: 0, Samples: 10, Min: 1, Median: 2, P99: 3}, 1, Ours}}}
-	for _, c := range []struct {
-		report *Report
-		lines  int
-	}{{results(true), 2}, {barrier, 1}} {
-		var b bytes.Buffer
-		if err := c.report.WritePlot(&b); err != nil {
-			t.Fatal(err)
-		}
-		if strings.Contains(b.String(), "NaN") || strings.Contains(b.String(), "Inf") || strings.Contains(b.String(), "%!") {
-			t.Error(b.String())
-		}
-		lines := 0
-		for dec := xml.NewDecoder(&b); ; {
-			token, err := dec.Token()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if start, ok := token.(xml.StartElement); ok && start.Name.Local == "polyline" {
-				lines++
-			}
-		}
-		if lines != c.lines {
-			t.Errorf("%d lines, want %d", lines, c.lines)
-		}
 	}
 }
 

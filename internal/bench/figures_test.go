@@ -187,3 +187,43 @@ func drawSizes(b *bytes.Buffer, sizes [][]string) error {
 	}
 	return nil
 }
+
+// plotColors are distinguishable with color blindness (Okabe and Ito).
+var plotColors = []string{"#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7"}
+
+const (
+	plotFont = `font-family="sans-serif" font-size="12"`
+	plotGrid = `stroke="#dddddd"`
+)
+
+func plotLine(b *bytes.Buffer, x1, y1, x2, y2 float64) {
+	fmt.Fprintf(b, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" %s/>`+"\n", x1, y1, x2, y2, plotGrid)
+}
+
+func plotText(b *bytes.Buffer, x, y float64, anchor, text string) {
+	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" text-anchor="%s" %s>`, x, y, anchor, plotFont)
+	_ = xml.EscapeText(b, []byte(text)) // writing to a buffer never fails
+	b.WriteString("</text>\n")
+}
+
+// logAxis maps values to pixels logarithmically.
+type logAxis struct {
+	from, to  float64
+	low, high float64 // decimal logarithms
+	begun     bool
+}
+
+func (a *logAxis) include(v float64) {
+	l := math.Log10(v)
+	if !a.begun {
+		a.low, a.high, a.begun = l, l, true
+	}
+	a.low, a.high = min(a.low, l), max(a.high, l)
+}
+
+func (a *logAxis) at(v float64) float64 {
+	if a.high == a.low {
+		return (a.from + a.to) / 2
+	}
+	return a.from + (math.Log10(v)-a.low)/(a.high-a.low)*(a.to-a.from)
+}

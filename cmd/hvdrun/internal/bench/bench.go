@@ -43,8 +43,8 @@ var benchIgnores = []string{"discovery-interval", "discovery-removal-after"}
 
 // benchFlags are the values of the flags, as text.
 type benchFlags struct {
-	op, sizes, seconds, rounds, against, algorithm, bucket, tsv, plot string
-	alloc, async, into, memory                                        bool
+	op, sizes, seconds, rounds, against, algorithm, bucket, tsv string
+	alloc, async, into, memory                                  bool
 }
 
 // Commands returns hvdrun bench, and the hidden command that runs a rank of the measurement.
@@ -76,7 +76,7 @@ tensors can reach. The operation gradients is a backward pass of 32 layers, whic
 all-reduce, and whose layers elastic/gradient averages as soon as they are ready. Run nothing else on the machines.`,
 		Example: `  hvdrun bench -np 4
   hvdrun bench -np 2 --sizes 4,64KiB,64MiB --against openmpi,gloo \
-      --tsv bench.tsv --plot bench.svg
+      --tsv bench.tsv
   hvdrun bench -H node1:8,node2:8 --sizes 1MiB,64MiB --against openmpi`,
 		Args:                  cobra.NoArgs,
 		DisableFlagsInUseLine: true,
@@ -120,7 +120,6 @@ func (b *benchFlags) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&b.async, "async", false, "allreduce, broadcast, allgather and reducescatter run in the background and are waited for (BroadcastAsync, …)")
 	fs.BoolVar(&b.memory, "memory", false, "measure the memory's bandwidth too")
 	fs.StringVar(&b.tsv, "tsv", "", "file for all rows of all rounds, separated by tabs")
-	fs.StringVar(&b.plot, "plot", "", "file for a plot, whose name ends in .svg")
 	for _, st := range settings.Table {
 		if st.Source && st.Name != "np" && !slices.Contains(benchIgnores, st.Name) || slices.Contains(benchShares, st.Name) {
 			share(st.Name)
@@ -136,12 +135,12 @@ type measurement struct {
 	rounds    int
 	peers     []bench.Peer
 	algorithm string
-	tsv, plot string
+	tsv       string
 }
 
 // measurement parses the flags. Its errors name the flag.
 func (b *benchFlags) measurement(s *settings.Settings) (m measurement, err error) {
-	m.algorithm, m.tsv, m.plot = b.algorithm, b.tsv, b.plot
+	m.algorithm, m.tsv = b.algorithm, b.tsv
 	m.spec.Alloc, m.spec.Into, m.spec.Async, m.spec.Memory = b.alloc, b.into, b.async, b.memory
 	if m.spec.Op, err = bench.ParseOp(b.op); err != nil {
 		return m, fmt.Errorf("--op: %w", err)
@@ -186,9 +185,6 @@ func (b *benchFlags) measurement(s *settings.Settings) (m measurement, err error
 		if m.peers, err = bench.ParsePeers(b.against); err != nil {
 			return m, fmt.Errorf("--against: %w", err)
 		}
-	}
-	if b.plot != "" && !strings.HasSuffix(b.plot, ".svg") {
-		return m, fmt.Errorf("--plot: the name %q does not end in .svg", b.plot)
 	}
 	return m, m.place(s)
 }

@@ -39,11 +39,15 @@ var errNoRows = errors.New("the ranks have not reported all sizes")
 // runBench measures and prints the results. hvdrun's ranks and the peers are measured in turn, and
 // each round begins with another of them.
 func runBench(ctx context.Context, p *cli.Program, s *settings.Settings, m measurement) (err error) {
-	files, err := m.openFiles()
-	if err != nil {
-		return err
+	tsv := io.Discard // opened before the measurement
+	if m.tsv != "" {
+		var file *os.File
+		if file, err = safefile.Rewrite(m.tsv, safefile.Private); err != nil {
+			return fmt.Errorf("--tsv: %w", err)
+		}
+		defer func() { err = joinRunError(err, file.Close()) }()
+		tsv = file
 	}
-	defer files.close(&err)
 	folder, err := os.MkdirTemp("", "hvdrun-bench")
 	if err != nil {
 		return cli.Failed(err)
@@ -74,7 +78,7 @@ func runBench(ctx context.Context, p *cli.Program, s *settings.Settings, m measu
 			rows, err := r.measure(ctx, name)
 			if err != nil {
 				if ctx.Err() != nil && len(report.Results) > 0 { // the user stopped the measurement early
-					err = joinRunError(err, tell(p, report, files))
+					err = joinRunError(err, tell(p, report, tsv))
 				}
 				return err
 			}
@@ -83,12 +87,12 @@ func runBench(ctx context.Context, p *cli.Program, s *settings.Settings, m measu
 			}
 		}
 	}
-	return joinRunError(nil, tell(p, report, files))
+	return joinRunError(nil, tell(p, report, tsv))
 }
 
-// tell writes the results to stdout and to the requested files.
-func tell(p *cli.Program, report *bench.Report, files benchFiles) error {
-	return errors.Join(report.WriteTable(p.Stdout), files.write(report))
+// tell writes the results to stdout and to the file of --tsv.
+func tell(p *cli.Program, report *bench.Report, tsv io.Writer) error {
+	return errors.Join(report.WriteTable(p.Stdout), report.WriteTSV(tsv))
 }
 
 func joinRunError(err, more error) error {
@@ -433,48 +437,4 @@ func firstLine(text string) string {
 		}
 	}
 	return "it has said nothing"
-}
-
-// benchFiles are the files to which results are written besides stdout. They are opened before the
-// measurement.
-type benchFiles struct{ tsv, plot *os.File }
-
-func (m *measurement) openFiles() (f benchFiles, err error) {
-	for _, o := range []struct {
-		flag, path string
-		file       **os.File
-	}{{"--tsv", m.tsv, &f.tsv}, {"--plot", m.plot, &f.plot}} {
-		if o.path == "" {
-			continue
-		}
-		if *o.file, err = safefile.Rewrite(o.path, safefile.Private); err != nil {
-			f.close(nil)
-			return f, fmt.Errorf("%s: %w", o.flag, err)
-		}
-	}
-	return f, nil
-}
-
-func (f benchFiles) write(r *bench.Report) error {
-	if f.tsv != nil {
-		if err := r.WriteTSV(f.tsv); err != nil {
-			return err
-		}
-	}
-	if f.plot != nil {
-		return r.WritePlot(f.plot)
-	}
-	return nil
-}
-
-// close closes the open files. It sets *err to a failure unless *err is already set.
-func (f benchFiles) close(err *error) {
-	for _, file := range []*os.File{f.tsv, f.plot} {
-		if file == nil {
-			continue
-		}
-		if cerr := file.Close(); err != nil {
-			*err = joinRunError(*err, cerr)
-		}
-	}
 }
