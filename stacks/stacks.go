@@ -71,8 +71,8 @@ type Process struct {
 
 // Worker describes where a worker is.
 type Worker struct {
-	// Goroutines are the worker's goroutines, those in elastic.Run first, if it is a Go program that
-	// has reported them.
+	// Goroutines are the worker's goroutines, those in elastic.Run first, if it is a Go program
+	// that has reported them.
 	Goroutines []Goroutines `json:"goroutines,omitempty"`
 	// Processes are the worker's process and its descendants.
 	Processes []Process `json:"processes,omitempty"`

@@ -1,5 +1,5 @@
-// Package probe determines what processes are doing: it collects the goroutines of this process, and
-// the threads of a process tree from the kernel.
+// Package probe determines what processes are doing: it collects the goroutines of this process,
+// and the threads of a process tree from the kernel.
 package probe
 
 import (

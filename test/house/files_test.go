@@ -35,7 +35,6 @@ var openers = map[string]string{
 	"torchrun/prestart/prestart.go":      "a FIFO in a folder that it has just made",
 	"torchrun/timer.go":                  "a FIFO that it has just made",
 	"internal/netif/cards.go":            "the kernel's files of network interfaces",
-	"internal/probe/memory.go":           "the program and the memory of a process, by the kernel",
 	"internal/probe/probe.go":            "the kernel's files of processes",
 	"plugins/file/read.go":               "hosts are listed by whomever a person has named; it must be a regular file",
 }
