@@ -26,9 +26,10 @@ type (
 	// TrialWorld describes, to a starting worker, the world that all wanted slots would form. It
 	// does not list the slots: a thousand starting workers would need a million of them.
 	TrialWorld struct {
-		Size                 int
-		GroupRank, GroupSize int    // of the worker's host, as plan.World.Group has them
-		First                string // the host of rank 0
+		Size      int    `json:"size,omitempty"`
+		GroupRank int    `json:"group_rank,omitempty"` // of the worker's host, as plan.World.Group has it
+		GroupSize int    `json:"group_size,omitempty"` // as GroupRank
+		First     string `json:"first,omitempty"`      // the host of rank 0
 	}
 	// StopWorker ends a worker: with SIGTERM first, or Now.
 	StopWorker struct {

@@ -19,15 +19,15 @@ import (
 // generation that does not exist, checkJoin stops the worker and returns false.
 func (m *Machine) checkJoin(now time.Time, w *Worker, j Join) (Join, bool) {
 	switch {
-	case j.After > m.world.Generation:
-		m.stop(now, w, fmt.Sprintf("asked for a world after generation %d, but the newest is %d", j.After, m.world.Generation))
+	case j.After > m.Current.Generation:
+		m.stop(now, w, fmt.Sprintf("asked for a world after generation %d, but the newest is %d", j.After, m.Current.Generation))
 		return j, false
-	case w.generation == 0 && (j.HoldsState || j.Commits > 0):
+	case w.Generation == 0 && (j.HoldsState || j.Commits > 0):
 		m.log(Warn, "%s has been in no world, and its join claims to have the state of commit %d: the claim is ignored", w.slot, j.Commits)
 		j.HoldsState, j.Commits = false, 0
-	case w.generation == m.world.Generation && j.HoldsState && j.Commits < m.leastCommits(w):
+	case w.Generation == m.Current.Generation && j.HoldsState && j.Commits < m.leastCommits(w):
 		m.log(Warn, "%s (rank %d) claims to have the state of commit %d, but has been at commit %d: the claim is ignored",
-			w.slot, w.rank, j.Commits, m.leastCommits(w))
+			w.slot, w.Rank, j.Commits, m.leastCommits(w))
 		j.HoldsState = false
 	}
 	return j, true
@@ -37,9 +37,9 @@ func (m *Machine) checkJoin(now time.Time, w *Worker, j Join) (Join, bool) {
 // holds the state.
 func (m *Machine) leastCommits(w *Worker) uint64 {
 	if w.join.HoldsState {
-		return min(m.base, w.join.Commits)
+		return min(m.Base, w.join.Commits)
 	}
-	return m.base
+	return m.Base
 }
 
 // credible returns the highest commit number that can be true among the workers that hold the
@@ -55,10 +55,10 @@ func (m *Machine) credible(workers []*Worker) uint64 {
 	var claims []claim
 	for _, w := range workers {
 		switch {
-		case w.holds:
+		case w.Holds:
 			claims = append(claims, claim{w.join.Commits, true})
-		case w.unsynced(m.world.Generation):
-			claims = append(claims, claim{m.base, false})
+		case w.unsynced(m.Current.Generation):
+			claims = append(claims, claim{m.Base, false})
 		}
 	}
 	slices.SortFunc(claims, func(a, b claim) int { return cmp.Compare(a.commits, b.commits) })
@@ -85,7 +85,7 @@ func (m *Machine) credible(workers []*Worker) uint64 {
 
 // state returns the number of the commit whose state the worker holds, as it has reported; 0: none.
 func (w *Worker) state() uint64 {
-	if !w.holds {
+	if !w.Holds {
 		return 0
 	}
 	return w.join.Commits
@@ -93,7 +93,7 @@ func (w *Worker) state() uint64 {
 
 // unsynced reports whether the worker has left that generation without having received the state.
 func (w *Worker) unsynced(generation uint64) bool {
-	return w.phase == waiting && w.generation != 0 && w.generation == generation && !w.join.HoldsState
+	return w.Phase == waiting && w.Generation != 0 && w.Generation == generation && !w.join.HoldsState
 }
 
 // rootOf returns the rank of the member from which the others take the state. It ignores, and logs,
@@ -101,10 +101,10 @@ func (w *Worker) unsynced(generation uint64) bool {
 func (m *Machine) rootOf(members []*Worker) int {
 	most, root := m.credible(members), 0
 	for r, w := range members {
-		if w.holds && w.join.Commits > most {
+		if w.Holds && w.join.Commits > most {
 			m.log(Warn, "%s (rank %d) claims to have the state of commit %d, but the others are at most at commit %d: the claim is ignored",
-				w.slot, w.rank, w.join.Commits, most)
-			w.holds, w.join.HoldsState, w.join.Commits = false, false, 0
+				w.slot, w.Rank, w.join.Commits, most)
+			w.Holds, w.join.HoldsState, w.join.Commits = false, false, 0
 		}
 		if better(w, members[root]) {
 			root = r
@@ -115,12 +115,12 @@ func (m *Machine) rootOf(members []*Worker) int {
 
 // better reports whether a is preferred to b as the source of the state.
 func better(a, b *Worker) bool {
-	if a.holds != b.holds {
-		return a.holds
+	if a.Holds != b.Holds {
+		return a.Holds
 	}
-	return a.holds && a.join.Commits > b.join.Commits
+	return a.Holds && a.join.Commits > b.join.Commits
 }
 
 func workerError(w *Worker, reason string) *job.WorkerError {
-	return &job.WorkerError{Slot: w.slot, Rank: w.rank, Reason: reason}
+	return &job.WorkerError{Slot: w.slot, Rank: w.Rank, Reason: reason}
 }

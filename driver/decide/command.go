@@ -31,9 +31,9 @@ func (m *Machine) command(now time.Time, c job.Command) {
 
 func (m *Machine) carryOut(now time.Time, c job.Command) (string, error) {
 	switch {
-	case m.decided:
+	case m.Decided:
 		return "", refuse("the job is ending: its workers are being stopped")
-	case !m.doneFrom.IsZero():
+	case !m.DoneFrom.IsZero():
 		return "", refuse("the job is ending: training is done")
 	case !m.size.Elastic:
 		return "", refuse("the job is not elastic: it has the same %d workers from its beginning to its end", m.size.NP)
@@ -104,7 +104,7 @@ func (m *Machine) drain(now time.Time, c job.Command) (string, error) {
 			left++
 		}
 	}
-	if m.started && loses && left < m.size.Min {
+	if m.Started && loses && left < m.size.Min {
 		return "", refuse("without %s the job has %d of the %d slots it needs at least (--min-np): find others first, or ask for fewer with scale",
 			target(c), left, m.size.Min)
 	}
@@ -141,10 +141,10 @@ func (m *Machine) excludeTarget(now time.Time, c job.Command) (string, error) {
 	able, stops := false, 0
 	for _, w := range m.workers {
 		switch {
-		case covers(c, w.slot) && w.phase != stopping:
+		case covers(c, w.slot) && w.Phase != stopping:
 			stops++
 		case !covers(c, w.slot):
-			able = able || w.live() && (w.holds || w.phase == training)
+			able = able || w.live() && (w.Holds || w.Phase == training)
 		}
 	}
 	if m.hasState() && !able && stops > 0 {
@@ -158,11 +158,11 @@ func (m *Machine) excludeTarget(now time.Time, c job.Command) (string, error) {
 	m.hosts.Hold(hold)
 	m.emit(now, job.Excluded, field("host", c.Host), field("slot", c.Slot), field("until", until))
 	for _, w := range slices.Clone(m.workers) {
-		if !covers(c, w.slot) || w.phase == stopping {
+		if !covers(c, w.slot) || w.Phase == stopping {
 			continue
 		}
 		m.stop(now, w, "")
-		if w.generation != 0 && w.generation == m.world.Generation {
+		if w.Generation != 0 && w.Generation == m.Current.Generation {
 			m.lose(now, w)
 			m.beginReset(now)
 		}

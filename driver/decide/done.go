@@ -21,36 +21,36 @@ const (
 
 // claimDone records a report of done for the current world.
 func (m *Machine) claimDone(now time.Time, w *Worker, commits uint64) {
-	if !w.done {
-		w.done, w.doneFrom, w.doneCommits = true, now, commits
+	if !w.Done {
+		w.Done, w.DoneFrom, w.DoneCommits = true, now, commits
 	}
-	if m.doneFrom.IsZero() {
-		m.doneFrom = now
+	if m.DoneFrom.IsZero() {
+		m.DoneFrom = now
 		m.log(Debug, "%s is done, waiting up to %v for the others", w.slot, m.wait.Finish)
-		m.do(WatchDone{m.world.Generation})
+		m.do(WatchDone{m.Current.Generation})
 	}
 }
 
 // claimed reports whether a worker has reported done and the claim is not settled yet.
-func (m *Machine) claimed() bool { return !m.doneFrom.IsZero() && !m.agreed }
+func (m *Machine) claimed() bool { return !m.DoneFrom.IsZero() && !m.Agreed }
 
 // trainsOn records that heartbeats of a member refute a claim of done.
 func (m *Machine) trainsOn(e WorkerTrains) {
 	w := m.find(e.ID)
-	if w != nil && !w.done && w.generation == e.Generation && e.Generation == m.world.Generation && m.claimed() {
-		w.trains = true
+	if w != nil && !w.Done && w.Generation == e.Generation && e.Generation == m.Current.Generation && m.claimed() {
+		w.Trains = true
 	}
 }
 
 // doubtBy returns the time until which members of the world can refute a claim.
 func (m *Machine) doubtBy() time.Time {
-	beats := time.Duration(m.world.Size()/beatsASecond) * doubtPerBeats
-	return m.doneFrom.Add(max(m.wait.Finish, leastDoubt+beats))
+	beats := time.Duration(m.Current.Size()/beatsASecond) * doubtPerBeats
+	return m.DoneFrom.Add(max(m.wait.Finish, leastDoubt+beats))
 }
 
 // doneBy returns the time by which the worker has to report done.
 func (m *Machine) doneBy(w *Worker) time.Time {
-	by := w.graceFrom(m.doneFrom).Add(m.wait.Finish)
+	by := w.graceFrom(m.DoneFrom).Add(m.wait.Finish)
 	if doubt := m.doubtBy(); m.claimed() && by.Before(doubt) {
 		return doubt
 	}
@@ -61,26 +61,26 @@ func (m *Machine) doneBy(w *Worker) time.Time {
 // late means that the time for that has passed, so that it decides without the members that are
 // silent. Dead members do not count.
 func (m *Machine) settleDone(now time.Time, late bool) {
-	if !m.claimed() || m.decided {
+	if !m.claimed() || m.Decided {
 		return
 	}
 	done, train, open := 0, 0, 0
 	for _, w := range m.published.Members {
 		switch {
-		case w.done:
+		case w.Done:
 			done++
-		case w.trains:
+		case w.Trains:
 			train++
 		case w.inWorld() && m.find(w.id) == w:
 			open++
 		}
 	}
-	switch size := m.world.Size(); {
+	switch size := m.Current.Size(); {
 	case 2*done > size:
-		m.agreed = true
+		m.Agreed = true
 	case open > 0 && !late && 2*train < size:
 	case done > train:
-		m.agreed = true
+		m.Agreed = true
 	default:
 		m.refuteDone(now)
 	}
@@ -91,22 +91,22 @@ func (m *Machine) settleDone(now time.Time, late bool) {
 func (m *Machine) refuteDone(now time.Time) {
 	var train []string
 	for _, w := range m.published.Members {
-		if w.trains && !w.done {
-			train = append(train, fmt.Sprint(w.rank))
+		if w.Trains && !w.Done {
+			train = append(train, fmt.Sprint(w.Rank))
 		}
 	}
 	reason := "reported that training is done, but by their own account these ranks still train: " + named(train)
 	m.ending = ending{}
 	for _, w := range m.published.Members {
-		if !w.done {
+		if !w.Done {
 			continue
 		}
-		w.done, w.doneFrom = false, time.Time{}
-		switch member := w.phase == training; {
+		w.Done, w.DoneFrom = false, time.Time{}
+		switch member := w.Phase == training; {
 		case m.find(w.id) != w:
 			m.failed(now, w, workerError(w, reason))
-		case w.phase == stopping && w.reason == "":
-			w.reason = reason
+		case w.Phase == stopping && w.Reason == "":
+			w.Reason = reason
 			m.failed(now, w, workerError(w, reason))
 		default:
 			m.stop(now, w, reason)
@@ -120,13 +120,13 @@ func (m *Machine) refuteDone(now time.Time) {
 // denies reports whether a join says that the worker's training function has not returned in the
 // current world.
 func (m *Machine) denies(w *Worker, j Join) bool {
-	return w.generation != 0 && w.generation == m.world.Generation && j.Trained != nil && !*j.Trained
+	return w.Generation != 0 && w.Generation == m.Current.Generation && j.Trained != nil && !*j.Trained
 }
 
 // stopsUndone handles the deadline of a worker that has not reported done.
 func (m *Machine) stopsUndone(now time.Time, w *Worker) {
 	m.settleDone(now, true)
-	if m.agreed {
+	if m.Agreed {
 		m.stopUndone(now, w)
 	}
 }

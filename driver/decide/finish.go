@@ -12,7 +12,7 @@ import (
 // after training, such as saving a model, has its own timeout.
 func (m *Machine) finish(now time.Time) {
 	for _, w := range m.workers {
-		switch w.phase {
+		switch w.Phase {
 		case waiting:
 			m.dismiss(now, w, DismissFinished)
 		case starting:
@@ -20,7 +20,7 @@ func (m *Machine) finish(now time.Time) {
 		}
 	}
 	if len(m.workers) == 0 {
-		if m.late != nil && (m.late.Exit.Signal == 0 || !m.doneExit) {
+		if m.late != nil && (m.late.Exit.Signal == 0 || !m.DoneExit) {
 			m.decide(now, m.late)
 		}
 		m.decide(now, nil)
@@ -30,10 +30,10 @@ func (m *Machine) finish(now time.Time) {
 
 // stopUndone stops a worker that did not report done in time after the first worker did.
 func (m *Machine) stopUndone(now time.Time, w *Worker) {
-	if w.phase == training {
-		m.log(Warn, "%s (rank %d) is not done %v after the first worker, stopping it", w.slot, w.rank, m.wait.Finish)
+	if w.Phase == training {
+		m.log(Warn, "%s (rank %d) is not done %v after the first worker, stopping it", w.slot, w.Rank, m.wait.Finish)
 	}
-	if w.phase == training || w.phase == leaving {
+	if w.Phase == training || w.Phase == leaving {
 		m.stop(now, w, "")
 	}
 }
@@ -47,13 +47,13 @@ func (m *Machine) windDown(now time.Time) {
 	for _, w := range m.workers {
 		m.stop(now, w, "")
 	}
-	if m.endFrom.IsZero() {
-		m.endFrom, m.reminded = now, false
+	if m.EndFrom.IsZero() {
+		m.EndFrom, m.Reminded = now, false
 	}
-	if len(m.workers) > 0 || m.finished {
+	if len(m.workers) > 0 || m.Over {
 		return
 	}
-	m.finished = true
+	m.Over = true
 	m.result = m.withUnwritten(m.result)
 	message := m.remark()
 	if m.result != nil {
@@ -67,8 +67,8 @@ func (m *Machine) windDown(now time.Time) {
 	if n := m.lastCommit(); n > 0 {
 		fields = append(fields, field("commits", n))
 	}
-	if m.wrote > 0 {
-		fields = append(fields, field("checkpoint", m.wrote))
+	if m.Wrote > 0 {
+		fields = append(fields, field("checkpoint", m.Wrote))
 	}
 	m.emit(now, job.JobDone, fields...)
 	m.do(FinishJob{m.result})
@@ -79,12 +79,12 @@ func (m *Machine) windDown(now time.Time) {
 func (m *Machine) lastCommit() uint64 {
 	var said []uint64
 	for _, w := range m.published.Members {
-		if w.done {
-			said = append(said, w.doneCommits)
+		if w.Done {
+			said = append(said, w.DoneCommits)
 		}
 	}
-	n := max(m.commits, m.writes, m.wrote)
-	if slices.Sort(said); m.agreed && len(said) > 0 {
+	n := max(m.Commits, m.Writes, m.Wrote)
+	if slices.Sort(said); m.Agreed && len(said) > 0 {
 		n = max(n, said[len(said)/2])
 	}
 	return n
@@ -94,7 +94,7 @@ func (m *Machine) lastCommit() uint64 {
 // trained by itself, or not at all. Empty: nothing is unusual. The machine cannot see whether
 // programs communicate without hvdrun.
 func (m *Machine) remark() string {
-	if m.result != nil || !m.leftCleanly || !m.joined.IsZero() || len(m.ran) < 2 {
+	if m.result != nil || !m.LeftCleanly || !m.Joined.IsZero() || len(m.ran) < 2 {
 		return ""
 	}
 	return fmt.Sprintf("%d programs have ended with status 0, and none has used hvdrun's library: each ran alone, unless they met in "+
@@ -104,7 +104,7 @@ func (m *Machine) remark() string {
 
 // checkAlive ends the job when no worker is left that can continue it.
 func (m *Machine) checkAlive(now time.Time) {
-	if !m.started || m.decided {
+	if !m.Started || m.Decided {
 		return
 	}
 	alive, able := m.queued, false
@@ -113,31 +113,31 @@ func (m *Machine) checkAlive(now time.Time) {
 			alive++
 			// Until a member of the current world joins again, it is not known whether it has the
 			// state.
-			able = able || w.holds || w.phase == training
+			able = able || w.Holds || w.Phase == training
 		}
 	}
-	if m.progress && !able && m.base == 0 && slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.unsynced(m.world.Generation) }) {
-		m.progress = false // despite the reports: a member without the state means that its world has made no commit
+	if m.Progress && !able && m.Base == 0 && slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.unsynced(m.Current.Generation) }) {
+		m.Progress = false // despite the reports: a member without the state means that its world has made no commit
 	}
 	switch {
 	case m.hasState() && !able:
 		m.decide(now, m.stateLost())
 	case alive == 0 && m.firstFailure != nil && !(m.size.TasksOnly && m.size.Elastic): // for tasks alone, slots may come back
 		m.decide(now, m.firstFailure)
-	case alive == 0 && m.leftCleanly && m.joined.IsZero():
+	case alive == 0 && m.LeftCleanly && m.Joined.IsZero():
 		m.decide(now, nil) // a command without hvdrun's library ends like this
 	}
 }
 
 // hasState reports whether the job has a state that its workers can lose.
-func (m *Machine) hasState() bool { return m.progress && !m.size.Stateless }
+func (m *Machine) hasState() bool { return m.Progress && !m.size.Stateless }
 
 func (m *Machine) stateLost() error {
 	switch {
 	case m.firstFailure == nil:
 		return fmt.Errorf("%w: the last worker that had it has left", job.ErrStateLost)
-	case m.otherFailures > 0 && !m.firstFailure.Own():
-		return fmt.Errorf("%w: %s, and %s with errors of their own", job.ErrStateLost, m.firstFailure.What(), ended(m.otherFailures))
+	case m.OtherFailures > 0 && !m.firstFailure.Own():
+		return fmt.Errorf("%w: %s, and %s with errors of their own", job.ErrStateLost, m.firstFailure.What(), ended(m.OtherFailures))
 	}
 	return fmt.Errorf("%w: the last worker that had it failed: %s", job.ErrStateLost, m.firstFailure.What())
 }
@@ -152,8 +152,8 @@ func ended(n int) string {
 
 // decide sets the job's result; later calls do not change it.
 func (m *Machine) decide(now time.Time, err error) {
-	if !m.decided {
-		m.decided, m.result = true, err
+	if !m.Decided {
+		m.Decided, m.result = true, err
 	}
 }
 
@@ -161,9 +161,9 @@ func (m *Machine) decide(now time.Time, err error) {
 func (m *Machine) notEnough(now time.Time) error {
 	need, there := m.size.Min, len(m.withoutTaken(now, m.hosts.Available(now)))
 	switch {
-	case !m.started:
+	case !m.Started:
 		need = m.size.NP
-	case m.startFailed && m.firstFailure != nil:
+	case m.StartFailed && m.firstFailure != nil:
 		return fmt.Errorf("%w: %d workers needed, %d joined within %v, %d slots available; the first failure: %s",
 			job.ErrNotEnoughSlots, need, m.joinedSoFar(), m.wait.Elastic, there, m.firstFailure.What())
 	}
@@ -173,7 +173,7 @@ func (m *Machine) notEnough(now time.Time) error {
 // joinedSoFar returns how many workers wait for a world.
 func (m *Machine) joinedSoFar() (n int) {
 	for _, w := range m.workers {
-		if w.phase == waiting {
+		if w.Phase == waiting {
 			n++
 		}
 	}

@@ -167,7 +167,7 @@ func (s *story) command(words []string) error {
 		}
 		s.step(WorkerForked{w.id, 4711})
 	case "stuck":
-		s.step(WorldStuck{s.m.world.Generation, "ranks 0 1 in AllReduce (operation 7) for 2m0s"})
+		s.step(WorldStuck{s.m.Current.Generation, "ranks 0 1 in AllReduce (operation 7) for 2m0s"})
 	case "writes":
 		w, err := s.worker(args[0])
 		if err != nil {
@@ -212,7 +212,7 @@ func (s *story) command(words []string) error {
 }
 
 func (s *story) stall(kind string, args []string) error {
-	generation := s.m.world.Generation
+	generation := s.m.Current.Generation
 	if len(args) == 0 && kind == "trains" {
 		s.step(WorldTrains{generation})
 		return nil
@@ -370,7 +370,7 @@ func (s *story) join(args []string) error {
 			return err
 		}
 		s.step(WorkerJoined{w.id, Join{
-			After: w.generation + shift, Trained: trained, Commits: commits, HoldsState: commits > 0,
+			After: w.Generation + shift, Trained: trained, Commits: commits, HoldsState: commits > 0,
 			DataAddrs: []string{"data"}, Lost: lost, Undone: undone, Program: program,
 		}})
 	}
@@ -422,9 +422,9 @@ func (s *story) report(args []string) error {
 		"draining": ReportDraining, "fetching": ReportFetching,
 		"writing": ReportWriting, "written": ReportWritten, "unwritten": ReportNotWritten,
 	}
-	r := WorkerReported{ID: w.id, Report: kinds[args[1]], Generation: w.generation}
+	r := WorkerReported{ID: w.id, Report: kinds[args[1]], Generation: w.Generation}
 	if args[1] == "over" && len(args) > 2 {
-		told := BackendTold{w.id, w.generation, args[2]}
+		told := BackendTold{w.id, w.Generation, args[2]}
 		if len(args) > 3 {
 			told.Generation--
 		}
@@ -687,8 +687,8 @@ func checkInvariants(t *testing.T, m *Machine) {
 			t.Errorf("two workers live in %v", w.slot)
 		}
 		seen[w.slot] = true
-		if w.phase == training && w.generation != m.world.Generation {
-			t.Errorf("%s trains in generation %d, the world is %d", w.id, w.generation, m.world.Generation)
+		if w.Phase == training && w.Generation != m.Current.Generation {
+			t.Errorf("%s trains in generation %d, the world is %d", w.id, w.Generation, m.Current.Generation)
 		}
 	}
 }

@@ -17,17 +17,17 @@ func (m *Machine) Begin(now time.Time) { m.ledger.Begin(now) }
 func (m *Machine) Goodput(now time.Time) job.Goodput { return m.ledger.Until(now) }
 
 // ResetsBy returns the number of resets whose next world was published, by cause.
-func (m *Machine) ResetsBy() map[job.Cause]int { return maps.Clone(m.resetsBy) }
+func (m *Machine) ResetsBy() map[job.Cause]int { return maps.Clone(m.ResetCauses) }
 
 // Measured reports whether the goodput is meaningful: there was a world, or workers run tasks. A
 // command that does not use hvdrun's library never joins a world.
-func (m *Machine) Measured() bool { return m.world.Generation > 0 || m.size.TasksOnly }
+func (m *Machine) Measured() bool { return m.Current.Generation > 0 || m.size.TasksOnly }
 
 // account assigns the job's time from now on to the part that matches the machine's state.
 func (m *Machine) account(now time.Time) {
 	part, by := m.partNow()
 	m.ledger.Enter(now, part, by)
-	if m.finished {
+	if m.Over {
 		m.ledger.End(now)
 	}
 }
@@ -39,7 +39,7 @@ func (m *Machine) partNow() (part job.Part, by plan.SlotID) {
 	case job.Starting:
 		return job.PartStarting, by
 	case job.Resetting:
-		switch m.leftFor {
+		switch m.LeftFor {
 		case job.CauseGrowth:
 			return job.PartGrowing, by
 		case job.CauseRemoval:
@@ -53,13 +53,13 @@ func (m *Machine) partNow() (part job.Part, by plan.SlotID) {
 	if m.size.TasksOnly {
 		return job.PartTraining, by
 	}
-	if !m.trains {
+	if !m.Trains {
 		return job.PartSynchronising, by
 	}
 	if w := m.longestHoldUp(); w != nil {
 		return job.PartStalled, w.slot
 	}
-	if m.jam {
+	if m.Jam {
 		return job.PartStalled, by
 	}
 	return job.PartTraining, by
@@ -68,25 +68,26 @@ func (m *Machine) partNow() (part job.Part, by plan.SlotID) {
 // longestHoldUp returns the worker that has held up the others longest, or nil if no worker does.
 func (m *Machine) longestHoldUp() (longest *Worker) {
 	for _, w := range m.workers {
-		if !w.stalledFrom.IsZero() && (longest == nil || w.stalledFrom.Before(longest.stalledFrom)) {
+		if !w.StalledFrom.IsZero() && (longest == nil || w.StalledFrom.Before(longest.StalledFrom)) {
 			longest = w
 		}
 	}
 	return longest
 }
 
-// entry describes how the job entered the current world.
+// entry describes how the job entered the current world. In a snapshot, durations are in
+// nanoseconds.
 type entry struct {
-	cause    job.Cause
-	from     time.Time     // since when no step was made
-	training time.Duration // what the ledger had counted as training when the world was published
+	Cause    job.Cause     `json:"cause"`
+	From     time.Time     `json:"from,omitzero"`      // since when no step was made
+	Training time.Duration `json:"training,omitempty"` // what the ledger had counted as training when the world was published
 }
 
 // because sets the cause for which the current world is left, unless a weightier cause is set
 // already.
 func (m *Machine) because(c job.Cause) {
-	if weight(c) > weight(m.leftFor) {
-		m.leftFor = c
+	if weight(c) > weight(m.LeftFor) {
+		m.LeftFor = c
 	}
 }
 
@@ -95,13 +96,13 @@ func weight(c job.Cause) int { return slices.Index(job.Causes(), c) }
 // causeOfLeaving returns why a member joins the next world, as far as the machine knows.
 func (m *Machine) causeOfLeaving() job.Cause {
 	switch {
-	case len(m.dead) > 0:
+	case len(m.Dead) > 0:
 		return job.CauseDeath
-	case m.given:
+	case m.Given:
 		return job.CauseStall
-	case m.announced&plan.Removed != 0:
+	case m.Announced&plan.Removed != 0:
 		return job.CauseRemoval
-	case m.announced&plan.Added != 0:
+	case m.Announced&plan.Added != 0:
 		return job.CauseGrowth
 	}
 	return job.CauseBroken
@@ -110,13 +111,13 @@ func (m *Machine) causeOfLeaving() job.Cause {
 // entryOf returns the entry into the world that follows the current one.
 func (m *Machine) entryOf() entry {
 	m.because(m.causeOfLeaving())
-	e := entry{cause: m.leftFor, from: m.resetFrom, training: m.ledger.Trained()}
+	e := entry{Cause: m.LeftFor, From: m.ResetFrom, Training: m.ledger.Trained()}
 	switch {
-	case m.world.Generation == 0:
-		e.cause, e.from = job.CauseStart, m.ledger.Begun()
-	case !m.committed: // no step was made in the world that is being left
-		if e.from = m.entry.from; weight(m.entry.cause) > weight(e.cause) || m.entry.cause == job.CauseStart {
-			e.cause = m.entry.cause
+	case m.Current.Generation == 0:
+		e.Cause, e.From = job.CauseStart, m.ledger.Begun()
+	case !m.Committed: // no step was made in the world that is being left
+		if e.From = m.Entry.From; weight(m.Entry.Cause) > weight(e.Cause) || m.Entry.Cause == job.CauseStart {
+			e.Cause = m.Entry.Cause
 		}
 	}
 	return e
@@ -128,7 +129,7 @@ func (m *Machine) entryOf() entry {
 func (m *Machine) undone(now time.Time, members []*Worker) {
 	var lost []time.Duration
 	for _, w := range members {
-		if w.join.After != 0 && w.join.After == m.world.Generation && w.join.HoldsState {
+		if w.join.After != 0 && w.join.After == m.Current.Generation && w.join.HoldsState {
 			lost = append(lost, w.join.Undone)
 		}
 	}
@@ -137,41 +138,20 @@ func (m *Machine) undone(now time.Time, members []*Worker) {
 	}
 	slices.Sort(lost)
 	m.ledger.Count(now)
-	most := m.ledger.Trained() - m.entry.training
+	most := m.ledger.Trained() - m.Entry.Training
 	m.ledger.Owe(now, job.PartRecomputing, plan.SlotID{}, min(lost[(len(lost)-1)/2], most))
 }
 
 // begins records that rank 0 of the current world has synchronised and trains.
 func (m *Machine) begins(e WorldTrains) {
-	if e.Generation == m.world.Generation {
-		m.trains = true
+	if e.Generation == m.Current.Generation {
+		m.Trains = true
 	}
 }
 
 // unjammed records that the members no longer wait for each other.
 func (m *Machine) unjammed(e WorldStirred) {
-	if e.Generation == m.world.Generation {
-		m.jam = false
+	if e.Generation == m.Current.Generation {
+		m.Jam = false
 	}
-}
-
-// savedEntry is an entry in a snapshot. Durations are in nanoseconds.
-type savedEntry struct {
-	Cause    job.Cause     `json:"cause"`
-	From     time.Time     `json:"from,omitzero"`
-	Training time.Duration `json:"training,omitempty"`
-}
-
-func (e entry) save() *savedEntry {
-	if e == (entry{}) {
-		return nil
-	}
-	return &savedEntry{e.cause, e.from, e.training}
-}
-
-func (s *savedEntry) load() entry {
-	if s == nil {
-		return entry{}
-	}
-	return entry{s.Cause, s.From, s.Training}
 }

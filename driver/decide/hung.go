@@ -30,7 +30,7 @@ const mostHolding = 2
 // the job is not ending; otherwise nil.
 func (m *Machine) member(id string, generation uint64) *Worker {
 	w := m.find(id)
-	if w == nil || w.phase != training || generation != m.world.Generation || m.decided || !m.doneFrom.IsZero() {
+	if w == nil || w.Phase != training || generation != m.Current.Generation || m.Decided || !m.DoneFrom.IsZero() {
 		return nil
 	}
 	return w
@@ -38,15 +38,15 @@ func (m *Machine) member(id string, generation uint64) *Worker {
 
 // runs reports whether the generation is that of the current world and the world is not being left.
 func (m *Machine) runs(generation uint64) bool {
-	return generation == m.world.Generation && m.resetFrom.IsZero() && !m.decided && m.doneFrom.IsZero()
+	return generation == m.Current.Generation && m.ResetFrom.IsZero() && !m.Decided && m.DoneFrom.IsZero()
 }
 
 func (m *Machine) stalled(now time.Time, e WorkerStalled) {
 	w := m.member(e.ID, e.Generation)
-	if w == nil || !w.stalledFrom.IsZero() {
+	if w == nil || !w.StalledFrom.IsZero() {
 		return
 	}
-	w.stalledFrom = now
+	w.StalledFrom = now
 	m.ledger.Owe(now, job.PartStalled, w.slot, min(e.Long, now.Sub(m.ledger.Begun())))
 	m.emit(now, job.Stalled, append(w.fields(), field("generation", e.Generation), field("what", e.What))...)
 	switch n := m.holdUp(); {
@@ -70,7 +70,7 @@ func (m *Machine) located(now time.Time, e WorkerLocated) {
 // holdUp returns the number of workers that hold up the job.
 func (m *Machine) holdUp() (n int) {
 	for _, w := range m.workers {
-		if !w.stalledFrom.IsZero() {
+		if !w.StalledFrom.IsZero() {
 			n++
 		}
 	}
@@ -79,12 +79,12 @@ func (m *Machine) holdUp() (n int) {
 
 // stirred records that a worker no longer holds up others: it continues or has joined.
 func (m *Machine) stirred(now time.Time, w *Worker) {
-	if w == nil || w.stalledFrom.IsZero() {
+	if w == nil || w.StalledFrom.IsZero() {
 		return
 	}
-	held, few := now.Sub(w.stalledFrom), m.holdUp() <= mostHolding
-	w.stalledFrom = time.Time{}
-	m.emit(now, job.StallEnded, append(w.fields(), field("generation", w.generation), field("seconds", held.Seconds()))...)
+	held, few := now.Sub(w.StalledFrom), m.holdUp() <= mostHolding
+	w.StalledFrom = time.Time{}
+	m.emit(now, job.StallEnded, append(w.fields(), field("generation", w.Generation), field("seconds", held.Seconds()))...)
 	if few {
 		m.log(Warn, "%s continues, %v after it was reported", w, job.Round(held))
 	}
@@ -93,8 +93,8 @@ func (m *Machine) stirred(now time.Time, w *Worker) {
 // moved records when a worker was last seen moving to the next world.
 func (m *Machine) moved(now time.Time, e WorkerMoved) {
 	w, at := m.member(e.ID, e.Generation), now.Add(-e.Ago)
-	if w != nil && !m.resetFrom.IsZero() && at.After(w.movedFrom) {
-		w.movedFrom = at
+	if w != nil && !m.ResetFrom.IsZero() && at.After(w.MovedFrom) {
+		w.MovedFrom = at
 	}
 }
 
@@ -105,11 +105,11 @@ const mostMoves = 10
 
 // joinBy returns the deadline for a member's join to the next world.
 func (m *Machine) joinBy(w *Worker) time.Time {
-	from := m.resetFrom
-	if w.movedFrom.After(from) {
-		from = w.movedFrom
+	from := m.ResetFrom
+	if w.MovedFrom.After(from) {
+		from = w.MovedFrom
 	}
-	by, last := from.Add(m.wait.Join), m.resetFrom.Add(mostMoves*m.wait.Join)
+	by, last := from.Add(m.wait.Join), m.ResetFrom.Add(mostMoves*m.wait.Join)
 	if by.After(last) {
 		return last
 	}
@@ -132,10 +132,10 @@ func (m *Machine) hung(now time.Time, e WorkerHung) {
 // core file or frees much memory. Its slot stays taken until the process has ended.
 func (m *Machine) dying(now time.Time, e WorkerDying) {
 	w := m.find(e.ID)
-	if w == nil || w.done || w.phase == stopping {
+	if w == nil || w.Done || w.Phase == stopping {
 		return
 	}
-	member := m.member(e.ID, w.generation) != nil
+	member := m.member(e.ID, w.Generation) != nil
 	if e.Signal == 0 {
 		m.emitDying(now, w, e)
 		m.stop(now, w, e.What)
@@ -144,13 +144,13 @@ func (m *Machine) dying(now time.Time, e WorkerDying) {
 		}
 		return
 	}
-	if !member || w.asked || w.left {
+	if !member || w.Asked || w.Left {
 		return // nobody waits for it, or it is leaving: its exit is enough
 	}
 	m.emitDying(now, w, e)
 	_, why, _ := strings.Cut(e.What, ": ")
 	m.stopAs(now, w, e.What, &job.WorkerError{
-		Slot: w.slot, Rank: w.rank, Exit: job.Exit{Code: 128 + int(e.Signal), Signal: e.Signal, Why: why},
+		Slot: w.slot, Rank: w.Rank, Exit: job.Exit{Code: 128 + int(e.Signal), Signal: e.Signal, Why: why},
 	})
 	m.lose(now, w)
 }
@@ -167,16 +167,16 @@ func (m *Machine) emitDying(now time.Time, w *Worker, e WorkerDying) {
 // so, the next world can be formed without such a member before its process has ended. The reports
 // of the others do not prove that, because a connection can break while both of its ends live.
 func (m *Machine) lookFor(lost []int) {
-	if !m.size.Elastic || m.decided || !m.doneFrom.IsZero() {
+	if !m.size.Elastic || m.Decided || !m.DoneFrom.IsZero() {
 		return
 	}
 	for _, rank := range lost {
-		if rank < 0 || rank >= len(m.world.Slots) {
+		if rank < 0 || rank >= len(m.Current.Slots) {
 			continue
 		}
-		w := m.in(m.world.Slots[rank].SlotID)
-		if w != nil && w.inWorld() && w.generation == m.world.Generation && !slices.Contains(m.sought, rank) {
-			m.sought = append(m.sought, rank)
+		w := m.in(m.Current.Slots[rank].SlotID)
+		if w != nil && w.inWorld() && w.Generation == m.Current.Generation && !slices.Contains(m.Sought, rank) {
+			m.Sought = append(m.Sought, rank)
 			m.do(LookAt{w.id})
 		}
 	}
@@ -185,7 +185,7 @@ func (m *Machine) lookFor(lost []int) {
 // loseAtOnce records the loss of a member, and makes this step send it to the others.
 func (m *Machine) loseAtOnce(now time.Time, w *Worker) {
 	m.lose(now, w)
-	m.deadFrom = now.Add(-lossAfter)
+	m.DeadFrom = now.Add(-lossAfter)
 }
 
 func (m *Machine) jammed(now time.Time, e WorldJammed) {
@@ -194,15 +194,15 @@ func (m *Machine) jammed(now time.Time, e WorldJammed) {
 	}
 	m.emit(now, job.Stalled, field("host", nil), field("slot", nil), field("generation", e.Generation), field("what", e.What))
 	m.log(Warn, "%s", e.What)
-	m.jam = true
+	m.Jam = true
 	m.ledger.Owe(now, job.PartStalled, plan.SlotID{}, min(e.Long, now.Sub(m.ledger.Begun())))
 }
 
 // String names the worker by rank, slot and process.
-func (w *Worker) String() string { return fmt.Sprintf("rank %d (%s, pid %d)", w.rank, w.slot, w.pid) }
+func (w *Worker) String() string { return fmt.Sprintf("rank %d (%s, pid %d)", w.Rank, w.slot, w.pid) }
 
 func (w *Worker) fields() []job.Field {
-	return []job.Field{field("host", w.slot.Host), field("slot", w.slot.Index), field("pid", w.pid), field("rank", w.rank)}
+	return []job.Field{field("host", w.slot.Host), field("slot", w.slot.Index), field("pid", w.pid), field("rank", w.Rank)}
 }
 
 // remindAfter is how long the driver waits for members before it logs the late ones.
@@ -229,39 +229,39 @@ func (m *Machine) remindOf(late func(*Worker) bool, to, limit string, left time.
 // remindOfReset logs the members that have not joined the next world, or that have not reached a
 // commit at which to leave this one.
 func (m *Machine) remindOfReset(now time.Time) {
-	m.reminded = true
+	m.Reminded = true
 	switch {
-	case !m.resetFrom.IsZero():
+	case !m.ResetFrom.IsZero():
 	default:
 		m.remindOfCommit(now)
 		return
 	}
 	// The members that have left have closed their connections, so the remaining ones should know.
 	// If the connections look alive nevertheless, only the driver can say so.
-	if slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.hasLeft(m.world.Generation) }) {
-		m.given = true
+	if slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.hasLeft(m.Current.Generation) }) {
+		m.Given = true
 		m.tellLoss(nil)
 	}
-	left := m.resetFrom.Add(m.wait.Join).Sub(now)
-	m.remindOf(func(w *Worker) bool { return w.phase == training }, "come to the next world", "--join-timeout", left)
+	left := m.ResetFrom.Add(m.wait.Join).Sub(now)
+	m.remindOf(func(w *Worker) bool { return w.Phase == training }, "come to the next world", "--join-timeout", left)
 }
 
 // remindOfCommit logs the members that were notified long ago that the hosts have changed and still
 // train.
 func (m *Machine) remindOfCommit(now time.Time) {
-	since := now.Sub(m.changeFrom)
+	since := now.Sub(m.ChangeFrom)
 	to := fmt.Sprintf("leave at a commit (state.Commit), for %v now", job.Round(since))
-	if m.announced&plan.Removed == 0 {
+	if m.Announced&plan.Removed == 0 {
 		to = fmt.Sprintf("commit (state.Commit) and return its error, for %v now, so that %s can be let in", job.Round(since),
-			m.namesOf(func(w *Worker) bool { return w.phase == waiting && w.wanted }))
+			m.namesOf(func(w *Worker) bool { return w.Phase == waiting && w.Wanted }))
 	}
 	m.remindOf(m.owesCommit, to, "", 0)
 	named := 0
 	for _, w := range m.workers {
 		if m.owesCommit(w) && named < MostNamed {
 			named++
-			m.emit(now, job.CommitMissing, append(w.fields(), field("generation", w.generation),
-				field("change", m.announced.String()), field("seconds", since.Seconds()))...)
+			m.emit(now, job.CommitMissing, append(w.fields(), field("generation", w.Generation),
+				field("change", m.Announced.String()), field("seconds", since.Seconds()))...)
 		}
 	}
 }
@@ -270,25 +270,25 @@ func (m *Machine) remindOfCommit(now time.Time) {
 // has to reach a commit: every member if workers are only added, otherwise those that have to
 // leave.
 func (m *Machine) owesCommit(w *Worker) bool {
-	return w.phase == training && !m.changeFrom.IsZero() && m.resetFrom.IsZero() && (!w.wanted || m.announced&plan.Removed == 0)
+	return w.Phase == training && !m.ChangeFrom.IsZero() && m.ResetFrom.IsZero() && (!w.Wanted || m.Announced&plan.Removed == 0)
 }
 
 // hasLeft reports whether the worker was in that generation and has left it on its own.
 func (w *Worker) hasLeft(generation uint64) bool {
-	return w.generation != 0 && w.generation == generation && (w.phase == waiting || w.phase == training && w.left)
+	return w.Generation != 0 && w.Generation == generation && (w.Phase == waiting || w.Phase == training && w.Left)
 }
 
 // lingers reports whether the worker has reported done and has not exited.
-func (w *Worker) lingers() bool { return w.done && w.phase != stopping }
+func (w *Worker) lingers() bool { return w.Done && w.Phase != stopping }
 
 // remindOfExit logs, once each, the workers that have reported done and have not exited.
 func (m *Machine) remindOfExit(now time.Time) {
 	var late []*Worker
 	left := m.wait.Exit
 	for _, w := range m.workers {
-		if w.lingers() && !w.reminded && !now.Before(w.doneFrom.Add(m.wait.Exit/2)) {
-			w.reminded = true
-			late, left = append(late, w), min(left, w.doneFrom.Add(m.wait.Exit).Sub(now))
+		if w.lingers() && !w.Reminded && !now.Before(w.DoneFrom.Add(m.wait.Exit/2)) {
+			w.Reminded = true
+			late, left = append(late, w), min(left, w.DoneFrom.Add(m.wait.Exit).Sub(now))
 		}
 	}
 	if len(late) > 0 {

@@ -16,8 +16,8 @@ import (
 
 // unwritten is a last checkpoint that is not on disk.
 type unwritten struct {
-	worker  string
-	commits uint64
+	Worker  string `json:"worker"`
+	Commits uint64 `json:"commits,omitempty"`
 }
 
 // answerAll answers the joins of workers that leave because the job ends. The lowest rank with the
@@ -25,27 +25,27 @@ type unwritten struct {
 // because one of them may be the writer; all ranks leave the world at the same commit.
 func (m *Machine) answerAll() {
 	var come []*Worker
-	awaited := len(m.world.Slots) // the lowest rank that may still join
+	awaited := len(m.Current.Slots) // the lowest rank that may still join
 	for _, w := range m.workers {
 		switch {
 		case w.inJoin():
 			come = append(come, w)
-		case w.mayJoin() && w.generation == m.world.Generation:
-			awaited = min(awaited, w.rank)
+		case w.mayJoin() && w.Generation == m.Current.Generation:
+			awaited = min(awaited, w.Rank)
 		}
 	}
 	most := m.credibleAtEnd(come)
 	slices.SortStableFunc(come, func(a, b *Worker) int {
-		return cmp.Or(cmp.Compare(b.join.Commits, a.join.Commits), cmp.Compare(a.rank, b.rank))
+		return cmp.Or(cmp.Compare(b.join.Commits, a.join.Commits), cmp.Compare(a.Rank, b.Rank))
 	})
 	for _, w := range come {
-		if w.generation != 0 && w.generation == m.world.Generation && w.rank > awaited {
+		if w.Generation != 0 && w.Generation == m.Current.Generation && w.Rank > awaited {
 			continue
 		}
-		if w.holds && w.join.Commits <= most && w.join.Commits > m.writes {
-			m.writes, w.last = w.join.Commits, true
+		if w.Holds && w.join.Commits <= most && w.join.Commits > m.Writes {
+			m.Writes, w.Last = w.join.Commits, true
 		}
-		w.comes, w.answered = false, true
+		w.Comes, w.Answered = false, true
 		m.release(w)
 	}
 }
@@ -55,7 +55,7 @@ func (m *Machine) answerAll() {
 func (m *Machine) credibleAtEnd(come []*Worker) uint64 {
 	said := slices.Clone(come)
 	for _, w := range m.published.Members {
-		if w.answered {
+		if w.Answered {
 			said = append(said, w)
 		}
 	}
@@ -64,20 +64,20 @@ func (m *Machine) credibleAtEnd(come []*Worker) uint64 {
 
 // mayJoin reports, while the job ends, whether a worker that was in a world may still join.
 func (w *Worker) mayJoin() bool {
-	in := w.phase == training || w.phase == stopping
-	return in && !w.answered && !w.done && !w.left && w.reason == ""
+	in := w.Phase == training || w.Phase == stopping
+	return in && !w.Answered && !w.Done && !w.Left && w.Reason == ""
 }
 
 // inJoin reports, while the job ends, whether the worker waits in a join.
-func (w *Worker) inJoin() bool { return w.phase == waiting || w.phase == stopping && w.comes }
+func (w *Worker) inJoin() bool { return w.Phase == waiting || w.Phase == stopping && w.Comes }
 
 // leavesLast reports whether answerAll answers joins.
-func (m *Machine) leavesLast() bool { return m.decided && !m.agreed }
+func (m *Machine) leavesLast() bool { return m.Decided && !m.Agreed }
 
 // writesLast reports whether the worker may have to write a last checkpoint: it was told to, or is
 // rank 0 of the world.
 func (m *Machine) writesLast(w *Worker) bool {
-	return w.last || w.rank == 0 && w.generation != 0 && w.generation == m.world.Generation
+	return w.Last || w.Rank == 0 && w.Generation != 0 && w.Generation == m.Current.Generation
 }
 
 // writing records that a worker has left its world and writes a last checkpoint. If the job
@@ -87,9 +87,9 @@ func (m *Machine) writing(now time.Time, w *Worker, commits uint64) {
 		m.log(Warn, "%s reports that it writes the last checkpoint, which is not its duty: the report is ignored", w)
 		return
 	}
-	w.writes = commits
-	if m.size.Elastic && w.phase == training && !w.done && m.doneFrom.IsZero() {
-		w.left, w.since = true, now
+	w.Writes = commits
+	if m.size.Elastic && w.Phase == training && !w.Done && m.DoneFrom.IsZero() {
+		w.Left, w.Since = true, now
 		m.beginReset(now)
 	}
 }
@@ -98,10 +98,10 @@ func (m *Machine) writing(now time.Time, w *Worker, commits uint64) {
 // them passes while the file grows.
 func (m *Machine) writerProgress(now time.Time, e WorkerWrites) {
 	w := m.find(e.ID)
-	if w == nil || w.writes == 0 {
+	if w == nil || w.Writes == 0 {
 		return
 	}
-	if w.wroteAt = now; w.phase == stopping {
+	if w.WroteAt = now; w.Phase == stopping {
 		m.do(GiveTime{w.id})
 	}
 }
@@ -109,28 +109,28 @@ func (m *Machine) writerProgress(now time.Time, e WorkerWrites) {
 // graceFrom returns the time from which the worker's time to end counts: asked, or the last
 // progress of its checkpoint if that is later.
 func (w *Worker) graceFrom(asked time.Time) time.Time {
-	if w.wroteAt.After(asked) {
-		return w.wroteAt
+	if w.WroteAt.After(asked) {
+		return w.WroteAt
 	}
 	return asked
 }
 
 // inWorld reports whether the worker is a member of the current world and has not left it.
-func (w *Worker) inWorld() bool { return w.phase == training && !w.left }
+func (w *Worker) inWorld() bool { return w.Phase == training && !w.Left }
 
 // written records the result of a last checkpoint.
 func (m *Machine) written(w *Worker, commits uint64, well bool) {
-	if w.writes == 0 && !m.writesLast(w) {
+	if w.Writes == 0 && !m.writesLast(w) {
 		return
 	}
-	w.writes = 0
+	w.Writes = 0
 	switch {
 	case !well:
-		w.unwritten = true
+		w.Unwritten = true
 		m.missing(w, commits, "could not write it, and its output says why")
 	default:
-		if m.wrote = max(m.wrote, commits); m.unwritten != nil && commits >= m.unwritten.commits {
-			m.unwritten = nil
+		if m.Wrote = max(m.Wrote, commits); m.Unwritten != nil && commits >= m.Unwritten.Commits {
+			m.Unwritten = nil
 		}
 		m.log(Info, "%s has written the checkpoint of commit %d", w, commits)
 	}
@@ -138,20 +138,20 @@ func (m *Machine) written(w *Worker, commits uint64, well bool) {
 
 // writerEnded records a missing checkpoint if a worker ended while it wrote one.
 func (m *Machine) writerEnded(w *Worker) {
-	if w.writes == 0 {
+	if w.Writes == 0 {
 		return
 	}
 	why := "ended while it wrote it"
-	if w.phase == stopping {
+	if w.Phase == stopping {
 		why += fmt.Sprintf(": no more of it reached the disk for %v (--drain-timeout), or it was killed", m.wait.Drain)
 	}
-	m.missing(w, w.writes, why)
+	m.missing(w, w.Writes, why)
 }
 
 func (m *Machine) missing(w *Worker, commits uint64, why string) {
 	m.log(Warn, "the checkpoint of commit %d is missing: %s %s", commits, w, why)
-	if commits > m.wrote && (m.unwritten == nil || commits >= m.unwritten.commits) {
-		m.unwritten = &unwritten{w.String(), commits}
+	if commits > m.Wrote && (m.Unwritten == nil || commits >= m.Unwritten.Commits) {
+		m.Unwritten = &unwritten{w.String(), commits}
 	}
 }
 
@@ -159,10 +159,10 @@ func (m *Machine) missing(w *Worker, commits uint64, why string) {
 // stop. Other failures take precedence.
 func (m *Machine) withUnwritten(result error) error {
 	var stopped job.StopSignal
-	if m.unwritten == nil || result != nil && !errors.As(result, &stopped) {
+	if m.Unwritten == nil || result != nil && !errors.As(result, &stopped) {
 		return result
 	}
-	err := fmt.Errorf("%w: commit %d, by %s", job.ErrCheckpoint, m.unwritten.commits, m.unwritten.worker)
+	err := fmt.Errorf("%w: commit %d, by %s", job.ErrCheckpoint, m.Unwritten.Commits, m.Unwritten.Worker)
 	if result != nil {
 		err = fmt.Errorf("%w (%w)", err, result)
 	}
@@ -171,7 +171,7 @@ func (m *Machine) withUnwritten(result error) error {
 
 // dismissal returns the answer to a worker that has no place in the next world.
 func (w *Worker) dismissal() Dismissal {
-	if w.last {
+	if w.Last {
 		return DismissLast
 	}
 	return DismissRemoved

@@ -136,7 +136,7 @@ func (l *liar) published(a PublishWorld) {
 	for _, w := range a.Members {
 		l.members = append(l.members, w.id)
 		if p := l.honest[w.id]; p != nil {
-			*p = honestProc{generation: a.World.Generation, commits: root.join.Commits, holds: root.holds || p.holds}
+			*p = honestProc{generation: a.World.Generation, commits: root.join.Commits, holds: root.Holds || p.holds}
 		}
 	}
 }
@@ -172,7 +172,7 @@ func (l *liar) number(near uint64) uint64 {
 
 // lie gives the machine a random input that a worker can cause.
 func (l *liar) lie() {
-	generation := l.m.world.Generation
+	generation := l.m.Current.Generation
 	reports := []Report{ReportDone, ReportLeaving, ReportCommitted, ReportDraining, ReportFetching, ReportWriting, ReportWritten, ReportNotWritten}
 	switch l.rnd.IntN(8) {
 	case 0, 1:
@@ -223,7 +223,7 @@ func (l *liar) step() {
 		l.lie()
 	}
 	switch w := l.m.find(l.id); {
-	case w != nil && w.phase == stopping && l.rnd.IntN(3) == 0:
+	case w != nil && w.Phase == stopping && l.rnd.IntN(3) == 0:
 		l.exit()
 	case l.whole() && l.rnd.IntN(3) > 0:
 		for id, p := range l.honest {
@@ -254,7 +254,7 @@ func (l *liar) pass(d time.Duration) {
 		if next.After(l.now) {
 			l.now = next
 		}
-		if since := l.m.doneFrom; !since.IsZero() && !l.now.Before(since.Add(leastDoubt)) && !l.trained {
+		if since := l.m.DoneFrom; !since.IsZero() && !l.now.Before(since.Add(leastDoubt)) && !l.trained {
 			for _, id := range slices.Clone(l.members) {
 				if p := l.honest[id]; p != nil && !p.joined {
 					l.put(WorkerTrains{id, p.generation})
@@ -281,7 +281,7 @@ func (l *liar) end() {
 		}
 		l.trained = true
 		for _, id := range l.members {
-			l.put(WorkerReported{id, ReportDone, l.m.world.Generation, l.made})
+			l.put(WorkerReported{id, ReportDone, l.m.Current.Generation, l.made})
 		}
 		for id := range l.honest {
 			l.put(WorkerEnded{ID: id, Exit: job.Exit{}})

@@ -16,13 +16,13 @@ const lossAfter = 20 * time.Millisecond
 // lose records that a member of the current world no longer takes part in operations, whether or
 // not its process still exists.
 func (m *Machine) lose(now time.Time, w *Worker) {
-	if slices.Contains(m.dead, w.rank) {
+	if slices.Contains(m.Dead, w.Rank) {
 		return
 	}
-	m.dead = append(m.dead, w.rank)
-	m.deadFrom = now
+	m.Dead = append(m.Dead, w.Rank)
+	m.DeadFrom = now
 	if m.speaks() {
-		m.deadFrom = now.Add(-lossAfter)
+		m.DeadFrom = now.Add(-lossAfter)
 	}
 }
 
@@ -36,20 +36,20 @@ func (m *Machine) speaks() bool {
 // collective operation can complete any more. A rank that exited with 0 is not among the dead: it
 // has closed its connections itself.
 func (m *Machine) spreadLoss() {
-	m.told, m.deadFrom = len(m.dead), time.Time{}
-	m.tellLoss(slices.Sorted(slices.Values(m.dead)))
+	m.Told, m.DeadFrom = len(m.Dead), time.Time{}
+	m.tellLoss(slices.Sorted(slices.Values(m.Dead)))
 }
 
 // tellLoss sends the dead ranks to the members that still train. An empty list gives the world up.
 func (m *Machine) tellLoss(ranks []int) {
 	var members []*Worker
 	for _, w := range m.workers {
-		if w.phase == training {
+		if w.Phase == training {
 			members = append(members, w)
 		}
 	}
 	if len(members) > 0 {
-		m.do(TellLoss{Generation: m.world.Generation, Ranks: ranks, Members: members})
+		m.do(TellLoss{Generation: m.Current.Generation, Ranks: ranks, Members: members})
 	}
 }
 
@@ -68,11 +68,11 @@ func (m *Machine) stuck(now time.Time, e WorldStuck) {
 	}
 	m.emit(now, job.Stalled, field("host", nil), field("slot", nil), field("generation", e.Generation), field("what", e.What))
 	m.because(job.CauseStall)
-	m.given = true
+	m.Given = true
 	m.tellLoss(nil) // even if the job ends now: blocked ranks get no other message
-	if m.stucks++; m.stucks == mostStuck {
+	if m.Stucks++; m.Stucks == mostStuck {
 		m.decide(now, fmt.Errorf("driver: in %d worlds in a row, without a commit between them, all workers waited for each other "+
-			"for longer than %v (--stall-timeout); the last time %s", m.stucks, m.wait.Stall, e.What))
+			"for longer than %v (--stall-timeout); the last time %s", m.Stucks, m.wait.Stall, e.What))
 		return
 	}
 	m.log(Warn, "generation %d is given up; its workers continue from their last commit: they waited for each other for "+

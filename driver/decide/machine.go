@@ -13,7 +13,7 @@ import (
 
 // Machine is the state machine of a job. Each input changes the facts it keeps; reconcile then
 // compares them with what is wanted, and the difference is returned as actions. Its fields are
-// grouped by lifetime.
+// grouped by lifetime; the exported ones are saved as they are.
 type Machine struct {
 	limits
 	fleet
@@ -57,84 +57,84 @@ type fleet struct {
 
 // history lasts as long as the job.
 type history struct {
-	seq        uint64                       // of the last notification
-	started    bool                         // workers have been started for the first time
-	joined     time.Time                    // when the first worker of the job joined
-	startsFrom time.Time                    // last join of a starting worker, or start of the first of them
+	Seq        uint64                       `json:"seq,omitempty"`      // of the last notification
+	Started    bool                         `json:"started,omitempty"`  // workers have been started for the first time
+	Joined     time.Time                    `json:"joined,omitzero"`    // when the first worker of the job joined
+	StartsFrom time.Time                    `json:"news_from,omitzero"` // last join of a starting worker, or start of the first of them
 	ran        map[plan.SlotID]bool         // slots in which a worker has run and must not be started again
 	failures   map[plan.SlotID]slotFailures // of slots of listed hosts
-	progress   bool                         // some worker has committed
-	stucks     int                          // consecutive worlds given up because all ranks waited, with no commit in between
-	partings   partings
-	faults     faults
-	taken      []takenSlot
-	resets     int
-	resetsBy   map[job.Cause]int // number of resets whose next world was published
-	resetsAt   []time.Time       // times of the resets that count towards a limit that has a window
-	wrote      uint64            // newest commit written as a last checkpoint
-	term       uint64            // number of the job's driver; 0 is the driver that began the job
+	Progress   bool                         `json:"progress,omitempty"` // some worker has committed
+	Stucks     int                          `json:"stucks,omitempty"`   // consecutive worlds given up because all ranks waited, with no commit in between
+	partings
+	faults
+	taken       []takenSlot
+	Resets      int               `json:"resets,omitempty"`
+	ResetCauses map[job.Cause]int `json:"resets_by,omitempty"` // number of resets whose next world was published
+	ResetsAt    []time.Time       `json:"resets_at,omitempty"` // times of the resets that count towards a limit that has a window
+	Wrote       uint64            `json:"wrote,omitempty"`     // newest commit written as a last checkpoint
+	DriverNo    uint64            `json:"term,omitempty"`      // number of the job's driver; 0 is the driver that began the job
 }
 
 // generation is the current world and the transition to the next; publish replaces it.
 type generation struct {
-	world     plan.World
+	Current   plan.World   `json:"world"`
 	published PublishWorld // the action that published the world
-	commits   uint64       // commit number of its members at its start, or at their first commit in it
-	base      uint64       // commit number of its root at its start
-	committed bool         // at least one worker has committed in it
-	backends  []string     // reported by its members
-	entry     entry
-	trains    bool        // rank 0 has synchronised and trains, or a member has committed
-	jam       bool        // its members were reported as waiting for each other
-	announced plan.Change // last change that its members were notified of
+	Commits   uint64       `json:"commits,omitempty"`   // commit number of its members at its start, or at their first commit in it
+	Base      uint64       `json:"base,omitempty"`      // commit number of its root at its start
+	Committed bool         `json:"committed,omitempty"` // at least one worker has committed in it
+	Backends  []string     `json:"backends,omitempty"`  // reported by its members
+	Entry     entry        `json:"entry,omitzero"`
+	Trains    bool         `json:"trains,omitempty"`    // rank 0 has synchronised and trains, or a member has committed
+	Jam       bool         `json:"jam,omitempty"`       // its members were reported as waiting for each other
+	Announced plan.Change  `json:"announced,omitempty"` // last change that its members were notified of
 	loss
 	transition
 }
 
 // loss is the part of the current world that is lost.
 type loss struct {
-	dead     []int     // ranks whose processes have died or were given up
-	told     int       // how many of them were sent to the members
-	sought   []int     // ranks whose processes were to be checked, because others have lost them
-	deadFrom time.Time // last death not sent to the members yet, or a later join of a member
-	given    bool      // the world was given up: all ranks waited, or some have left and others have not noticed
-	// unwritten is the last checkpoint that is missing, or nil.
-	unwritten *unwritten
+	Dead     []int     `json:"dead,omitempty"`     // ranks whose processes have died or were given up
+	Told     int       `json:"told,omitempty"`     // how many of them were sent to the members
+	Sought   []int     `json:"sought,omitempty"`   // ranks whose processes were to be checked, because others have lost them
+	DeadFrom time.Time `json:"dead_from,omitzero"` // last death not sent to the members yet, or a later join of a member
+	Given    bool      `json:"given,omitempty"`    // the world was given up: all ranks waited, or some have left and others have not noticed
+	// Unwritten is the last checkpoint that is missing, or nil.
+	Unwritten *unwritten `json:"unwritten,omitempty"`
 }
 
 // transition is the progress from the current world to the next one.
 type transition struct {
-	changeFrom    time.Time        // since when members have to leave this world at a commit, for any change
-	resetFrom     time.Time        // when the first member left the world
-	leftFor       job.Cause        // why it is left, as far as the machine knows
-	shortFrom     time.Time        // since when the job waits for slots
-	short         bool             // too few workers joined to form a world
-	reminded      bool             // the log has named the late workers of this reset, or of the end
-	startFailed   bool             // a worker has failed before it joined
+	ChangeFrom    time.Time        `json:"remove_from,omitzero"` // since when members have to leave this world at a commit, for any change
+	ResetFrom     time.Time        `json:"reset_from,omitzero"`  // when the first member left the world
+	LeftFor       job.Cause        `json:"cause,omitempty"`      // why it is left, as far as the machine knows
+	ShortFrom     time.Time        `json:"short_from,omitzero"`  // since when the job waits for slots
+	Short         bool             `json:"short,omitempty"`      // too few workers joined to form a world
+	Reminded      bool             `json:"reminded,omitempty"`   // the log has named the late workers of this reset, or of the end
+	StartFailed   bool             `json:"unready,omitempty"`    // a worker has failed before it joined
 	firstFailure  *job.WorkerError // the first failure, or that of a machine that explains it
-	otherFailures int              // number of failures other than firstFailure
-	leftCleanly   bool             // a worker has exited with 0 that never joined, or that was asked to leave
+	OtherFailures int              `json:"others,omitempty"` // number of failures other than firstFailure
+	LeftCleanly   bool             `json:"went,omitempty"`   // a worker has exited with 0 that never joined, or that was asked to leave
 }
 
 // ending is the end of the job.
 type ending struct {
-	doneFrom time.Time        // when the first worker reported done
-	agreed   bool             // enough members of its world have confirmed the report
-	doneExit bool             // a worker that reported done has exited with 0
+	DoneFrom time.Time        `json:"done_from,omitzero"`  // when the first worker reported done
+	Agreed   bool             `json:"agreed,omitempty"`    // enough members of its world have confirmed the report
+	DoneExit bool             `json:"done_exit,omitempty"` // a worker that reported done has exited with 0
 	late     *job.WorkerError // the first failure after done
 
-	decided  bool // the result is known; workers are being stopped
-	result   error
-	endFrom  time.Time // when the driver began to stop the workers
-	writes   uint64    // newest commit that a worker was told to write as the last checkpoint; 0: none
-	finished bool
+	Decided bool `json:"decided,omitempty"` // the result is known; workers are being stopped
+	result  error
+	EndFrom time.Time `json:"end_from,omitzero"` // when the driver began to stop the workers
+	Writes  uint64    `json:"writes,omitempty"`  // newest commit that a worker was told to write as the last checkpoint; 0: none
+	Over    bool      `json:"finished,omitempty"`
 }
 
 // shown is what a status reports about the machine itself.
 type shown struct {
-	last      time.Time // of the last step
-	state     job.State
-	stateFrom time.Time
+	Stepped   time.Time `json:"last"` // of the last step
+	State     job.State `json:"state,omitempty"`
+	StateFrom time.Time `json:"state_from,omitzero"`
 }
 
 // Config configures a machine. The caller has filled in the defaults of its values by their
@@ -154,7 +154,7 @@ func New(cfg Config, newID func(plan.SlotID) string) *Machine {
 			hosts: hosts.New(cooldownsOf(cfg.Blame)),
 			byID:  make(map[string]*Worker), bySlot: make(map[plan.SlotID]*Worker),
 		},
-		history: history{ran: make(map[plan.SlotID]bool), failures: make(map[plan.SlotID]slotFailures), resetsBy: make(map[job.Cause]int)},
+		history: history{ran: make(map[plan.SlotID]bool), failures: make(map[plan.SlotID]slotFailures), ResetCauses: make(map[job.Cause]int)},
 		newID:   newID,
 	}
 }
@@ -181,7 +181,7 @@ func (m *Machine) remove(w *Worker) {
 }
 
 func (m *Machine) any(p phase) bool {
-	return slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.phase == p })
+	return slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.Phase == p })
 }
 
 // exclude reports an exclusion for a failure; rest reports one without blame.
@@ -226,24 +226,24 @@ func (m *Machine) log(level Level, format string, args ...any) {
 }
 
 // Finished reports whether the job has ended, and its result.
-func (m *Machine) Finished() (bool, error) { return m.finished, m.result }
+func (m *Machine) Finished() (bool, error) { return m.Over, m.result }
 
 // Resetting reports whether the current world is being left.
-func (m *Machine) Resetting() bool { return !m.resetFrom.IsZero() }
+func (m *Machine) Resetting() bool { return !m.ResetFrom.IsZero() }
 
 // Last returns the time of the last step.
-func (m *Machine) Last() time.Time { return m.last }
+func (m *Machine) Last() time.Time { return m.Stepped }
 
 // Hosts returns the listed hosts, oldest first.
 func (m *Machine) Hosts() []plan.Host { return m.hosts.Listed() }
 
 // World returns the current world; its generation is 0 before the first.
-func (m *Machine) World() plan.World { return m.world }
+func (m *Machine) World() plan.World { return m.Current }
 
 // Members returns the workers that are still in the current world, by rank.
 func (m *Machine) Members() (all []*Worker) {
-	for _, s := range m.world.Slots {
-		if w := m.in(s.SlotID); w != nil && w.inWorld() && w.generation == m.world.Generation {
+	for _, s := range m.Current.Slots {
+		if w := m.in(s.SlotID); w != nil && w.inWorld() && w.Generation == m.Current.Generation {
 			all = append(all, w)
 		}
 	}

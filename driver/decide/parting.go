@@ -18,21 +18,21 @@ const mostPartings = 5
 // partings counts consecutive worlds that ended without a commit although all members that the
 // others had lost are alive.
 type partings struct {
-	worlds int
-	from   time.Time // when the first of them ended
+	Worlds int       `json:"partings,omitempty"`
+	From   time.Time `json:"part_from,omitzero"` // when the first of them ended
 }
 
 // part examines the world that ends, once its members have joined. It returns the worker to blame
 // and the reason, or nil. The worker to blame is the one that was lost most often; of several such
 // workers, the one with the highest rank.
 func (m *Machine) part(now time.Time) (worst *Worker, why string) {
-	lost := make([]bool, len(m.world.Slots)) // by rank
+	lost := make([]bool, len(m.Current.Slots)) // by rank
 	some := false
 	left := func(w *Worker) bool {
-		return w.phase == waiting && w.generation != 0 && w.generation == m.world.Generation
+		return w.Phase == waiting && w.Generation != 0 && w.Generation == m.Current.Generation
 	}
 	for _, w := range m.workers {
-		if left(w) && w.join.After == w.generation {
+		if left(w) && w.join.After == w.Generation {
 			for _, rank := range w.join.Lost {
 				if rank >= 0 && rank < len(lost) {
 					lost[rank], some = true, true
@@ -44,26 +44,26 @@ func (m *Machine) part(now time.Time) (worst *Worker, why string) {
 		return nil, ""
 	}
 	for _, w := range m.workers {
-		if !left(w) || !lost[w.rank] {
+		if !left(w) || !lost[w.Rank] {
 			continue
 		}
 		m.log(Info, "%s lives, and its connection to another worker has broken", w)
-		if m.committed {
+		if m.Committed {
 			continue
 		}
-		w.parted++
-		if worst == nil || w.parted > worst.parted || w.parted == worst.parted && w.rank > worst.rank {
+		w.Parted++
+		if worst == nil || w.Parted > worst.Parted || w.Parted == worst.Parted && w.Rank > worst.Rank {
 			worst = w
 		}
 	}
 	if worst == nil {
 		return nil, ""
 	}
-	if m.partings.worlds == 0 {
-		m.partings.from = now
+	if m.partings.Worlds == 0 {
+		m.partings.From = now
 	}
-	m.partings.worlds++
-	if worlds := m.partings.worlds; worlds >= mostPartings && !now.Before(m.partings.from.Add(m.wait.Join)) {
+	m.partings.Worlds++
+	if worlds := m.partings.Worlds; worlds >= mostPartings && !now.Before(m.partings.From.Add(m.wait.Join)) {
 		m.rejoined()
 		return worst, fmt.Sprintf("and others did not reach each other in %d worlds in a row, without a commit between them", worlds)
 	}
@@ -72,11 +72,11 @@ func (m *Machine) part(now time.Time) (worst *Worker, why string) {
 
 // rejoined resets the count of part.
 func (m *Machine) rejoined() {
-	if m.partings.worlds == 0 {
+	if m.partings.Worlds == 0 {
 		return
 	}
 	m.partings = partings{}
 	for _, w := range m.workers {
-		w.parted = 0
+		w.Parted = 0
 	}
 }

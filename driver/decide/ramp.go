@@ -32,11 +32,11 @@ func (m *Machine) room(now time.Time) ramp {
 	r := ramp{all: rampOfAll, each: cmp.Or(m.size.Starts, defaultStarts), hosts: map[string]int{}}
 	hold := m.rampHold()
 	for _, w := range m.workers {
-		if w.generation != 0 || w.phase == waiting {
+		if w.Generation != 0 || w.Phase == waiting {
 			continue
 		}
-		held := w.begun.Add(hold)
-		if w.phase == starting && now.Before(held) {
+		held := w.Begun.Add(hold)
+		if w.Phase == starting && now.Before(held) {
 			r.hosts[w.slot.Host]++
 			if r.next.IsZero() || held.Before(r.next) {
 				r.next = held
@@ -58,7 +58,7 @@ func (m *Machine) rampHold() time.Duration {
 }
 
 // joins reports whether the job's command is known to join.
-func (m *Machine) joins() bool { return m.size.Elastic && !m.joined.IsZero() }
+func (m *Machine) joins() bool { return m.size.Elastic && !m.Joined.IsZero() }
 
 // take uses up one start on the host and returns true, or returns false if none is left.
 func (r *ramp) take(host string) bool {
@@ -84,15 +84,15 @@ func (m *Machine) mayStart(id plan.SlotID) bool {
 // started. Workers in slots that failed before and workers that the ramp delays count only while
 // some worker joins within the start timeout, because thousands of slots may all be unusable.
 func (m *Machine) newcomers(now time.Time) bool {
-	patient := !m.size.Elastic || now.Before(m.startsFrom.Add(m.wait.Start))
+	patient := !m.size.Elastic || now.Before(m.StartsFrom.Add(m.wait.Start))
 	if m.queued > 0 && patient {
 		return true
 	}
 	for _, w := range m.workers {
 		switch {
-		case !w.wanted || w.live() && w.phase != starting:
-		case m.size.Elastic && w.phase == starting && m.overdue(now, w):
-		case w.phase != starting, patient, m.failures[w.slot].all == 0: // its own deadline bounds this wait
+		case !w.Wanted || w.live() && w.Phase != starting:
+		case m.size.Elastic && w.Phase == starting && m.overdue(now, w):
+		case w.Phase != starting, patient, m.failures[w.slot].all == 0: // its own deadline bounds this wait
 			return true
 		}
 	}

@@ -438,7 +438,7 @@ func (m *Machine) Records(first JobRecord, recent Recent, mark json.RawMessage) 
 		return nil, err
 	}
 	records := make([][]byte, 2)
-	for i, r := range []any{first, Record{Time: m.last.UnixNano(), Kind: kindSnapshot, Snapshot: s}} {
+	for i, r := range []any{first, Record{Time: m.Stepped.UnixNano(), Kind: kindSnapshot, Snapshot: s}} {
 		if records[i], err = json.Marshal(r); err != nil {
 			return nil, err
 		}

@@ -13,58 +13,58 @@ import (
 // Waits are shifted by the time without a driver, so that no worker is blamed for it. Exclusions
 // end when they would have ended.
 func (m *Machine) resume(now time.Time) {
-	m.term++
-	away := now.Sub(m.last)
+	m.DriverNo++
+	away := now.Sub(m.Stepped)
 	for _, t := range m.clocks() {
 		*t = t.Add(away)
 	}
 	m.emit(now, job.Resumed)
 	m.log(Info, "resumed in generation %d with %d workers; the previous driver's last event was %v ago",
-		m.world.Generation, len(m.workers), away.Round(time.Millisecond))
+		m.Current.Generation, len(m.workers), away.Round(time.Millisecond))
 	for _, w := range m.workers {
-		w.stalledFrom = time.Time{} // a worker that still holds up others will be detected again
+		w.StalledFrom = time.Time{} // a worker that still holds up others will be detected again
 		again := w.start
 		again.Again, again.Forked = true, w.pid != 0
 		m.do(again)
 	}
-	if m.world.Generation > 0 {
+	if m.Current.Generation > 0 {
 		m.do(m.published)
 	}
 	var members []*Worker
 	for _, w := range m.workers {
-		switch w.phase {
+		switch w.Phase {
 		case training:
 			members = append(members, w)
 		case leaving:
 			why := DismissFinished
-			if w.removed {
+			if w.Removed {
 				why = DismissRemoved
 			}
 			m.do(DismissWorker{w.id, why})
 		case stopping:
 			m.do(StopWorker{ID: w.id})
-			if w.generation == m.world.Generation && !w.done {
+			if w.Generation == m.Current.Generation && !w.Done {
 				members = append(members, w) // it may still leave at a commit
 			}
 		}
 	}
 	if m.claimed() {
-		m.do(WatchDone{m.world.Generation})
+		m.do(WatchDone{m.Current.Generation})
 	}
-	if m.given {
+	if m.Given {
 		m.tellLoss(nil)
 	}
-	if len(m.dead) > 0 {
-		m.told, m.deadFrom = 0, now // the loss is sent again after lossAfter
+	if len(m.Dead) > 0 {
+		m.Told, m.DeadFrom = 0, now // the loss is sent again after lossAfter
 	}
-	if m.seq > m.published.Seq && len(members) > 0 {
-		m.do(NotifyWorkers{m.seq, m.announced, m.world.Generation, members})
+	if m.Seq > m.published.Seq && len(members) > 0 {
+		m.do(NotifyWorkers{m.Seq, m.Announced, m.Current.Generation, members})
 	}
 }
 
 // Term returns the number of the job's driver: 0 for the driver that began the job, and one more
 // for each driver that has taken over.
-func (m *Machine) Term() uint64 { return m.term }
+func (m *Machine) Term() uint64 { return m.DriverNo }
 
 // Incarnations returns the slots of all workers that have not exited, by incarnation.
 func (m *Machine) Incarnations() map[string]plan.SlotID {

@@ -106,7 +106,7 @@ func measure(b *testing.B, n int, singly bool) (all episodes) {
 	}
 	again := func(generation uint64) {
 		for _, w := range slices.Clone(m.workers) {
-			if w.generation == generation && w.live() {
+			if w.Generation == generation && w.live() {
 				join(w.id, generation)
 			}
 		}
@@ -117,8 +117,8 @@ func measure(b *testing.B, n int, singly bool) (all episodes) {
 	ends := func(name string, generation uint64, size int) {
 		b.Helper()
 		took := time.Since(began)
-		if m.world.Generation != generation || m.world.Size() != size {
-			b.Fatalf("%s: generation %d of %d workers; want %d of %d", name, m.world.Generation, m.world.Size(), generation, size)
+		if m.Current.Generation != generation || m.Current.Size() != size {
+			b.Fatalf("%s: generation %d of %d workers; want %d of %d", name, m.Current.Generation, m.Current.Size(), generation, size)
 		}
 		b.StopTimer()
 		runtime.GC()
@@ -150,7 +150,7 @@ func measure(b *testing.B, n int, singly bool) (all episodes) {
 	for i, w := range slices.Clone(m.workers) {
 		if i%100 == 0 {
 			step(WorkerEnded{ID: w.id, Exit: job.Exit{Code: 137, Signal: 9}})
-			lost = append(lost, w.rank)
+			lost = append(lost, w.Rank)
 			left--
 		}
 	}
@@ -161,7 +161,7 @@ func measure(b *testing.B, n int, singly bool) (all episodes) {
 	step(HostsFound{hosts[len(hosts)/3:]})
 	flush()
 	for _, w := range m.workers {
-		if i, err := strconv.Atoi(strings.TrimPrefix(w.slot.Host, "host")); err == nil && i < len(hosts)/3 && w.generation == 3 {
+		if i, err := strconv.Atoi(strings.TrimPrefix(w.slot.Host, "host")); err == nil && i < len(hosts)/3 && w.Generation == 3 {
 			left--
 		}
 	}

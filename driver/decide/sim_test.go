@@ -197,7 +197,7 @@ func (s *sim) flush() {
 func (s *sim) checkRamp() {
 	starts := map[string]int{}
 	for _, w := range s.m.workers {
-		if w.phase == starting && s.now.Before(w.begun.Add(plainHold)) {
+		if w.Phase == starting && s.now.Before(w.Begun.Add(plainHold)) {
 			if starts[w.slot.Host]++; starts[w.slot.Host] > s.m.size.Starts {
 				s.t.Errorf("%d workers of %s start at a time", starts[w.slot.Host], w.slot.Host)
 			}
@@ -215,7 +215,7 @@ func (s *sim) resume() {
 	}
 	s.m = p.Machine
 	s.m.newID = s.newID
-	if s.m.finished {
+	if s.m.Over {
 		s.ended, s.result = true, s.m.result
 		return
 	}
@@ -248,7 +248,7 @@ func (s *sim) take(a Action) {
 				s.t.Errorf("%s is started while %s has its slot", a.ID, p.id)
 			}
 		}
-		if !s.m.doneFrom.IsZero() {
+		if !s.m.DoneFrom.IsZero() {
 			s.t.Errorf("%s is started after training was done", a.ID)
 		}
 		s.procs = append(s.procs, &simProc{id: a.ID, slot: a.Slot.SlotID})
@@ -543,12 +543,12 @@ func (s *sim) calm() {
 			case p.stopped, p.dismissed, p.generation == 0:
 				s.behave(p)
 				busy = true
-			case !s.complete() || s.m.announced != 0:
+			case !s.complete() || s.m.Announced != 0:
 				s.join(p)
 				busy = true
 			}
 		}
-		if !busy && !s.ended && len(s.latest.members) > 0 && s.complete() && s.m.resetFrom.IsZero() && !s.m.any(starting) {
+		if !busy && !s.ended && len(s.latest.members) > 0 && s.complete() && s.m.ResetFrom.IsZero() && !s.m.any(starting) {
 			for _, id := range slices.Clone(s.latest.members) {
 				s.step(WorkerReported{id, ReportDone, s.latest.world.Generation, 0})
 			}

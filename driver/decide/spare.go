@@ -19,17 +19,17 @@ func (m *Machine) startSpares(now time.Time) {
 		return
 	}
 	for _, w := range m.workers {
-		w.spare = false
+		w.Spare = false
 	}
 	// Before the first world, a spare would wait in Init, where it cannot follow the commits.
-	if m.fixed != nil || m.world.Generation == 0 {
+	if m.fixed != nil || m.Current.Generation == 0 {
 		return
 	}
 	chosen := m.spareSlots()
 	missing := false
 	for _, id := range chosen {
 		if w := m.in(id); w != nil {
-			w.spare = true
+			w.Spare = true
 		} else {
 			missing = true
 		}
@@ -62,7 +62,7 @@ func (m *Machine) spareSlots() []plan.SlotID {
 		}
 		w := m.in(id)
 		switch {
-		case w != nil && w.live() && w.generation == 0:
+		case w != nil && w.live() && w.Generation == 0:
 			classes[0] = append(classes[0], id)
 		case w != nil: // the worker leaves, and the slot becomes free
 		case !m.mayStart(id):

@@ -14,28 +14,28 @@ import (
 
 // noteState records when the job's state changes.
 func (m *Machine) noteState(now time.Time) {
-	if s := m.doing(); s != m.state {
-		m.state, m.stateFrom = s, now
+	if s := m.doing(); s != m.State {
+		m.State, m.StateFrom = s, now
 	}
 }
 
 func (m *Machine) doing() job.State {
 	switch {
-	case m.finished && m.result == nil:
+	case m.Over && m.result == nil:
 		return job.Done
-	case m.finished:
+	case m.Over:
 		return job.Failed
-	case m.decided:
+	case m.Decided:
 		return job.Stopping
-	case !m.doneFrom.IsZero():
+	case !m.DoneFrom.IsZero():
 		return job.Finishing
-	case !m.started, !m.shortFrom.IsZero():
+	case !m.Started, !m.ShortFrom.IsZero():
 		return job.Waiting
 	case m.size.TasksOnly && len(m.workers) > 0:
 		return job.Running
-	case m.world.Generation == 0:
+	case m.Current.Generation == 0:
 		return job.Starting
-	case !m.resetFrom.IsZero():
+	case !m.ResetFrom.IsZero():
 		return job.Resetting
 	}
 	return job.Running
@@ -78,16 +78,16 @@ type Beats interface {
 // the workers' heartbeats; nil: no heartbeats are known.
 func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 	s := job.Status{
-		Time: now, State: m.state, Since: m.stateFrom, Last: m.last,
-		Generation: m.world.Generation, Size: m.world.Size(),
-		NP: m.size.NP, MinNP: m.size.Min, MaxNP: m.size.Max, Elastic: m.size.Elastic, Resets: m.resets,
+		Time: now, State: m.State, Since: m.StateFrom, Last: m.Stepped,
+		Generation: m.Current.Generation, Size: m.Current.Size(),
+		NP: m.size.NP, MinNP: m.size.Min, MaxNP: m.size.Max, Elastic: m.size.Elastic, Resets: m.Resets,
 		Goodput: m.ledger.Until(now),
 		Hosts:   []job.Host{}, Waits: []job.Wait{}, Events: []json.RawMessage{},
 	}
-	if m.state == "" { // before the first input
+	if m.State == "" { // before the first input
 		s.State = job.Waiting
 	}
-	if m.finished {
+	if m.Over {
 		s.Message, s.Stopped = m.remark(), job.Stopped(job.ExitStatus(m.result))
 	}
 	if m.result != nil {
@@ -117,7 +117,7 @@ func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 		}
 		s.Hosts[i].Slots = append(s.Hosts[i].Slots, m.slotStatus(now, w.slot, w, beats))
 	}
-	if !m.finished {
+	if !m.Over {
 		s.Waits = append(s.Waits, m.shownWaits(now)...)
 	}
 	return s
@@ -149,26 +149,26 @@ func (m *Machine) slotStatus(now time.Time, id plan.SlotID, w *Worker, beats Bea
 		return s
 	}
 	s.PID = w.pid
-	if w.phase == waiting || w.generation != 0 { // the worker has joined at least once
+	if w.Phase == waiting || w.Generation != 0 { // the worker has joined at least once
 		s.Commits = new(w.join.Commits)
 	}
-	if w.generation != 0 && w.generation == m.world.Generation {
-		s.Rank = new(w.rank)
-		if w.phase == training {
-			*s.Commits = max(w.join.Commits, m.commits)
+	if w.Generation != 0 && w.Generation == m.Current.Generation {
+		s.Rank = new(w.Rank)
+		if w.Phase == training {
+			*s.Commits = max(w.join.Commits, m.Commits)
 			if beats != nil {
-				*s.Commits = max(*s.Commits, beats.Commits(w.id, w.generation))
+				*s.Commits = max(*s.Commits, beats.Commits(w.id, w.Generation))
 			}
 		}
 	}
-	s.State = slotStates[w.phase]
+	s.State = slotStates[w.Phase]
 	s.What = m.whatOf(now, w)
-	if beats != nil && w.phase == training {
+	if beats != nil && w.Phase == training {
 		s.Straggler = beats.Straggler(now, w.id)
 		s.Where = beats.Where(w.id)
 		s.Usage, s.Figures = beats.Usage(w.id), beats.Figures(w.id)
 	}
-	if beats != nil && w.phase == training && !w.done {
+	if beats != nil && w.Phase == training && !w.Done {
 		if does := beats.What(now, w.id); s.What == "" {
 			s.What = does
 		} else if does != "" {
@@ -186,19 +186,19 @@ var slotStates = [...]job.SlotState{
 // whatOf describes what a worker is doing beyond its phase, as far as the machine knows.
 func (m *Machine) whatOf(now time.Time, w *Worker) string {
 	switch {
-	case w.done:
+	case w.Done:
 		return "is done"
-	case w.phase == stopping:
-		return w.reason
-	case m.reminded && m.owesCommit(w):
-		return fmt.Sprintf("has not left at a commit for %v since it was told that the hosts changed", job.Round(now.Sub(m.changeFrom)))
-	case w.asked:
+	case w.Phase == stopping:
+		return w.Reason
+	case m.Reminded && m.owesCommit(w):
+		return fmt.Sprintf("has not left at a commit for %v since it was told that the hosts changed", job.Round(now.Sub(m.ChangeFrom)))
+	case w.Asked:
 		return "was asked to leave"
-	case w.phase == training && !m.resetFrom.IsZero():
-		return fmt.Sprintf("has not left generation %d", w.generation)
-	case w.spare:
+	case w.Phase == training && !m.ResetFrom.IsZero():
+		return fmt.Sprintf("has not left generation %d", w.Generation)
+	case w.Spare:
 		return "is a spare"
-	case w.phase == waiting && w.generation == 0:
+	case w.Phase == waiting && w.Generation == 0:
 		return "waits for the next world"
 	}
 	return ""
@@ -206,7 +206,7 @@ func (m *Machine) whatOf(now time.Time, w *Worker) string {
 
 // someNames lists the slots of workers in one of the phases, at most eight.
 func (m *Machine) someNames(phases ...phase) string {
-	return m.namesOf(func(w *Worker) bool { return slices.Contains(phases, w.phase) })
+	return m.namesOf(func(w *Worker) bool { return slices.Contains(phases, w.Phase) })
 }
 
 func (m *Machine) namesOf(is func(*Worker) bool) string {

@@ -29,9 +29,9 @@ func (n told) Commits(_ string, generation uint64) uint64 {
 func TestCommitsOfBeats(t *testing.T) {
 	m := &Machine{}
 	m.hosts = hosts.New(hosts.Cooldowns{})
-	w := &Worker{identity: identity{id: "w"}, generation: 3, phase: training}
+	w := &Worker{life{Generation: 3, Phase: training}, identity{id: "w"}}
 	for _, c := range []struct{ generation, start, want uint64 }{{3, 5, 7}, {3, 9, 9}, {4, 5, 5}} {
-		w.generation, m.world.Generation, m.commits = c.generation, c.generation, c.start
+		w.Generation, m.Current.Generation, m.Commits = c.generation, c.generation, c.start
 		if got := *m.slotStatus(time.Unix(2, 0), w.slot, w, told(7)).Commits; got != c.want {
 			t.Errorf("%+v: %d", c, got)
 		}

@@ -32,7 +32,7 @@ const (
 
 // note updates the facts by an input.
 func (m *Machine) note(now time.Time, in Input) {
-	if m.finished {
+	if m.Over {
 		return
 	}
 	m.ledger.Begin(now)
@@ -113,21 +113,21 @@ func (m *Machine) note(now time.Time, in Input) {
 // settle ends a step: it acts on the noted inputs.
 func (m *Machine) settle(now time.Time) {
 	leads := m.noted
-	if m.noted = noEffect; m.finished {
+	if m.noted = noEffect; m.Over {
 		return
 	}
-	defer func() { m.last = now }()
+	defer func() { m.Stepped = now }()
 	switch {
 	case leads == noEffect:
 		return
-	case leads == factsOnly && !m.decided && m.due.known && !m.due.passed(now):
+	case leads == factsOnly && !m.Decided && m.due.known && !m.due.passed(now):
 		m.ledger.Count(now) // reconcile has nothing to do at this time
 		return
 	}
 	m.reconcile(now)
 	m.noteState(now)
 	m.account(now)
-	m.last = now // so that the next deadline is one after this step
+	m.Stepped = now // so that the next deadline is one after this step
 	m.due = m.nextDue()
 }
 
@@ -137,8 +137,8 @@ func (m *Machine) forked(now time.Time, e WorkerForked) {
 	if w := m.find(e.ID); w != nil && w.pid != e.PID { // if the pid is the same, a previous driver has recorded it
 		w.pid = e.PID
 		m.slotFree(w.slot)
-		if w.phase == starting {
-			w.since = now
+		if w.Phase == starting {
+			w.Since = now
 		}
 		m.emit(now, job.WorkerStarted, field("host", w.slot.Host), field("slot", w.slot.Index), field("pid", e.PID))
 	}
@@ -151,34 +151,34 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) effect {
 	if w == nil {
 		return anyEffect
 	}
-	if w.phase == stopping && m.leavesLast() {
-		w.join, w.holds, w.comes = e.Join, e.Join.HoldsState, true // answerAll answers it
-	} else if w.phase == stopping {
+	if w.Phase == stopping && m.leavesLast() {
+		w.join, w.Holds, w.Comes = e.Join, e.Join.HoldsState, true // answerAll answers it
+	} else if w.Phase == stopping {
 		m.release(w)
 	}
 	if !w.live() {
 		return anyEffect // a dismissed worker already has its answer
 	}
-	if e.Join.After < w.generation {
+	if e.Join.After < w.Generation {
 		return anyEffect // a repeated join that its current world has answered
 	}
 	j, ok := m.checkJoin(now, w, e.Join)
 	if !ok {
 		return anyEffect
 	}
-	if m.joined.IsZero() {
-		m.joined = now
+	if m.Joined.IsZero() {
+		m.Joined = now
 		if j.Program != "" {
 			m.log(Info, "the program speaks by its socket: %s", j.Program)
 		}
 	}
-	oneOfMany := w.phase == training && w.holds && j.HoldsState && !m.resetFrom.IsZero() && m.doneFrom.IsZero()
-	w.join, w.holds, w.trains = j, j.HoldsState, w.trains || m.denies(w, j)
+	oneOfMany := w.Phase == training && w.Holds && j.HoldsState && !m.ResetFrom.IsZero() && m.DoneFrom.IsZero()
+	w.join, w.Holds, w.Trains = j, j.HoldsState, w.Trains || m.denies(w, j)
 	m.spoken = m.spoken || j.Program != ""
-	m.progress = m.progress || w.state() > 0
-	switch w.phase {
+	m.Progress = m.Progress || w.state() > 0
+	switch w.Phase {
 	case starting:
-		m.startsFrom = now
+		m.StartsFrom = now
 		if f, ok := m.failures[w.slot]; ok {
 			f.unjoined = 0
 			m.failures[w.slot] = f
@@ -186,16 +186,16 @@ func (m *Machine) workerJoined(now time.Time, e WorkerJoined) effect {
 		m.emit(now, job.WorkerReady, field("host", w.slot.Host), field("slot", w.slot.Index))
 	case training:
 		m.stirred(now, w)
-		if !m.deadFrom.IsZero() && !m.speaks() {
-			m.deadFrom = now // members notice the death by themselves
+		if !m.DeadFrom.IsZero() && !m.speaks() {
+			m.DeadFrom = now // members notice the death by themselves
 		}
 		if j.Cause != "" {
-			m.log(Debug, "%s left generation %d: %s", w.slot, w.generation, j.Cause)
+			m.log(Debug, "%s left generation %d: %s", w.slot, w.Generation, j.Cause)
 		}
-		if m.doneFrom.IsZero() {
+		if m.DoneFrom.IsZero() {
 			m.beginReset(now)
 		}
-		if j.After == m.world.Generation {
+		if j.After == m.Current.Generation {
 			m.lookFor(j.Lost)
 		}
 	}
@@ -226,13 +226,13 @@ func (m *Machine) reconcile(now time.Time) {
 	}
 	m.endWaits(now)
 	m.settleDone(now, false)
-	if !m.decided && m.doneFrom.IsZero() {
+	if !m.Decided && m.DoneFrom.IsZero() {
 		m.checkAlive(now)
 	}
 	switch {
-	case m.decided:
+	case m.Decided:
 		m.windDown(now)
-	case m.agreed:
+	case m.Agreed:
 		m.finish(now)
 	case m.claimed():
 	default:
@@ -241,13 +241,13 @@ func (m *Machine) reconcile(now time.Time) {
 		m.startMissing(now, wanted)
 		m.startSpares(now)
 		m.releaseUnwanted(now)
-		first := m.world.Generation == 0
+		first := m.Current.Generation == 0
 		m.form(now, wanted)
 		if first {
 			m.startSpares(now)
 		}
 		m.announce(now)
-		if m.decided { // form may have ended the job
+		if m.Decided { // form may have ended the job
 			m.windDown(now)
 		}
 	}
@@ -305,7 +305,7 @@ func (m *Machine) want(ids []plan.SlotID) {
 func (m *Machine) mark(ids []plan.SlotID, wanted bool) {
 	for _, id := range ids {
 		if w := m.in(id); w != nil {
-			w.wanted = wanted
+			w.Wanted = wanted
 		}
 	}
 }
@@ -333,9 +333,9 @@ func (m *Machine) preferred(free []plan.SlotID, most int) []plan.SlotID {
 		switch {
 		case w == nil || !w.live():
 			return 3
-		case w.generation != 0 && w.generation == m.world.Generation:
+		case w.Generation != 0 && w.Generation == m.Current.Generation:
 			return 0
-		case w.phase == waiting:
+		case w.Phase == waiting:
 			return 1
 		}
 		return 2
@@ -366,14 +366,14 @@ func (m *Machine) preferred(free []plan.SlotID, most int) []plan.SlotID {
 func (m *Machine) lastHolder() *Worker {
 	var last *Worker
 	for _, w := range m.workers {
-		if !w.live() || !w.holds {
+		if !w.live() || !w.Holds {
 			continue
 		}
-		if w.wanted {
+		if w.Wanted {
 			return nil
 		}
 		if last == nil || w.join.Commits > last.join.Commits ||
-			(w.join.Commits == last.join.Commits && w.rank < last.rank) {
+			(w.join.Commits == last.join.Commits && w.Rank < last.Rank) {
 			last = w
 		}
 	}
@@ -383,13 +383,13 @@ func (m *Machine) lastHolder() *Worker {
 // startMissing starts a worker in every wanted slot without one, as far as the ramp permits. The
 // first start waits for enough slots.
 func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
-	if !m.started {
+	if !m.Started {
 		if len(wanted) < m.size.NP {
 			m.lackSlots(now, len(wanted), m.size.NP)
 			return
 		}
-		if m.started = true; len(m.taken) == 0 { // otherwise the wait continues if the slots are still taken
-			m.shortFrom = time.Time{}
+		if m.Started = true; len(m.taken) == 0 { // otherwise the wait continues if the slots are still taken
+			m.ShortFrom = time.Time{}
 		}
 		if !m.size.Elastic {
 			m.fixed = wanted
@@ -397,7 +397,7 @@ func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 	}
 	taken := 0 // wanted slots whose workers run or are ending
 	for _, w := range m.workers {
-		if w.wanted {
+		if w.Wanted {
 			taken++
 		}
 	}
@@ -423,7 +423,7 @@ func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp, spare
 	}
 	groups := groupsOf(slots)
 	if !m.any(starting) {
-		m.startsFrom = now
+		m.StartsFrom = now
 	}
 	for _, s := range slots {
 		if !m.mayStart(s.SlotID) {
@@ -435,7 +435,7 @@ func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp, spare
 		}
 		w := &Worker{
 			identity: identity{id: m.newID(s.SlotID), slot: s.SlotID},
-			rank:     s.Rank, since: now, begun: now, wanted: !spares, spare: spares,
+			life:     life{Rank: s.Rank, Since: now, Begun: now, Wanted: !spares, Spare: spares},
 		}
 		if !m.size.Elastic {
 			m.ran[s.SlotID] = true
@@ -444,7 +444,7 @@ func (m *Machine) startIn(now time.Time, wanted []plan.SlotID, room *ramp, spare
 			room.next = now.Add(m.rampHold())
 		}
 		trial := TrialWorld{Size: len(slots), First: slots[0].Host, GroupRank: groups[s.Host], GroupSize: len(groups)}
-		w.start = StartWorker{ID: w.id, Slot: s, Trial: trial, Resets: m.resets}
+		w.start = StartWorker{ID: w.id, Slot: s, Trial: trial, Resets: m.Resets}
 		m.add(w)
 		m.do(w.start)
 	}
@@ -467,10 +467,10 @@ func groupsOf(slots []plan.Slot) map[string]int {
 func (m *Machine) releaseUnwanted(now time.Time) {
 	for _, w := range m.workers {
 		switch {
-		case w.wanted, w.spare:
-		case w.phase == starting:
+		case w.Wanted, w.Spare:
+		case w.Phase == starting:
 			m.stop(now, w, "")
-		case w.phase == waiting && w.generation == 0:
+		case w.Phase == waiting && w.Generation == 0:
 			m.dismiss(now, w, DismissRemoved)
 		}
 	}
@@ -479,7 +479,7 @@ func (m *Machine) releaseUnwanted(now time.Time) {
 // form publishes the next world once all members of the current world have joined or ended. The
 // first world, and one that lacked workers, also waits for starting workers; any other does not.
 func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
-	if !m.started || m.decided || slices.ContainsFunc(m.workers, (*Worker).inWorld) {
+	if !m.Started || m.Decided || slices.ContainsFunc(m.workers, (*Worker).inWorld) {
 		return
 	}
 	if m.size.TasksOnly {
@@ -489,19 +489,19 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 	come, soon := 0, m.queued > 0
 	for _, w := range m.workers {
 		switch {
-		case !w.wanted:
-		case w.phase == waiting:
+		case !w.Wanted:
+		case w.Phase == waiting:
 			come++
-		case w.phase == starting, !w.live(): // it joins, or its slot becomes free for a new worker
+		case w.Phase == starting, !w.live(): // it joins, or its slot becomes free for a new worker
 			soon = true
 		}
 	}
-	first := m.world.Generation == 0
+	first := m.Current.Generation == 0
 	if come < m.size.Min {
-		m.short = true
+		m.Short = true
 		m.releaseAsked(now)
 		switch {
-		case m.size.Elastic && (!soon || m.startFailed): // a start has its own deadline; this one bounds repeated failed starts
+		case m.size.Elastic && (!soon || m.StartFailed): // a start has its own deadline; this one bounds repeated failed starts
 			m.lackWorkers(now, come)
 		case soon:
 		default:
@@ -509,21 +509,21 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 		}
 		return
 	}
-	if soon && (first || m.short) && m.newcomers(now) {
+	if soon && (first || m.Short) && m.newcomers(now) {
 		return
 	}
 	members := make([]*Worker, 0, come)
 	for _, id := range wanted {
-		if w := m.in(id); w != nil && w.phase == waiting {
+		if w := m.in(id); w != nil && w.Phase == waiting {
 			members = append(members, w)
 		}
 	}
-	if m.beginReset(now); m.decided { // the reset begins here if all members left on their own
+	if m.beginReset(now); m.Decided { // the reset begins here if all members left on their own
 		return
 	}
 	if w, why := m.part(now); w != nil {
 		m.stop(now, w, why)
-		if !m.decided {
+		if !m.Decided {
 			m.form(now, m.wanted(now))
 		}
 		return
@@ -536,13 +536,13 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 func (m *Machine) formPool(now time.Time) {
 	come := 0
 	for _, w := range m.workers {
-		if w.wanted && w.live() {
+		if w.Wanted && w.live() {
 			come++
 		}
 	}
 	switch {
 	case come >= m.size.Min:
-		m.shortFrom = time.Time{}
+		m.ShortFrom = time.Time{}
 	case m.size.Elastic:
 		m.lackWorkers(now, come)
 	}
@@ -566,15 +566,15 @@ func (m *Machine) incomplete(n int, wanted []plan.SlotID) error {
 
 // lackSlots and lackWorkers start the wait for slots and log it once.
 func (m *Machine) lackSlots(now time.Time, have, need int) {
-	if m.shortFrom.IsZero() {
-		m.shortFrom = now
+	if m.ShortFrom.IsZero() {
+		m.ShortFrom = now
 		m.log(Info, "waiting up to %v for %d slots, %d available%s", m.wait.Elastic, need, have, m.lackWords())
 	}
 }
 
 func (m *Machine) lackWorkers(now time.Time, have int) {
-	if m.shortFrom.IsZero() {
-		m.shortFrom = now
+	if m.ShortFrom.IsZero() {
+		m.ShortFrom = now
 		m.log(Info, "waiting up to %v for %d workers, %d joined", m.wait.Elastic, m.size.Min, have)
 	}
 }
@@ -588,31 +588,31 @@ func (m *Machine) publish(now time.Time, members []*Worker) {
 	if err != nil {
 		panic(fmt.Sprintf("driver: assigning ranks: %v", err))
 	}
-	world := plan.World{Generation: m.world.Generation + 1, Slots: slots}
+	world := plan.World{Generation: m.Current.Generation + 1, Slots: slots}
 	root := m.rootOf(members)
 	entry := m.entryOf()
-	if m.undone(now, members); m.world.Generation > 0 {
-		m.resetsBy[m.leftFor]++
+	if m.undone(now, members); m.Current.Generation > 0 {
+		m.ResetCauses[m.LeftFor]++
 	}
 	published := make([]job.PublishedSlot, len(members))
 	for r, w := range members {
-		w.generation, w.rank, w.trains = world.Generation, r, false
+		w.Generation, w.Rank, w.Trains = world.Generation, r, false
 		m.enter(now, w, training)
 		published[r] = job.PublishedSlot{Rank: r, Host: w.slot.Host, Slot: w.slot.Index, PID: w.pid}
 	}
 	m.generation = generation{
-		world: world, published: PublishWorld{world, members, root, m.seq},
-		commits: members[root].state(), base: members[root].state(), entry: entry,
+		Current: world, published: PublishWorld{world, members, root, m.Seq},
+		Commits: members[root].state(), Base: members[root].state(), Entry: entry,
 	}
 	m.do(m.published)
-	m.emit(now, job.WorldPublished, field("generation", m.world.Generation), field("size", len(members)),
-		field("root", root), field("cause", entry.cause), field("slots", published))
+	m.emit(now, job.WorldPublished, field("generation", m.Current.Generation), field("size", len(members)),
+		field("root", root), field("cause", entry.Cause), field("slots", published))
 	for _, w := range m.workers {
 		switch {
-		case w.phase == waiting && w.spare:
-		case w.phase == waiting: // it joined, but its slot is not wanted
+		case w.Phase == waiting && w.Spare:
+		case w.Phase == waiting: // it joined, but its slot is not wanted
 			m.dismiss(now, w, DismissRemoved)
-		case w.phase == training && w.generation != m.world.Generation: // it is still writing its last checkpoint
+		case w.Phase == training && w.Generation != m.Current.Generation: // it is still writing its last checkpoint
 			m.enter(now, w, leaving)
 		}
 	}
@@ -620,12 +620,12 @@ func (m *Machine) publish(now time.Time, members []*Worker) {
 
 // beginReset records and counts that the current world is being left.
 func (m *Machine) beginReset(now time.Time) {
-	if m.world.Generation == 0 || !m.resetFrom.IsZero() || m.decided {
+	if m.Current.Generation == 0 || !m.ResetFrom.IsZero() || m.Decided {
 		return
 	}
-	m.resetFrom, m.reminded = now, false
+	m.ResetFrom, m.Reminded = now, false
 	m.because(m.causeOfLeaving())
-	m.resets++
+	m.Resets++
 	if limit := m.blame.ResetLimit; limit != nil && m.resetsWithin(now) > *limit {
 		within := ""
 		if m.blame.ResetWindow > 0 {
@@ -634,25 +634,25 @@ func (m *Machine) beginReset(now time.Time) {
 		m.decide(now, fmt.Errorf("%w: number of resets exceeded limit %d%s", job.ErrResetLimit, *limit, within))
 		return
 	}
-	m.emit(now, job.Reset, field("count", m.resets))
+	m.emit(now, job.Reset, field("count", m.Resets))
 }
 
 // resetsWithin returns the number of resets that count towards the limit, including one at now.
 func (m *Machine) resetsWithin(now time.Time) int {
 	window := m.blame.ResetWindow
 	if window == 0 {
-		return m.resets
+		return m.Resets
 	}
-	m.resetsAt = slices.DeleteFunc(m.resetsAt, func(at time.Time) bool { return !now.Before(at.Add(window)) })
-	m.resetsAt = append(m.resetsAt, now)
-	return len(m.resetsAt)
+	m.ResetsAt = slices.DeleteFunc(m.ResetsAt, func(at time.Time) bool { return !now.Before(at.Add(window)) })
+	m.ResetsAt = append(m.ResetsAt, now)
+	return len(m.ResetsAt)
 }
 
 // announce notifies the members of the current world how the wanted slots differ from it: of
 // removals at once, of additions once all starting workers wait in a join. If a change was
 // reverted, announce notifies them that there is no change.
 func (m *Machine) announce(now time.Time) {
-	if m.world.Generation == 0 || !m.resetFrom.IsZero() || m.decided {
+	if m.Current.Generation == 0 || !m.ResetFrom.IsZero() || m.Decided {
 		return
 	}
 	var change plan.Change
@@ -660,31 +660,31 @@ func (m *Machine) announce(now time.Time) {
 	added := false
 	for _, w := range m.workers {
 		switch {
-		case w.phase == training:
+		case w.Phase == training:
 			members = append(members, w)
-			if !w.wanted {
+			if !w.Wanted {
 				change |= plan.Removed
 			}
-		case w.phase == waiting && w.wanted:
+		case w.Phase == waiting && w.Wanted:
 			added = true
 		}
 	}
 	// A worker that has to leave does so within a bounded time, so its slot becomes free for a new
 	// one.
-	if added && (m.announced&plan.Added != 0 || !m.newcomers(now)) {
+	if added && (m.Announced&plan.Added != 0 || !m.newcomers(now)) {
 		change |= plan.Added
 	}
-	if change == m.announced || len(members) == 0 {
+	if change == m.Announced || len(members) == 0 {
 		return
 	}
 	switch {
 	case change == 0:
-		m.changeFrom = time.Time{}
-	case change&^m.announced != 0: // the log names workers that are late for this change, too
-		m.changeFrom, m.reminded = now, false
+		m.ChangeFrom = time.Time{}
+	case change&^m.Announced != 0: // the log names workers that are late for this change, too
+		m.ChangeFrom, m.Reminded = now, false
 	}
-	m.announced = change
-	m.seq++
-	m.emit(now, job.HostsUpdated, field("seq", m.seq), field("change", change.String()))
-	m.do(NotifyWorkers{m.seq, change, m.world.Generation, members})
+	m.Announced = change
+	m.Seq++
+	m.emit(now, job.HostsUpdated, field("seq", m.Seq), field("change", change.String()))
+	m.do(NotifyWorkers{m.Seq, change, m.Current.Generation, members})
 }

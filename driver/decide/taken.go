@@ -21,9 +21,9 @@ var takenBackoff = retry.Backoff{First: time.Second, Most: 8 * time.Second}
 // takenSlot is a slot that had another job's worker when it was last tried.
 type takenSlot struct {
 	slot  plan.SlotID
-	run   string
-	until time.Time     // time of the next try
-	pause time.Duration // pause before that try
+	Run   string        `json:"run,omitempty"`
+	Until time.Time     `json:"until,omitzero"`  // time of the next try
+	Pause time.Duration `json:"pause,omitempty"` // pause before that try
 }
 
 // slotTaken records that a worker was not started because its slot has a worker of another job.
@@ -34,14 +34,14 @@ func (m *Machine) slotTaken(now time.Time, w *Worker, x job.Exit) {
 		m.taken, i = append(m.taken, takenSlot{slot: w.slot}), len(m.taken)
 	}
 	t := &m.taken[i]
-	if t.run != x.TakenBy {
-		t.run = x.TakenBy
-		m.log(Info, "slot %s is taken by run %s, and is tried again", w.slot, t.run)
+	if t.Run != x.TakenBy {
+		t.Run = x.TakenBy
+		m.log(Info, "slot %s is taken by run %s, and is tried again", w.slot, t.Run)
 	}
-	t.pause = takenBackoff.Next(t.pause)
-	t.until = now.Add(t.pause)
-	if m.world.Generation == 0 {
-		m.started, m.fixed = false, nil
+	t.Pause = takenBackoff.Next(t.Pause)
+	t.Until = now.Add(t.Pause)
+	if m.Current.Generation == 0 {
+		m.Started, m.fixed = false, nil
 	}
 }
 
@@ -51,8 +51,8 @@ func (m *Machine) slotFree(id plan.SlotID) {
 		return
 	}
 	m.taken = slices.DeleteFunc(m.taken, func(t takenSlot) bool { return t.slot == id })
-	if len(m.taken) == 0 && m.started && m.world.Generation == 0 {
-		m.shortFrom = time.Time{}
+	if len(m.taken) == 0 && m.Started && m.Current.Generation == 0 {
+		m.ShortFrom = time.Time{}
 	}
 }
 
@@ -64,15 +64,15 @@ func (m *Machine) withoutTaken(now time.Time, free []plan.SlotID) []plan.SlotID 
 	}
 	m.taken = slices.DeleteFunc(m.taken, func(t takenSlot) bool { return !slices.Contains(free, t.slot) })
 	return slices.DeleteFunc(slices.Clone(free), func(id plan.SlotID) bool {
-		return slices.ContainsFunc(m.taken, func(t takenSlot) bool { return t.slot == id && now.Before(t.until) })
+		return slices.ContainsFunc(m.taken, func(t takenSlot) bool { return t.slot == id && now.Before(t.Until) })
 	})
 }
 
 // nextTry returns when the next taken slot is tried; false: no slot is taken.
 func (m *Machine) nextTry() (next time.Time, ok bool) {
 	for _, t := range m.taken {
-		if t.until.After(m.last) && (!ok || t.until.Before(next)) {
-			next, ok = t.until, true
+		if t.Until.After(m.Stepped) && (!ok || t.Until.Before(next)) {
+			next, ok = t.Until, true
 		}
 	}
 	return next, ok
@@ -91,8 +91,8 @@ func (m *Machine) lackWords() string {
 	var runs []string
 	count := make(map[string]int)
 	for _, t := range m.taken {
-		if count[t.run]++; count[t.run] == 1 {
-			runs = append(runs, t.run)
+		if count[t.Run]++; count[t.Run] == 1 {
+			runs = append(runs, t.Run)
 		}
 	}
 	words := make([]string, len(runs))

@@ -43,27 +43,27 @@ const (
 
 // waits calls each for every current wait.
 func (m *Machine) waits(each func(wait)) {
-	if m.finished {
+	if m.Over {
 		return
 	}
 	switch {
-	case m.decided:
-		if !m.endFrom.IsZero() && !m.reminded {
-			each(wait{kind: forEnds, until: m.endFrom.Add(min(m.remindAfter(), m.wait.Drain/2))})
+	case m.Decided:
+		if !m.EndFrom.IsZero() && !m.Reminded {
+			each(wait{kind: forEnds, until: m.EndFrom.Add(min(m.remindAfter(), m.wait.Drain/2))})
 		}
-	case !m.doneFrom.IsZero():
+	case !m.DoneFrom.IsZero():
 		m.waitsForDone(each)
 	default:
 		m.waitsForWorld(each)
 	}
-	if t, ok := m.hosts.NextReturn(); ok && !m.decided {
+	if t, ok := m.hosts.NextReturn(); ok && !m.Decided {
 		each(wait{kind: forReturn, until: t})
 	}
-	if t, ok := m.nextTry(); ok && !m.decided && m.doneFrom.IsZero() {
+	if t, ok := m.nextTry(); ok && !m.Decided && m.DoneFrom.IsZero() {
 		each(wait{kind: forTaken, until: t})
 	}
 	for _, w := range m.workers {
-		if w.phase == stopping {
+		if w.Phase == stopping {
 			each(wait{forProcess, m.endsBy(w), w})
 		}
 	}
@@ -71,33 +71,33 @@ func (m *Machine) waits(each func(wait)) {
 
 // waitsForWorld calls each for the waits of a job that trains or is about to.
 func (m *Machine) waitsForWorld(each func(wait)) {
-	if !m.shortFrom.IsZero() {
-		each(wait{kind: forSlots, until: m.shortFrom.Add(m.wait.Elastic)})
-		each(wait{kind: forShort, until: m.sayAgain(m.shortFrom)})
+	if !m.ShortFrom.IsZero() {
+		each(wait{kind: forSlots, until: m.ShortFrom.Add(m.wait.Elastic)})
+		each(wait{kind: forShort, until: m.sayAgain(m.ShortFrom)})
 	}
-	if !m.deadFrom.IsZero() {
-		each(wait{kind: forLoss, until: m.deadFrom.Add(lossAfter)})
+	if !m.DeadFrom.IsZero() {
+		each(wait{kind: forLoss, until: m.DeadFrom.Add(lossAfter)})
 	}
 	trains, starts, limits := false, false, false
 	for _, w := range m.workers {
 		trains = trains || w.inWorld()
-		starts = starts || w.phase == starting
+		starts = starts || w.Phase == starting
 		switch {
-		case w.phase == starting:
+		case w.Phase == starting:
 			if by, limited := m.startBy(w); limited {
 				limits = true
 				each(wait{forJoin, by, w})
 			}
-		case w.inWorld() && !m.resetFrom.IsZero():
+		case w.inWorld() && !m.ResetFrom.IsZero():
 			each(wait{forMember, m.joinBy(w), w})
-		case w.phase == leaving, w.phase == training && w.left:
-			each(wait{forLeave, w.graceFrom(w.since).Add(m.wait.Drain), w})
+		case w.Phase == leaving, w.Phase == training && w.Left:
+			each(wait{forLeave, w.graceFrom(w.Since).Add(m.wait.Drain), w})
 		}
 	}
-	if since := m.lateFrom(); trains && !m.reminded && !since.IsZero() {
+	if since := m.lateFrom(); trains && !m.Reminded && !since.IsZero() {
 		each(wait{kind: forReset, until: since.Add(m.remindAfter())})
 	}
-	if limits && m.shortFrom.IsZero() {
+	if limits && m.ShortFrom.IsZero() {
 		each(wait{kind: forLateStart, until: m.sayAgain(m.unjoinedFrom())})
 	}
 	m.waitsForStarts(each, starts)
@@ -111,7 +111,7 @@ var sayAfter = retry.Backoff{First: 5 * time.Second}
 // each time the wait has doubled.
 func (m *Machine) sayAgain(since time.Time) time.Time {
 	after := sayAfter.First
-	for !since.Add(after).After(m.last) {
+	for !since.Add(after).After(m.Stepped) {
 		after = sayAfter.Next(after)
 	}
 	return since.Add(after)
@@ -120,17 +120,17 @@ func (m *Machine) sayAgain(since time.Time) time.Time {
 // remindOfShort logs which slots the job waits for.
 func (m *Machine) remindOfShort(now time.Time) {
 	why := ""
-	if !m.started && m.size.Min < m.size.NP {
+	if !m.Started && m.size.Min < m.size.NP {
 		why = fmt.Sprintf(" (-np: the first start needs them all, and later ones %d)", m.size.Min)
 	}
 	m.log(Warn, "after %v the job still waits for %s%s; up to %v (--elastic-timeout)",
-		now.Sub(m.shortFrom).Round(time.Second), m.waitWords(now, forSlots), why, m.wait.Elastic)
+		now.Sub(m.ShortFrom).Round(time.Second), m.waitWords(now, forSlots), why, m.wait.Elastic)
 }
 
 // remindOfStarts logs which workers have not joined since they were started.
 func (m *Machine) remindOfStarts(now time.Time) {
 	from := ""
-	if slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.phase == starting && w.since.After(w.begun) }) {
+	if slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.Phase == starting && w.Since.After(w.Begun) }) {
 		from = " after its start or its last report that it prepares"
 	}
 	m.log(Info, "after %v the job still waits for %s; up to %v (--start-timeout)%s",
@@ -140,10 +140,10 @@ func (m *Machine) remindOfStarts(now time.Time) {
 // unjoinedFrom returns the time from which the log counts the wait for starting workers. A worker
 // that does not join is not hidden by reports that it prepares, nor by the joins of others.
 func (m *Machine) unjoinedFrom() time.Time {
-	from := m.startsFrom
+	from := m.StartsFrom
 	for _, w := range m.workers {
-		if w.phase == starting && w.begun.Before(from) {
-			from = w.begun
+		if w.Phase == starting && w.Begun.Before(from) {
+			from = w.Begun
 		}
 	}
 	return from
@@ -152,22 +152,22 @@ func (m *Machine) unjoinedFrom() time.Time {
 // lateFrom returns the time since which members have to join the next world or leave this one;
 // zero: they do not have to.
 func (m *Machine) lateFrom() time.Time {
-	if !m.resetFrom.IsZero() {
-		return m.resetFrom
+	if !m.ResetFrom.IsZero() {
+		return m.ResetFrom
 	}
-	return m.changeFrom
+	return m.ChangeFrom
 }
 
 // waitsForStarts calls each for the waits whose deadlines need no action beyond the reconcile of
 // each step. They end by that step.
 func (m *Machine) waitsForStarts(each func(wait), starts bool) {
-	if m.rampUntil.After(m.last) {
+	if m.rampUntil.After(m.Stepped) {
 		each(wait{kind: forRamp, until: m.rampUntil})
 	}
-	if m.startsFrom.IsZero() || m.queued == 0 && !(starts && m.size.Elastic) {
+	if m.StartsFrom.IsZero() || m.queued == 0 && !(starts && m.size.Elastic) {
 		return
 	}
-	if until := m.startsFrom.Add(m.wait.Start); until.After(m.last) {
+	if until := m.StartsFrom.Add(m.wait.Start); until.After(m.Stepped) {
 		each(wait{kind: forStarts, until: until})
 	}
 }
@@ -180,13 +180,13 @@ func (m *Machine) startBy(w *Worker) (time.Time, bool) {
 	case m.size.TasksOnly:
 		return time.Time{}, false
 	case m.size.Elastic:
-		return w.since.Add(m.wait.Start), true
-	case m.joined.IsZero():
-		return w.since.Add(m.wait.Start), w.pid == 0
-	case m.joined.After(w.since):
-		return m.joined.Add(m.wait.Start), true
+		return w.Since.Add(m.wait.Start), true
+	case m.Joined.IsZero():
+		return w.Since.Add(m.wait.Start), w.pid == 0
+	case m.Joined.After(w.Since):
+		return m.Joined.Add(m.wait.Start), true
 	}
-	return w.since.Add(m.wait.Start), true
+	return w.Since.Add(m.wait.Start), true
 }
 
 // notStarted describes what a worker has failed to do by its deadline.
@@ -201,14 +201,14 @@ func (m *Machine) notStarted(w *Worker) string {
 func (m *Machine) waitsForDone(each func(wait)) {
 	for _, w := range m.workers {
 		switch {
-		case w.phase == stopping:
-		case !w.done:
+		case w.Phase == stopping:
+		case !w.Done:
 			each(wait{forDone, m.doneBy(w), w})
 		default:
-			if !w.reminded {
-				each(wait{forReminder, w.doneFrom.Add(m.wait.Exit / 2), w})
+			if !w.Reminded {
+				each(wait{forReminder, w.DoneFrom.Add(m.wait.Exit / 2), w})
 			}
-			each(wait{forExit, w.doneFrom.Add(m.wait.Exit), w})
+			each(wait{forExit, w.DoneFrom.Add(m.wait.Exit), w})
 		}
 	}
 }
@@ -216,14 +216,14 @@ func (m *Machine) waitsForDone(each func(wait)) {
 // clocks returns the start times of all waits, which resume shifts.
 func (m *Machine) clocks() []*time.Time {
 	all := []*time.Time{
-		&m.joined, &m.shortFrom, &m.resetFrom, &m.changeFrom, &m.doneFrom, &m.endFrom, &m.startsFrom, &m.deadFrom,
-		&m.partings.from,
+		&m.Joined, &m.ShortFrom, &m.ResetFrom, &m.ChangeFrom, &m.DoneFrom, &m.EndFrom, &m.StartsFrom, &m.DeadFrom,
+		&m.partings.From,
 	}
 	for i := range m.taken {
-		all = append(all, &m.taken[i].until)
+		all = append(all, &m.taken[i].Until)
 	}
 	for _, w := range m.workers {
-		all = append(all, &w.since, &w.begun, &w.wroteAt, &w.doneFrom, &w.movedFrom)
+		all = append(all, &w.Since, &w.Begun, &w.WroteAt, &w.DoneFrom, &w.MovedFrom)
 	}
 	return slices.DeleteFunc(all, func(t *time.Time) bool { return t.IsZero() })
 }
@@ -272,7 +272,7 @@ func (m *Machine) endWaits(now time.Time) {
 
 // endWait handles a wait whose deadline has passed.
 func (m *Machine) endWait(now time.Time, w wait) {
-	if m.decided && w.kind < forEnds {
+	if m.Decided && w.kind < forEnds {
 		return // a previous wait has ended the job
 	}
 	switch w.kind {
@@ -300,9 +300,9 @@ func (m *Machine) endWait(now time.Time, w wait) {
 		m.log(Warn, "%s has not exited %v after it reported done (--exit-timeout), stopping it", w.who, m.wait.Exit)
 		m.stop(now, w.who, "")
 	case forEnds:
-		m.reminded = true
-		m.remindOf(func(w *Worker) bool { return w.phase == stopping }, "end", "--drain-timeout",
-			m.endFrom.Add(m.wait.Drain).Sub(now))
+		m.Reminded = true
+		m.remindOf(func(w *Worker) bool { return w.Phase == stopping }, "end", "--drain-timeout",
+			m.EndFrom.Add(m.wait.Drain).Sub(now))
 	case forProcess:
 		m.giveUpProcess(now, w.who)
 	case forReturn, forTaken, forRamp, forStarts: // reconcile evaluates them in each step
@@ -319,9 +319,9 @@ func (m *Machine) shownWaits(now time.Time) []job.Wait {
 		case forProcess:
 			kind, until = forLeave, until.Add(-killGrace) // show when the worker is killed
 		case forDone:
-			until = m.doneFrom.Add(m.wait.Finish)
+			until = m.DoneFrom.Add(m.wait.Finish)
 		case forMember:
-			until = m.resetFrom.Add(m.wait.Join)
+			until = m.ResetFrom.Add(m.wait.Join)
 		}
 		if t, is := first[kind]; !is || until.Before(t) {
 			first[kind] = until
@@ -343,11 +343,11 @@ func (m *Machine) waitWords(now time.Time, kind waitKind) string {
 	switch kind {
 	case forSlots:
 		need := m.size.NP
-		if m.started {
+		if m.Started {
 			need = m.size.Min
 		}
 		there := len(m.withoutTaken(now, m.hosts.Available(now)))
-		if m.started && there >= need {
+		if m.Started && there >= need {
 			return fmt.Sprintf("%d workers, %d joined", need, m.joinedSoFar())
 		}
 		return fmt.Sprintf("%d slots, %d there%s", need, there, m.lackWords())
@@ -358,8 +358,8 @@ func (m *Machine) waitWords(now time.Time, kind waitKind) string {
 			return fmt.Sprintf("%d more slots, whose workers start by and by", m.queued)
 		}
 	case forJoin:
-		if m.joined.IsZero() && !m.size.Elastic {
-			return m.namesOf(func(w *Worker) bool { return w.phase == starting && w.pid == 0 }) + " to start"
+		if m.Joined.IsZero() && !m.size.Elastic {
+			return m.namesOf(func(w *Worker) bool { return w.Phase == starting && w.pid == 0 }) + " to start"
 		}
 		return m.someNames(starting) + " to join"
 	case forDone:

@@ -35,8 +35,8 @@ func TestWaitsHaveEnds(t *testing.T) {
 				seen[key.kind] = true
 			}
 			delete(waits, waitKey{kind: forReturn}) // the host may not come back
-			trains := s.m.any(training) && s.m.resetFrom.IsZero() && s.m.doneFrom.IsZero() && !s.m.decided
-			if len(waits) == 0 && !trains && !s.m.finished {
+			trains := s.m.any(training) && s.m.ResetFrom.IsZero() && s.m.DoneFrom.IsZero() && !s.m.Decided
+			if len(waits) == 0 && !trains && !s.m.Over {
 				t.Errorf("seed %d: the job is %s, and nothing has an end:\n%s", seed, s.m.doing(), s.tail())
 			}
 		}
@@ -63,11 +63,11 @@ func TestResumeShiftsWaits(t *testing.T) {
 		s := newSim(t, seed)
 		n := 0
 		s.stepped = func() {
-			if n++; n%5 != 0 || s.m.finished {
+			if n++; n%5 != 0 || s.m.Over {
 				return
 			}
 			before, next := waitsOf(s.m), again(t, s.m)
-			next.Step(next.last.Add(away), Resumed{})
+			next.Step(next.Stepped.Add(away), Resumed{})
 			for key, until := range waitsOf(next) {
 				was, is := before[key]
 				switch key.kind {

@@ -24,23 +24,28 @@ const (
 
 // Worker is one incarnation: the process in a slot, from start to exit.
 type Worker struct {
+	life
+	identity
+}
+
+// life is what a snapshot contains of a worker as it is.
+type life struct {
 	// The fields that each step reads come first so that they share one 64-byte cache line; a job
 	// may have thousands of workers.
-	since      time.Time // when it entered the phase
-	begun      time.Time // when it was started
-	generation uint64    // of its last world; 0: none
-	rank       int       // in its last world; before the first world, in the trial assignment
-	phase      phase
-	holds      bool
-	done       bool
-	trains     bool // its training in its last world has not ended, according to its heartbeats after a report of done, or to its join
-	wanted     bool // its slot is one of fleet.wants
-	spare      bool // its slot is not wanted, but the worker waits for a place
-	removed    bool // dismissed because its slot is not wanted
-	asked      bool // was asked to leave, but not by this driver
-	stays      bool // the log has said why it stays although it should leave
+	Since      time.Time `json:"since,omitzero"`       // when it entered the phase
+	Begun      time.Time `json:"begun,omitzero"`       // when it was started
+	Generation uint64    `json:"generation,omitempty"` // of its last world; 0: none
+	Rank       int       `json:"rank,omitempty"`       // in its last world; before the first world, in the trial assignment
+	Phase      phase     `json:"phase,omitempty"`
+	Holds      bool      `json:"holds,omitempty"`
+	Done       bool      `json:"done,omitempty"`
+	Trains     bool      `json:"trains,omitempty"`  // its training in its last world has not ended, according to its heartbeats after a report of done, or to its join
+	Wanted     bool      `json:"wanted,omitempty"`  // its slot is one of fleet.wants
+	Spare      bool      `json:"spare,omitempty"`   // its slot is not wanted, but the worker waits for a place
+	Removed    bool      `json:"removed,omitempty"` // dismissed because its slot is not wanted
+	Asked      bool      `json:"asked,omitempty"`   // was asked to leave, but not by this driver
+	Stays      bool      `json:"stays,omitempty"`   // the log has said why it stays although it should leave
 
-	identity
 	departure
 	lateness
 }
@@ -56,28 +61,28 @@ type identity struct {
 
 // departure is what is known about a worker's end before it exits.
 type departure struct {
-	reason    string    // why it was stopped; if not empty, that counts as its failure
-	comes     bool      // it waits in a join although it is being stopped
-	answered  bool      // its join was answered because the job ends
-	last      bool      // the answer told it to write the last checkpoint
-	left      bool      // it has left its world on its own and still writes a checkpoint
-	writes    uint64    // commit of the last checkpoint it is writing; 0: none
-	wroteAt   time.Time // when that checkpoint was last seen to grow on disk
-	unwritten bool      // it could not write its last checkpoint; its exit code may say so
-	said      string    // what its program has reported about its error
+	Reason    string    `json:"reason,omitempty"`    // why it was stopped; if not empty, that counts as its failure
+	Comes     bool      `json:"comes,omitempty"`     // it waits in a join although it is being stopped
+	Answered  bool      `json:"answered,omitempty"`  // its join was answered because the job ends
+	Last      bool      `json:"last,omitempty"`      // the answer told it to write the last checkpoint
+	Left      bool      `json:"left,omitempty"`      // it has left its world on its own and still writes a checkpoint
+	Writes    uint64    `json:"writes,omitempty"`    // commit of the last checkpoint it is writing; 0: none
+	WroteAt   time.Time `json:"wrote_at,omitzero"`   // when that checkpoint was last seen to grow on disk
+	Unwritten bool      `json:"unwritten,omitempty"` // it could not write its last checkpoint; its exit code may say so
+	Said      string    `json:"said,omitempty"`      // what its program has reported about its error
 }
 
 // lateness is how long others have waited for a worker.
 type lateness struct {
-	stalledFrom time.Time // when it was reported as holding up the others
-	movedFrom   time.Time // when it was last seen moving to the next world
-	doneFrom    time.Time // when it reported done
-	doneCommits uint64    // its commit number then, as it reported
-	reminded    bool      // the log has named it because it has not exited since
-	parted      int       // number of worlds counted by partings in which it was lost
+	StalledFrom time.Time `json:"stalled_from,omitzero"`  // when it was reported as holding up the others
+	MovedFrom   time.Time `json:"moved_from,omitzero"`    // when it was last seen moving to the next world
+	DoneFrom    time.Time `json:"done_from,omitzero"`     // when it reported done
+	DoneCommits uint64    `json:"done_commits,omitempty"` // its commit number then, as it reported
+	Reminded    bool      `json:"reminded,omitempty"`     // the log has named it because it has not exited since
+	Parted      int       `json:"parted,omitempty"`       // number of worlds counted by partings in which it was lost
 }
 
-func (w *Worker) live() bool { return w.phase == starting || w.phase == waiting || w.phase == training }
+func (w *Worker) live() bool { return w.Phase == starting || w.Phase == waiting || w.Phase == training }
 
 // ID returns the worker's incarnation.
 func (w *Worker) ID() string { return w.id }
@@ -87,7 +92,7 @@ func NewWorker(id string) *Worker { return &Worker{identity: identity{id: id}} }
 
 // Place returns the worker's slot, the id of its process (0: none is known), and its rank in its
 // last world.
-func (w *Worker) Place() (slot plan.SlotID, pid, rank int) { return w.slot, w.pid, w.rank }
+func (w *Worker) Place() (slot plan.SlotID, pid, rank int) { return w.slot, w.pid, w.Rank }
 
 // DataAddrs returns the addresses on which peers reach the worker, from its last join.
 func (w *Worker) DataAddrs() []string { return w.join.DataAddrs }
@@ -110,29 +115,29 @@ func (m *Machine) reported(now time.Time, e WorkerReported) effect {
 	case ReportWritten, ReportNotWritten:
 		m.written(w, e.Commits, e.Report == ReportWritten)
 	case ReportLeaving:
-		m.log(Debug, "%s (rank %d) is about to leave", w.slot, w.rank)
+		m.log(Debug, "%s (rank %d) is about to leave", w.slot, w.Rank)
 		return factsOnly
 	case ReportDone:
 		// A report of an older generation was sent before a reset and does not finish the job.
-		if e.Generation == m.world.Generation && w.generation == e.Generation {
+		if e.Generation == m.Current.Generation && w.Generation == e.Generation {
 			m.claimDone(now, w, e.Commits)
 		}
 	case ReportCommitted:
-		if e.Generation != m.world.Generation || w.generation != e.Generation || m.committed {
+		if e.Generation != m.Current.Generation || w.Generation != e.Generation || m.Committed {
 			return factsOnly // each rank reports the first commit
 		}
-		m.committed, m.progress, m.commits = true, true, e.Commits
-		if m.base > 0 {
-			m.commits = m.base + 1 // regardless of the number in the report
+		m.Committed, m.Progress, m.Commits = true, true, e.Commits
+		if m.Base > 0 {
+			m.Commits = m.Base + 1 // regardless of the number in the report
 		}
-		m.stucks, m.faults = 0, faults{}
+		m.Stucks, m.faults = 0, faults{}
 		m.rejoined()
-		m.trains = true
-		m.emit(now, job.FirstCommit, field("generation", e.Generation), field("commits", m.commits),
-			field("cause", m.entry.cause), field("seconds", max(0, now.Sub(m.entry.from)).Seconds()))
+		m.Trains = true
+		m.emit(now, job.FirstCommit, field("generation", e.Generation), field("commits", m.Commits),
+			field("cause", m.Entry.Cause), field("seconds", max(0, now.Sub(m.Entry.From)).Seconds()))
 		// A commit ends with a collective check, which a member reaches only after its sync.
 		for _, w := range m.workers {
-			w.holds = w.holds || w.phase == training
+			w.Holds = w.Holds || w.Phase == training
 		}
 	}
 	return anyEffect
@@ -142,17 +147,17 @@ func (m *Machine) reported(now time.Time, e WorkerReported) effect {
 // world. The others wait for it no longer than they wait for enough slots, regardless of its
 // reports.
 func (m *Machine) fetching(now time.Time, w *Worker) {
-	if w.phase != starting {
+	if w.Phase != starting {
 		return
 	}
-	if w.since = now; !m.overdue(now, w) {
-		m.startsFrom = now
+	if w.Since = now; !m.overdue(now, w) {
+		m.StartsFrom = now
 	}
 }
 
 // overdue reports whether a worker has been starting for longer than others wait for it.
 func (m *Machine) overdue(now time.Time, w *Worker) bool {
-	return !now.Before(w.begun.Add(m.wait.Elastic))
+	return !now.Before(w.Begun.Add(m.wait.Elastic))
 }
 
 // mostBackends bounds the recorded backends of a world: its ranks agree on one backend for each
@@ -162,12 +167,12 @@ const mostBackends = 8
 // backendTold records the collective backend of the current world's GPUs.
 func (m *Machine) backendTold(now time.Time, e BackendTold) {
 	w := m.find(e.ID)
-	if w == nil || e.Generation != m.world.Generation || w.generation != e.Generation ||
-		slices.Contains(m.backends, e.Backend) || len(m.backends) == mostBackends {
+	if w == nil || e.Generation != m.Current.Generation || w.Generation != e.Generation ||
+		slices.Contains(m.Backends, e.Backend) || len(m.Backends) == mostBackends {
 		return
 	}
-	m.backends = append(m.backends, e.Backend)
-	m.emit(now, job.Backend, field("generation", e.Generation), field("backend", e.Backend), field("size", len(m.world.Slots)))
+	m.Backends = append(m.Backends, e.Backend)
+	m.emit(now, job.Backend, field("generation", e.Generation), field("backend", e.Backend), field("size", len(m.Current.Slots)))
 }
 
 // ended removes a worker and determines the cause of its exit.
@@ -186,15 +191,15 @@ func (m *Machine) ended(now time.Time, e WorkerEnded) {
 	e.Exit.Early = cause == causeFailed && e.Exit.Clean() && len(ran) == 0
 	if e.Exit.Clean() {
 		e.Exit.Said = ""
-	} else if w.said != "" {
-		e.Exit.Said = w.said
+	} else if w.Said != "" {
+		e.Exit.Said = w.Said
 	}
 	signal := any(nil)
 	if e.Exit.Signal != 0 {
 		signal = int(e.Exit.Signal)
 	}
 	fields := []job.Field{field("host", w.slot.Host), field("slot", w.slot.Index), field("pid", w.pid),
-		field("rank", w.rank), field("code", e.Exit.Code), field("signal", signal), field("cause", cause)}
+		field("rank", w.Rank), field("code", e.Exit.Code), field("signal", signal), field("cause", cause)}
 	if e.Exit.Said != "" {
 		fields = append(fields, field("error", e.Exit.Said))
 	}
@@ -205,7 +210,7 @@ func (m *Machine) ended(now time.Time, e WorkerEnded) {
 		fields = append(fields, field("tasks", ran))
 	}
 	m.emit(now, job.WorkerExited, fields...)
-	if w.generation != 0 && w.generation == m.world.Generation && !e.Exit.Clean() {
+	if w.Generation != 0 && w.Generation == m.Current.Generation && !e.Exit.Clean() {
 		m.lose(now, w)
 	}
 	if e.Exit.Unkillable {
@@ -213,15 +218,15 @@ func (m *Machine) ended(now time.Time, e WorkerEnded) {
 	}
 	switch cause {
 	case causeDone:
-		m.doneExit = true
+		m.DoneExit = true
 	case causeLeft:
-		if w.live() || w.asked || w.left {
+		if w.live() || w.Asked || w.Left {
 			m.departed(now, w, e.Exit)
 		}
 	case causeFailed:
-		err := &job.WorkerError{Slot: w.slot, Rank: w.rank, Exit: e.Exit}
+		err := &job.WorkerError{Slot: w.slot, Rank: w.Rank, Exit: e.Exit}
 		switch {
-		case w.reason != "": // its failure was counted when it was stopped
+		case w.Reason != "": // its failure was counted when it was stopped
 		case len(ran) > 0:
 			m.failedByTask(now, w, err, ran)
 		default:
@@ -246,17 +251,17 @@ const (
 // any time.
 func (m *Machine) cause(w *Worker, x job.Exit, tasks bool) exitCause {
 	switch {
-	case w.phase == stopping && w.reason != "":
+	case w.Phase == stopping && w.Reason != "":
 		return causeFailed
-	case w.phase == stopping && w.done && x.Clean():
+	case w.Phase == stopping && w.Done && x.Clean():
 		return causeDone
-	case w.phase == stopping:
+	case w.Phase == stopping:
 		return causeStopped
-	case x.Clean() && w.done:
+	case x.Clean() && w.Done:
 		return causeDone
-	case x.Clean() && (w.phase == waiting || w.phase == training) && !w.asked && !w.left && m.doneFrom.IsZero():
+	case x.Clean() && (w.Phase == waiting || w.Phase == training) && !w.Asked && !w.Left && m.DoneFrom.IsZero():
 		return causeFailed
-	case x.Clean() && !tasks, w.removed, w.asked, x.Evicted && m.size.Elastic, x.TakenBy != "":
+	case x.Clean() && !tasks, w.Removed, w.Asked, x.Evicted && m.size.Elastic, x.TakenBy != "":
 		return causeLeft
 	}
 	return causeFailed
@@ -272,15 +277,15 @@ func (m *Machine) departed(now time.Time, w *Worker, x job.Exit) {
 		return
 	}
 	if x.Clean() {
-		m.leftCleanly = true
-		if delete(m.ran, w.slot); m.joined.IsZero() {
+		m.LeftCleanly = true
+		if delete(m.ran, w.slot); m.Joined.IsZero() {
 			m.ran[w.slot] = true
 		}
 	} else {
 		how = ", it " + x.String()
-		m.noteFailure(&job.WorkerError{Slot: w.slot, Rank: w.rank, Exit: x}) // not a failure, but the job's result if no worker remains
+		m.noteFailure(&job.WorkerError{Slot: w.slot, Rank: w.Rank, Exit: x}) // not a failure, but the job's result if no worker remains
 	}
-	if !m.size.Elastic || !m.doneFrom.IsZero() {
+	if !m.size.Elastic || !m.DoneFrom.IsZero() {
 		return
 	}
 	if x.Evicted && x.Err != nil {
@@ -288,9 +293,9 @@ func (m *Machine) departed(now time.Time, w *Worker, x job.Exit) {
 		m.rest(now, m.hosts.RestSlot(now, w.slot))
 		return
 	}
-	m.log(Debug, "%s (rank %d) has left%s", w.slot, w.rank, how)
+	m.log(Debug, "%s (rank %d) has left%s", w.slot, w.Rank, how)
 	m.rest(now, m.hosts.ExcludeSlot(now, w.slot))
-	if w.generation == 0 || w.generation != m.world.Generation {
+	if w.Generation == 0 || w.Generation != m.Current.Generation {
 		return
 	}
 	if m.because(job.CauseDeparture); !x.Clean() {
@@ -300,21 +305,21 @@ func (m *Machine) departed(now time.Time, w *Worker, x job.Exit) {
 
 // failed handles a failure of the worker itself.
 func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
-	if !m.doneFrom.IsZero() {
+	if !m.DoneFrom.IsZero() {
 		m.failedLate(w, err)
 		return
 	}
 	f := m.failures[w.slot]
 	f.all++
 	m.failures[w.slot] = f
-	m.startFailed = m.startFailed || w.generation == 0
+	m.StartFailed = m.StartFailed || w.Generation == 0
 	m.noteFailure(err)
 	if !m.size.Elastic {
 		m.decide(now, err)
 		return
 	}
 	m.log(Warn, "%s", err.What())
-	if m.faulty(now, w, err); m.decided {
+	if m.faulty(now, w, err); m.Decided {
 		return
 	}
 	if m.blame.Policy == job.BlameHost {
@@ -327,7 +332,7 @@ func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 	} else {
 		m.exclude(now, m.hosts.ExcludeSlot(now, w.slot))
 	}
-	if w.generation != 0 && w.generation == m.world.Generation {
+	if w.Generation != 0 && w.Generation == m.Current.Generation {
 		m.because(job.CauseDeath)
 		m.beginReset(now)
 	}
@@ -336,8 +341,8 @@ func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 // serves reports whether the worker is available for tasks: it neither trains nor was told to
 // leave, and may be replaced.
 func (m *Machine) serves(w *Worker) bool {
-	trains := w.generation != 0 && w.generation == m.world.Generation
-	return w.live() && !trains && m.size.Elastic && m.doneFrom.IsZero()
+	trains := w.Generation != 0 && w.Generation == m.Current.Generation
+	return w.live() && !trains && m.size.Elastic && m.DoneFrom.IsZero()
 }
 
 // taskPause is how long a slot rests after a task has ended its worker.
@@ -380,17 +385,17 @@ func (m *Machine) noteFailure(err *job.WorkerError) {
 	case m.firstFailure == nil:
 		m.firstFailure = err
 	case err.Own():
-		m.otherFailures++
+		m.OtherFailures++
 	case m.firstFailure.Own():
-		m.firstFailure, m.otherFailures = err, m.otherFailures+1
+		m.firstFailure, m.OtherFailures = err, m.OtherFailures+1
 	}
 }
 
 // faults counts consecutive worlds without a commit that failures of the program have ended: the
 // program is likely to fail at the same step for ever.
 type faults struct {
-	worlds int
-	last   uint64 // newest of these worlds
+	Worlds int    `json:"faults,omitempty"`
+	Last   uint64 `json:"fault_of,omitempty"` // newest of these worlds
 }
 
 // slotFailures counts failed workers of a slot.
@@ -405,22 +410,22 @@ func (m *Machine) faulty(now time.Time, w *Worker, err *job.WorkerError) {
 	if m.size.Stateless || !err.Faulty() {
 		return
 	}
-	if w.phase == starting {
+	if w.Phase == starting {
 		f := m.failures[w.slot]
 		f.unjoined++
 		m.failures[w.slot] = f
 		m.faultyStarts(now, err)
 	}
-	if w.generation == 0 || w.generation != m.world.Generation || m.faults.last == w.generation {
+	if w.Generation == 0 || w.Generation != m.Current.Generation || m.faults.Last == w.Generation {
 		return
 	}
-	m.faults = faults{m.faults.worlds + 1, w.generation}
+	m.faults = faults{m.faults.Worlds + 1, w.Generation}
 	limit := m.blame.FailureLimit
-	if limit <= 0 || m.faults.worlds < limit {
+	if limit <= 0 || m.faults.Worlds < limit {
 		return
 	}
-	commit := fmt.Sprint(m.commits)
-	if m.committed { // only the first commit of a world is reported
+	commit := fmt.Sprint(m.Commits)
+	if m.Committed { // only the first commit of a world is reported
 		commit += " or a later one"
 	}
 	if limit == 1 {
@@ -428,14 +433,14 @@ func (m *Machine) faulty(now time.Time, w *Worker, err *job.WorkerError) {
 		return
 	}
 	m.decide(now, fmt.Errorf("driver: in %d worlds in a row the program has failed after commit %s, without a commit between them "+
-		"(--failure-limit); the last time %s", m.faults.worlds, commit, err.What()))
+		"(--failure-limit); the last time %s", m.faults.Worlds, commit, err.What()))
 }
 
 // faultyStarts ends a job that waits for workers if too few slots remain in which the program has
 // not repeatedly failed before it joined.
 func (m *Machine) faultyStarts(now time.Time, err *job.WorkerError) {
 	limit := m.blame.FailureLimit
-	if limit <= 0 || m.failures[err.Slot].unjoined < limit || m.shortFrom.IsZero() {
+	if limit <= 0 || m.failures[err.Slot].unjoined < limit || m.ShortFrom.IsZero() {
 		return
 	}
 	good := 0
@@ -454,8 +459,8 @@ func (m *Machine) faultyStarts(now time.Time, err *job.WorkerError) {
 
 // failing keeps what a program reports about its error before it ends.
 func (m *Machine) failing(e WorkerFailing) {
-	if w := m.find(e.ID); w != nil && w.said == "" {
-		w.said = e.Said
+	if w := m.find(e.ID); w != nil && w.Said == "" {
+		w.Said = e.Said
 	}
 }
 
@@ -463,10 +468,10 @@ func (m *Machine) failing(e WorkerFailing) {
 // program. A signal is treated as a lost machine, which is harmless if another worker exits
 // cleanly.
 func (m *Machine) failedLate(w *Worker, err *job.WorkerError) {
-	if w.unwritten && err.Exit.Signal == 0 {
+	if w.Unwritten && err.Exit.Signal == 0 {
 		return // the missing checkpoint is the more precise error
 	}
-	m.log(Warn, "%s (rank %d) %s after training was done", w.slot, w.rank, err.Exit)
+	m.log(Warn, "%s (rank %d) %s after training was done", w.slot, w.Rank, err.Exit)
 	if m.late == nil || (m.late.Exit.Signal != 0 && err.Exit.Signal == 0) {
 		m.late = err
 	}
@@ -480,17 +485,17 @@ func (m *Machine) stop(now time.Time, w *Worker, reason string) {
 // stopAs is like stop, but a reason counts as the failure err. In a job that ends, a worker that
 // holds up the others gets no time to end, because they wait for it, unless it writes a checkpoint.
 func (m *Machine) stopAs(now time.Time, w *Worker, reason string, err *job.WorkerError) {
-	if w.phase == stopping {
+	if w.Phase == stopping {
 		return
 	}
-	if w.phase == waiting && m.leavesLast() {
-		w.comes = !w.answered
-	} else if w.phase == waiting {
+	if w.Phase == waiting && m.leavesLast() {
+		w.Comes = !w.Answered
+	} else if w.Phase == waiting {
 		m.release(w)
 	}
 	m.enter(now, w, stopping)
-	w.reason = reason
-	m.do(StopWorker{w.id, m.decided && !w.stalledFrom.IsZero() && w.writes == 0})
+	w.Reason = reason
+	m.do(StopWorker{w.id, m.Decided && !w.StalledFrom.IsZero() && w.Writes == 0})
 	if reason != "" {
 		m.failed(now, w, err)
 	}
@@ -498,11 +503,11 @@ func (m *Machine) stopAs(now time.Time, w *Worker, reason string, err *job.Worke
 
 func (m *Machine) dismiss(now time.Time, w *Worker, why Dismissal) {
 	m.enter(now, w, leaving)
-	w.removed = why != DismissFinished
+	w.Removed = why != DismissFinished
 	m.do(DismissWorker{w.id, why})
 }
 
-func (m *Machine) enter(now time.Time, w *Worker, p phase) { w.phase, w.since = p, now }
+func (m *Machine) enter(now time.Time, w *Worker, p phase) { w.Phase, w.Since = p, now }
 
 // A process that blocks in the kernel, for example on a dead file server, cannot be killed. Its
 // slot is given up after a time, so that neither new workers nor the end of the job wait for it.
@@ -514,7 +519,7 @@ const killGrace = 30 * time.Second
 // giveUpProcess removes a worker that has not ended after SIGKILL and about which the launcher has
 // reported nothing.
 func (m *Machine) giveUpProcess(now time.Time, w *Worker) {
-	after := now.Sub(w.graceFrom(w.since)).Round(time.Second)
+	after := now.Sub(w.graceFrom(w.Since)).Round(time.Second)
 	err := fmt.Errorf("process %d has not ended %v after it was stopped", w.pid, after)
 	if w.pid == 0 {
 		err = fmt.Errorf("its host %s has reported neither its start nor, within %v, its end", w.slot.Host, after)
@@ -526,14 +531,14 @@ func (m *Machine) giveUpProcess(now time.Time, w *Worker) {
 
 // endsBy returns the deadline by which a worker that is being stopped must have ended.
 func (m *Machine) endsBy(w *Worker) time.Time {
-	return w.graceFrom(w.since).Add(m.wait.Drain + killGrace)
+	return w.graceFrom(w.Since).Add(m.wait.Drain + killGrace)
 }
 
 // giveUpSlot logs that a process could not be killed. The slot rests, regardless of why the worker
 // was stopped.
 func (m *Machine) giveUpSlot(now time.Time, w *Worker, x job.Exit) {
 	m.log(Warn, "%s %s: its slot is given up, and its memory and devices may still be in use", w, x)
-	if _, out := m.hosts.Excluded(now, w.slot); !out && m.size.Elastic && !m.decided {
+	if _, out := m.hosts.Excluded(now, w.slot); !out && m.size.Elastic && !m.Decided {
 		m.exclude(now, m.hosts.ExcludeSlot(now, w.slot))
 	}
 }

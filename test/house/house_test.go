@@ -696,7 +696,6 @@ var wide = map[string]string{
 	"collective/cuda.api":                     "functions of a library",
 	"collective/cuda/nccl.api":                "functions of a library",
 	"driver/decide.Record":                    "an object of the journal",
-	"driver/decide.savedWorker":               "an object of the journal",
 	"job.Entry":                               "an object of the events file",
 	"job.Status":                              "an object of the status",
 	"internal/line.Message":                   "any line to a worker",
