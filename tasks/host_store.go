@@ -128,7 +128,7 @@ func (h *hostStore) serve(ln *identity.Listener) {
 		}
 	}}
 	secure := h.cfg.credentials.ServerTLS(identity.Worker, identity.Driver)
-	if err := wire.Serve(h.ctx, ln, secure, func(grpc.ServiceRegistrar) {}, func() {}, raw); err != nil {
+	if err := wire.Serve(h.ctx, wire.MaxMessage, ln, secure, func(grpc.ServiceRegistrar) {}, raw); err != nil {
 		h.cfg.Log.WithError(err).Warn("tasks: values of this host are no longer provided")
 	}
 }

@@ -40,7 +40,7 @@ func Serve(ctx context.Context, ln *net.UnixListener, h Handler, record func(aud
 	})
 	return wire.ServeLocal(ctx, guarded, func(r grpc.ServiceRegistrar) {
 		controlpb.RegisterControlServer(r, &server{h: h, record: record})
-	}, func() {})
+	})
 }
 
 func who(peer wire.LocalPeer) audit.Who {

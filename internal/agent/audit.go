@@ -3,8 +3,7 @@ package agent
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
-	"net"
+	"errors"
 
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc/status"
@@ -20,13 +19,9 @@ func newRecorder(log logrus.FieldLogger, level logrus.Level) *audit.Recorder {
 	return audit.NewRecorder(func(r audit.Record) { log.WithField(audit.Name, r).Log(level, "agent: "+audit.Name) })
 }
 
-// recordStrangers records the connections that did not authenticate as a driver's.
-func (srv *server) recordStrangers(ln *identity.Listener) {
-	ln.OnRefused(func(from net.Addr, why error) {
-		srv.audit.Add(audit.Record{
-			Who: audit.Who{From: from.String()}, What: "connect", Host: srv.host, Outcome: audit.Refused(why),
-		})
-	})
+// note records a request of a driver, or of somebody who has not proven to be one.
+func (srv *server) note(by audit.Who, what, how, outcome string) {
+	srv.audit.Add(audit.Record{Who: by, What: what, How: how, Run: by.Run, Host: srv.host, Outcome: outcome})
 }
 
 // caller returns the caller of a handler, as a subject and as records name it.
@@ -46,26 +41,22 @@ func caller(ctx context.Context) (identity.Subject, audit.Who, error) {
 
 // recordAttach records that a driver has requested a session.
 func (srv *server) recordAttach(by audit.Who, m *agentpb.Attach, err error) {
-	r := audit.Record{Who: by, What: "attach", Run: by.Run, Host: srv.host, Outcome: audit.Done}
+	how, outcome := "", audit.Done
 	switch {
 	case m.GetTakeOver():
-		r.How = "takes over from another driver"
+		how = "takes over from another driver"
 	case m.GetResume():
-		r.How = "again, after the stream broke"
+		how = "again, after the stream broke"
 	}
 	if err != nil {
-		r.Outcome = audit.Refused(statusText(err))
+		outcome = audit.Refused(statusText(err))
 	}
-	srv.audit.Add(r)
+	srv.note(by, "attach", how, outcome)
 }
 
 // statusText returns the message of a gRPC status.
 func statusText(err error) error {
-	s, ok := status.FromError(err)
-	if !ok {
-		return err
-	}
-	return fmt.Errorf("%s", s.Message())
+	return errors.New(status.Convert(err).Message())
 }
 
 // record records a request about a worker by the driver on the session's stream; the lock is held.
@@ -89,21 +80,6 @@ func (s *session) recordViolation(m *agentpb.ToAgent, why error) {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
 	s.record(what, nil, "", audit.Refused(why))
-}
-
-// recordInspect records that a driver has requested a description of the host, and the number of
-// targets in the request.
-func (srv *server) recordInspect(by audit.Who, targets int, outcome string) {
-	r := audit.Record{Who: by, What: "inspect", Run: by.Run, Host: srv.host, Outcome: outcome}
-	if targets > 0 {
-		r.How = fmt.Sprintf("tries to connect to %d agents", targets)
-	}
-	srv.audit.Add(r)
-}
-
-// recordProbe records that a driver has probed one of its workers.
-func (srv *server) recordProbe(by audit.Who, outcome string) {
-	srv.audit.Add(audit.Record{Who: by, What: "probe", Run: by.Run, Host: srv.host, Outcome: outcome})
 }
 
 // programOf returns the first word of a command. The other words may contain secrets.

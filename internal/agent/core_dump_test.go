@@ -74,7 +74,7 @@ func TestLook(t *testing.T) {
 // its end is reported.
 func TestEvictedIsNotDying(t *testing.T) {
 	for _, evicted := range []bool{false, true} {
-		s := &session{srv: newServer("a", 1, quiet()), log: quiet(), attachment: attachment{knowsDying: true}}
+		s := &session{srv: newServer("a", 1, quiet()), log: quiet()}
 		w := &worker{s: s, incarnation: "i", evicted: evicted}
 		w.dying("was killed by signal 9 (killed)", syscall.SIGKILL)
 		if told := len(s.events) > 0; told == evicted {

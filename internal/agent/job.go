@@ -14,6 +14,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -69,8 +70,8 @@ func RunJob(ctx context.Context, cfg JobConfig) error {
 	srv := newServer(cfg.Hello.Host, plan.MaxSlots, cfg.Log)
 	srv.launcher, srv.inspect, srv.over = cfg.Launcher, cfg.Facts.inspector(creds), make(chan error, 8)
 	srv.audit = newRecorder(cfg.Log, logrus.DebugLevel) // the events file of the job has most of these records
-	srv.lines = newLogLines()
-	cfg.Log.AddHook(srv.lines)
+	srv.lines.wake = wake.New()
+	cfg.Log.AddHook(&srv.lines)
 
 	a := &agent{
 		cfg:    Config{Drain: cfg.Hello.Drain, Hurry: cfg.Hurry, Log: cfg.Log, Health: cfg.Health},

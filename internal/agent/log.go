@@ -15,14 +15,12 @@ import (
 // maxLines is the most lines of the log that wait to be sent to the driver; older ones are dropped.
 const maxLines = 256
 
-// logLines holds the lines that were not sent to the driver yet. A nil *logLines is always empty.
+// logLines holds the lines that were not sent to the driver yet.
 type logLines struct {
 	mu    sync.Mutex
 	lines []*agentpb.FromAgent
-	wake  wake.Flag
+	wake  wake.Flag // there may be lines to take
 }
-
-func newLogLines() *logLines { return &logLines{wake: wake.New()} }
 
 // Levels implements logrus.Hook.
 func (l *logLines) Levels() []logrus.Level { return logrus.AllLevels }
@@ -43,7 +41,7 @@ func (l *logLines) Fire(e *logrus.Entry) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.lines) == maxLines {
-		l.lines = append(l.lines[:0], l.lines[1:]...)
+		l.lines = slices.Delete(l.lines, 0, 1)
 	}
 	l.lines = append(l.lines, &agentpb.FromAgent{What: &agentpb.FromAgent_Log{
 		Log: &agentpb.Log{Level: uint32(e.Level), Text: "agent: " + strings.ToValidUTF8(text[:min(len(text), 4<<10)], "?")},
@@ -54,19 +52,8 @@ func (l *logLines) Fire(e *logrus.Entry) error {
 
 // take returns the lines, which the caller has to send.
 func (l *logLines) take() (lines []*agentpb.FromAgent) {
-	if l == nil {
-		return nil
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	lines, l.lines = l.lines, nil
 	return lines
-}
-
-// news receives when there may be lines to take.
-func (l *logLines) news() <-chan struct{} {
-	if l == nil {
-		return nil
-	}
-	return l.wake
 }

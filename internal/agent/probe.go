@@ -24,19 +24,23 @@ func (v service) Probe(ctx context.Context, r *agentpb.ProbeRequest) (*agentpb.P
 		return nil, err
 	}
 	pid, err := v.srv.processOf(from, r.GetIncarnation())
-	if err == nil && !v.srv.probing.begin() {
-		err = status.Error(codes.ResourceExhausted, "the agent looks at other processes")
+	if err == nil {
+		select {
+		case v.srv.probing <- struct{}{}:
+		default:
+			err = status.Error(codes.ResourceExhausted, "the agent looks at other processes")
+		}
 	}
 	if err != nil {
-		v.srv.recordProbe(by, audit.Refused(statusText(err)))
+		v.srv.note(by, "probe", "", audit.Refused(statusText(err)))
 		return nil, err
 	}
-	v.srv.recordProbe(by, audit.Done)
+	v.srv.note(by, "probe", "", audit.Done)
 	// A probe may hang with the process; the caller does not wait for it then.
 	seen := make(chan stacks.Worker, 1)
 	go func() {
-		defer v.srv.probing.end()
 		seen <- look(pid)
+		<-v.srv.probing
 	}()
 	select {
 	case w := <-seen:
@@ -73,17 +77,3 @@ func (srv *server) processOf(driver identity.Subject, incarnation string) (pid i
 	}
 	return w.pid, nil
 }
-
-// bounded limits the number of calls in flight to its capacity.
-type bounded chan struct{}
-
-func (s bounded) begin() bool {
-	select {
-	case s <- struct{}{}:
-		return true
-	default:
-		return false
-	}
-}
-
-func (s bounded) end() { <-s }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -41,10 +42,10 @@ type server struct {
 	local
 	log     logrus.FieldLogger
 	over    chan error                                                           // receives the reason when a session is over; nil: not used
-	lines   *logLines                                                            // for the driver that receives this agent's log; nil: none does
+	lines   logLines                                                             // for the driver that receives this agent's log
 	inspect func(context.Context, *agentpb.InspectRequest) *agentpb.InspectReply // nil: refused
 	audit   *audit.Recorder
-	probing bounded // probes in flight
+	probing chan struct{} // holds one value for each probe in flight
 
 	mu       sync.Mutex
 	sessions map[string]*session // by run
@@ -77,7 +78,7 @@ func newServer(host string, slots int, log logrus.FieldLogger) *server {
 	}
 	return &server{
 		local: local{host: host, slots: slots, launcher: launch.Local{}, guard: startGuard, spoolSize: spoolSize, program: program},
-		log:   log, probing: make(bounded, mostProbes), audit: newRecorder(log, logrus.InfoLevel), sessions: make(map[string]*session), taken: make(map[int]*worker), news: make(chan struct{}),
+		log:   log, probing: make(chan struct{}, mostProbes), audit: newRecorder(log, logrus.InfoLevel), sessions: make(map[string]*session), taken: make(map[int]*worker), news: make(chan struct{}),
 	}
 }
 
@@ -103,10 +104,12 @@ func startGuard(session, cgroups string) (io.Closer, error) {
 // returns when nothing is left of them.
 func (srv *server) serve(ctx context.Context, ln *identity.Listener, creds *identity.Credentials) error {
 	register := func(r grpc.ServiceRegistrar) { agentpb.RegisterAgentServer(r, service{srv: srv}) }
-	release := func() { srv.close(errShutdown) }
-	srv.recordStrangers(ln)
+	defer context.AfterFunc(ctx, func() { srv.close(errShutdown) })()
+	ln.OnRefused(func(from net.Addr, why error) { // it did not authenticate as a driver
+		srv.note(audit.Who{From: from.String()}, "connect", "", audit.Refused(why))
+	})
 	connects := wire.Raw{Protocol: wire.ConnectProtocol, Handle: srv.connect}
-	err := wire.ServeUpTo(ctx, wire.MaxStart, ln, creds.ServerTLS(identity.Driver), register, release, connects)
+	err := wire.Serve(ctx, wire.MaxStart, ln, creds.ServerTLS(identity.Driver), register, connects)
 	srv.close(errShutdown)
 	srv.wg.Wait()
 	if err != nil {
@@ -175,6 +178,12 @@ func (srv *server) busy() (slots, sessions int, change <-chan struct{}) {
 	return len(srv.taken), len(srv.sessions), srv.news
 }
 
+// occupied is busy for slots alone.
+func (srv *server) occupied() (slots int, change <-chan struct{}) {
+	slots, _, change = srv.busy()
+	return slots, change
+}
+
 // used returns the number of slots that have workers, by run.
 func (srv *server) used() map[string]uint32 {
 	srv.mu.Lock()
@@ -184,12 +193,6 @@ func (srv *server) used() map[string]uint32 {
 		used[w.s.run]++
 	}
 	return used
-}
-
-// occupied is busy for slots alone.
-func (srv *server) occupied() (slots int, change <-chan struct{}) {
-	slots, _, change = srv.busy()
-	return slots, change
 }
 
 // unacknowledged returns the number of events and ends of workers that drivers have not
@@ -312,7 +315,7 @@ func (srv *server) attach(
 	if m.GetTakeOver() {
 		heard, answer = s.handOver()
 	}
-	answer.KnowsLook, answer.KnowsSignal, answer.Lines = true, true, line.Version
+	answer.Lines = line.Version
 	if heard > s.sent {
 		return nil, nil, status.Errorf(codes.InvalidArgument, "event %d was heard, but only %d were sent", heard, s.sent)
 	}
@@ -320,7 +323,6 @@ func (srv *server) attach(
 	if err := s.openDoor(near, m.GetCredentials()); err != nil {
 		return nil, nil, cannot(err)
 	}
-	s.knowsDying = m.GetKnowsDying()
 	if taken {
 		s.log.Info("agent: another driver has taken over")
 	}
@@ -454,7 +456,7 @@ func (s *session) carry(
 			}
 		}
 		select {
-		case <-s.srv.lines.news():
+		case <-s.srv.lines.wake:
 		case <-l.wake:
 		case m := <-said:
 			if err := s.handle(l, m); err != nil {
@@ -499,10 +501,14 @@ func (v service) Inspect(ctx context.Context, r *agentpb.InspectRequest) (*agent
 		err = status.Error(codes.Unimplemented, "this agent does not describe its host")
 	}
 	if err != nil {
-		v.srv.recordInspect(by, 0, audit.Refused(statusText(err)))
+		v.srv.note(by, "inspect", "", audit.Refused(statusText(err)))
 		return nil, err
 	}
-	v.srv.recordInspect(by, len(r.GetTargets()), audit.Done)
+	how := ""
+	if targets := len(r.GetTargets()); targets > 0 {
+		how = fmt.Sprintf("tries to connect to %d agents", targets)
+	}
+	v.srv.note(by, "inspect", how, audit.Done)
 	reply := v.srv.inspect(ctx, r)
 	if len(r.GetTargets()) == 0 {
 		reply.Used = v.srv.used()

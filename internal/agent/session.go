@@ -87,12 +87,11 @@ func (g *grant) uid() int {
 
 // attachment describes the stream that carries a session, and its driver.
 type attachment struct {
-	link       *link     // nil: none is attached
-	by         audit.Who // its driver
-	term       uint64    // the driver's number among the drivers of the run
-	contact    time.Time // time of the driver's last message
-	noted      int64     // the time of the latest journal record that the driver has reported
-	knowsDying bool      // the driver understands Dying
+	link    *link     // nil: none is attached
+	by      audit.Who // its driver
+	term    uint64    // the driver's number among the drivers of the run
+	contact time.Time // time of the driver's last message
+	noted   int64     // the time of the latest journal record that the driver has reported
 }
 
 // outbox holds the events that the driver has not acknowledged.
@@ -559,13 +558,13 @@ func (w *worker) left(processes []string) {
 	w.s.log.Warnf("agent: slot %d: process %d %s", w.id.Index, w.pid, launch.LeftText(processes))
 }
 
-// dying emits an event, if the driver understands it, about a worker that is bound to end. If this
-// agent asked the worker to end, that is not a failure, and only its end is reported.
+// dying emits an event about a worker that is bound to end. If this agent asked the worker to end,
+// that is not a failure, and only its end is reported.
 func (w *worker) dying(what string, by syscall.Signal) {
 	s := w.s
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
-	tells := s.knowsDying && s.why == nil && (by == 0 || !w.evicted)
+	tells := s.why == nil && (by == 0 || !w.evicted)
 	say := s.log.Warnf
 	if tells { // the driver logs it
 		say = s.log.Infof

@@ -7,20 +7,21 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/peer"
+
+	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 // ServeLocal is Serve on a unix socket, for processes of this process's user and of root only: the
 // kernel identifies the peer's user before any data is read.
-func ServeLocal(ctx context.Context, ln Listener, register func(grpc.ServiceRegistrar), release func()) error {
-	return serve(ctx, maxMessage, ln, proving{sameUser{insecure.NewCredentials()}, ln}, register, release)
+func ServeLocal(ctx context.Context, ln *identity.Listener, register func(grpc.ServiceRegistrar)) error {
+	return serve(ctx, MaxMessage, accepting{sameUser{insecure.NewCredentials()}, ln, &raws{}}, register)
 }
 
 // sameUser accepts peers of this process's user and of root.
@@ -135,47 +136,23 @@ func private(dir string) bool {
 // ServeLocalConns calls handle, in a goroutine each, with the connections of a unix socket from
 // processes of this process's user and of root, until ctx ends: the kernel identifies the user
 // before any data is read. It closes ln, and returns when every call of handle has returned. handle
-// must close its connection, and return when ctx ends.
-func ServeLocalConns(ctx context.Context, ln Listener, handle func(ctx context.Context, conn net.Conn, from LocalPeer)) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() { ln.Close() })
-	defer stop()
-	for {
-		conn, err := ln.Accept()
-		if temporary, ok := err.(interface{ Temporary() bool }); ok && temporary.Temporary() && ctx.Err() == nil {
-			select {
-			case <-time.After(acceptPause):
-			case <-ctx.Done():
-			}
-			continue
-		}
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
-		}
+// must close its connection, and return when ctx ends. what names the server in log.
+func ServeLocalConns(
+	ctx context.Context, ln *identity.Listener, log retry.Logger, what string, handle func(ctx context.Context, conn net.Conn, from LocalPeer),
+) {
+	defer context.AfterFunc(ctx, func() { ln.Close() })()
+	ln.Serve(log, what, func(conn *identity.Conn) {
 		from, err := checkUser(conn)
 		if err != nil {
-			if r, ok := ln.(refuser); ok {
-				r.Refused(conn, err)
-			}
-			conn.Close()
-			continue
+			ln.Refused(conn, err)
 		}
-		if !ln.Proven(conn) {
+		if err != nil || !conn.Proven() {
 			conn.Close()
-			continue
+			return
 		}
-		running.Go(func() { handle(ctx, conn, from) })
-	}
+		handle(ctx, conn, from)
+	})
 }
-
-// acceptPause is the pause after a failure to accept a connection.
-const acceptPause = 50 * time.Millisecond
 
 // DialLocal connects to the unix socket at a path of any length.
 func DialLocal(ctx context.Context, path string) (conn net.Conn, err error) {

@@ -24,8 +24,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// maxMessage bounds, in bytes, a message to a server.
-const maxMessage = 1 << 20
+// MaxMessage bounds, in bytes, a message to a server other than an agent.
+const MaxMessage = 1 << 20
 
 // MaxStart bounds, in bytes, a message to an agent, which contains a worker's command and
 // environment: Linux accepts at most 6 MiB of them.
@@ -63,20 +63,6 @@ const callsOfClient = 16
 // gRPC's own log is discarded: packages that make connections report errors to their callers.
 func init() { grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard)) }
 
-// Listener is a listener that strangers may reach, such as an identity.Listener: it bounds the cost
-// of a connection until Proven is called for it. Proven returns false if the connection was closed
-// before.
-type Listener interface {
-	net.Listener
-	Proven(conn net.Conn) bool
-}
-
-// refuser is a Listener that is told which connections did not authenticate, and why, before they
-// are closed.
-type refuser interface {
-	Refused(conn net.Conn, why error)
-}
-
 // Raw handles connections for a protocol other than gRPC, which the client names in the handshake.
 type Raw struct {
 	// Protocol is the ALPN name of the protocol.
@@ -86,51 +72,57 @@ type Raw struct {
 }
 
 // Serve runs a gRPC server on ln, which it closes, until ctx ends. Only peers that satisfy tlsConf
-// reach a handler. register is called once to add the services. When ctx ends, release is called:
-// it must make every waiting handler return soon. Serve returns once all handlers have returned and
-// all connections are closed: nil after the end of ctx, otherwise the error of the listener.
+// reach a handler. most bounds a message in bytes before memory is allocated for it. register is
+// called once to add the services. Handlers that wait must return soon after the end of ctx. Serve
+// returns once all handlers have returned and all connections are closed: nil after the end of ctx,
+// otherwise the error of the listener.
 func Serve(
-	ctx context.Context, ln Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(), raw ...Raw,
-) error {
-	return ServeUpTo(ctx, maxMessage, ln, tlsConf, register, release, raw...)
-}
-
-// ServeUpTo is Serve with another bound on the size of a message, in bytes, which is checked before
-// memory is allocated for it.
-func ServeUpTo(
-	ctx context.Context, most int, ln Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), release func(), raw ...Raw,
+	ctx context.Context, most int, ln *identity.Listener, tlsConf *tls.Config, register func(grpc.ServiceRegistrar), raw ...Raw,
 ) error {
 	tlsConf = tlsConf.Clone()
 	for _, r := range raw {
 		tlsConf.NextProtos = append(tlsConf.NextProtos, r.Protocol)
 	}
-	who := &dispatching{TransportCredentials: proving{credentials.NewTLS(tlsConf), ln}, ctx: ctx, raw: raw}
-	defer who.running.Wait()
-	return serve(ctx, most, ln, who, register, release)
+	return serve(ctx, most, accepting{credentials.NewTLS(tlsConf), ln, &raws{ctx: ctx, all: raw}}, register)
 }
 
-// dispatching are credentials that pass connections for other protocols to their handlers.
-type dispatching struct {
+// accepting are credentials that report the result of each handshake to the listener, and pass
+// connections for other protocols to their handlers.
+type accepting struct {
 	credentials.TransportCredentials
-	ctx     context.Context
-	raw     []Raw
-	running sync.WaitGroup
+	ln   *identity.Listener
+	raws *raws
 }
 
-func (d *dispatching) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	secured, info, err := d.TransportCredentials.ServerHandshake(conn)
+// raws are the protocols other than gRPC.
+type raws struct {
+	ctx     context.Context
+	all     []Raw
+	running sync.WaitGroup // calls of their handlers
+}
+
+func (a accepting) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	secured, info, err := a.TransportCredentials.ServerHandshake(conn)
 	if err != nil {
-		return secured, info, err
+		a.ln.Refused(conn, err)
+		conn.Close()
+		return nil, nil, err
+	}
+	if !a.ln.Proven(conn) {
+		secured.Close()
+		return nil, nil, errors.New("wire: the connection has given way to newer ones")
 	}
 	t, _ := info.(credentials.TLSInfo)
-	for _, r := range d.raw {
+	for _, r := range a.raws.all {
 		if r.Protocol == t.State.NegotiatedProtocol {
-			d.running.Go(func() { r.Handle(d.ctx, layered{secured, conn}, t.State) })
+			a.raws.running.Go(func() { r.Handle(a.raws.ctx, layered{secured, conn}, t.State) })
 			return nil, nil, credentials.ErrConnDispatched
 		}
 	}
 	return secured, info, nil
 }
+
+func (a accepting) Clone() credentials.TransportCredentials { return a }
 
 // layered is a connection with a reference to the one below it.
 type layered struct {
@@ -141,12 +133,9 @@ type layered struct {
 // NetConn returns the connection below.
 func (l layered) NetConn() net.Conn { return l.below }
 
-func (d *dispatching) Clone() credentials.TransportCredentials { return d }
-
 // serve serves peers that the credentials accept.
-func serve(
-	ctx context.Context, most int, ln net.Listener, who credentials.TransportCredentials, register func(grpc.ServiceRegistrar), release func(),
-) error {
+func serve(ctx context.Context, most int, who accepting, register func(grpc.ServiceRegistrar)) error {
+	defer who.raws.running.Wait()
 	gs := grpc.NewServer(
 		grpc.Creds(who),
 		grpc.MaxRecvMsgSize(most),
@@ -163,14 +152,13 @@ func serve(
 	)
 	register(gs)
 	served := make(chan error, 1)
-	go func() { served <- gs.Serve(watching{ln}) }()
+	go func() { served <- gs.Serve(watching{who.ln}) }()
 	var failed error
 	select {
 	case failed = <-served:
 	case <-ctx.Done():
 	}
-	_ = ln.Close() // a graceful stop would wait for the connections in a handshake
-	release()
+	_ = who.ln.Close() // a graceful stop would wait for the connections in a handshake
 	graceful := make(chan struct{})
 	go func() {
 		gs.GracefulStop()
@@ -189,30 +177,6 @@ func serve(
 	}
 	return failed
 }
-
-// proving are credentials whose successful handshake calls the listener's Proven.
-type proving struct {
-	credentials.TransportCredentials
-	ln Listener
-}
-
-func (p proving) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	secured, info, err := p.TransportCredentials.ServerHandshake(conn)
-	if err != nil {
-		if r, ok := p.ln.(refuser); ok {
-			r.Refused(conn, err)
-		}
-		conn.Close()
-		return nil, nil, err
-	}
-	if !p.ln.Proven(conn) {
-		secured.Close()
-		return nil, nil, errors.New("wire: the connection has given way to newer ones")
-	}
-	return secured, info, nil
-}
-
-func (p proving) Clone() credentials.TransportCredentials { return p }
 
 // Caller returns the caller of a handler, as subject reads it from the certificate of the
 // connection. Its error is a gRPC status, Unauthenticated.

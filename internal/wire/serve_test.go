@@ -58,7 +58,7 @@ func TestClocks(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			served := make(chan error, 1)
 			register := func(r grpc.ServiceRegistrar) { grpc_health_v1.RegisterHealthServer(r, health.NewServer()) }
-			go func() { served <- Serve(ctx, ln, server.ServerTLS(identity.Driver), register, func() {}) }()
+			go func() { served <- Serve(ctx, MaxMessage, ln, server.ServerTLS(identity.Driver), register) }()
 			conn, err := NewClient(ln.Addr().String(), client.ClientTLS(identity.Subject{Role: identity.Agent, Host: "a"}))
 			if err != nil {
 				t.Fatal(err)

@@ -26,10 +26,11 @@ func (s *Scheduler) ServeLocal(ctx context.Context, path string, refused func(ne
 	if refused != nil {
 		guarded.OnRefused(refused)
 	}
-	return wire.ServeLocalConns(ctx, guarded, func(ctx context.Context, conn net.Conn, from wire.LocalPeer) {
+	wire.ServeLocalConns(ctx, guarded, s.cfg.Log, "tasks: clients", func(ctx context.Context, conn net.Conn, from wire.LocalPeer) {
 		who := identity.Subject{RunID: s.cfg.Run, Role: identity.Driver, UID: strconv.Itoa(from.UID)}
 		if err := s.Handle(ctx, conn, who); err != nil && ctx.Err() == nil {
 			s.cfg.Log.Debugf("tasks: the connection of process %d: %v", from.PID, err)
 		}
 	})
+	return nil
 }

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -10,8 +9,10 @@ import (
 	"sync"
 )
 
-// build is a program file, known by its content.
+// build is a program file, known by its content. It is read once.
 type build struct {
+	once sync.Once
+	err  error // of the reading
 	path string
 	size int64
 	sum  string // SHA-256, hexadecimal
@@ -19,29 +20,25 @@ type build struct {
 
 func (b *build) name() string { return "hvdrun-" + b.sum }
 
-// ownBuild reads a program file on the first call of get: the one at a given path, or that of this
-// process, which remains the file that was executed even if another file has taken its name since.
-type ownBuild struct {
-	once  sync.Once
-	build build
-	err   error
+// read reads the file at the path on the first call. /proc/self/exe is the file that this process
+// executes, even if another file has taken its name since.
+func (b *build) read(path string) error {
+	b.once.Do(func() {
+		if b.err = b.sumUp(path); b.err != nil {
+			b.err = fmt.Errorf("agent: this program: %w", b.err)
+		}
+	})
+	return b.err
 }
 
-func (o *ownBuild) get(path string) (*build, error) {
-	o.once.Do(func() { o.build, o.err = readBuild(cmp.Or(path, "/proc/self/exe")) })
-	return &o.build, o.err
-}
-
-func readBuild(path string) (build, error) {
+func (b *build) sumUp(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
-		return build{}, fmt.Errorf("agent: this program: %w", err)
+		return err
 	}
 	defer f.Close()
 	h := sha256.New()
-	n, err := io.Copy(h, f)
-	if err != nil {
-		return build{}, fmt.Errorf("agent: this program: %w", err)
-	}
-	return build{path: path, size: n, sum: hex.EncodeToString(h.Sum(nil))}, nil
+	b.size, err = io.Copy(h, f)
+	b.path, b.sum = path, hex.EncodeToString(h.Sum(nil))
+	return err
 }

@@ -40,12 +40,12 @@ const (
 type Agents struct {
 	cfg       Config
 	wide      widening
-	routes    routes
+	routes    sync.Map      // the session of each worker, by incarnation
 	beginning sync.Mutex    // one call of Begun at a time
 	starting  chan struct{} // holds one token for each job agent that is being started
 	wg        sync.WaitGroup
 	hosts
-	ends    keptEnds
+	ends    sync.Map     // by incarnation: the keptEnd of each worker whose end is not in the journal yet
 	noted   atomic.Int64 // the time of the last record that is on disk; 0: none
 	streams retry.Gate   // limits the log of failing streams
 }
@@ -54,25 +54,28 @@ type Agents struct {
 // Close.
 func New(cfg Config) *Agents {
 	cfg = cfg.withDefaults()
-	return &Agents{cfg: cfg, starting: make(chan struct{}, cfg.Parallel)}
+	a := &Agents{cfg: cfg, starting: make(chan struct{}, cfg.Parallel)}
+	a.ctx, a.cancel = context.WithCancel(context.Background())
+	a.open, a.shut = context.WithCancel(a.ctx)
+	a.sessions, a.jobs, a.machines = make(map[string]*session), make(map[string]*jobAgent), make(map[string]string)
+	return a
 }
 
-// hosts holds the agents that a driver knows and its sessions with them. It is empty until the
-// first session is requested.
+// hosts holds the agents that a driver knows and its sessions with them.
 type hosts struct {
 	mu       sync.Mutex
+	begun    sync.Once       // what begin does once
 	ctx      context.Context // of the sessions
 	cancel   context.CancelFunc
 	kill     sync.Once       // what Kill does once
 	open     context.Context // of what Close ends first: starts of agents and fences of lost sessions
 	shut     context.CancelFunc
 	closed   bool
-	own      *identity.Credentials // the driver's, towards job agents
+	own      *identity.Credentials // the driver's, towards job agents; nil: not issued yet
 	sessions map[string]*session   // by host
 	jobs     map[string]*jobAgent  // by host
 	machines map[string]string     // by Ready.Machine: the first host on that machine
-	children []*jobAgent           // all that were started as child processes of this one
-	earlier  []*jobAgent           // those on this machine that earlier drivers started
+	local    []*jobAgent           // all on this machine, also those that earlier drivers started
 	// foundFirst is when Find first returned an agent; zero: it has not.
 	foundFirst time.Time
 	adopted    *adopted // nil: there was no driver before this one
@@ -103,30 +106,24 @@ func (a *Agents) Prepare(ctx context.Context, hosts []string) map[string]error {
 	return failed
 }
 
-// begin creates the contexts and the driver's credentials on the first call; a.mu is held.
-func (a *Agents) begin() error {
-	switch {
-	case a.closed:
+// begin returns an error after Close. Its first call adds the agents that earlier drivers have
+// started, and issues the driver's credentials; a.mu is held.
+func (a *Agents) begin() (err error) {
+	if a.closed {
 		return errors.New("the launcher is closed")
-	case a.ctx != nil:
-		return nil
 	}
-	if a.cfg.Starter != nil {
-		var err error
-		if a.own, err = a.cfg.Authority.Issue(identity.Subject{Role: identity.Driver}); err != nil {
-			return err
+	a.begun.Do(func() {
+		for _, k := range a.cfg.Known {
+			a.jobs[k.Host] = knownAgent(k)
+			if k.Local {
+				a.local = append(a.local, a.jobs[k.Host])
+			}
 		}
+	})
+	if a.own == nil && a.cfg.Starter != nil {
+		a.own, err = a.cfg.Authority.Issue(identity.Subject{Role: identity.Driver})
 	}
-	a.ctx, a.cancel = context.WithCancel(context.Background())
-	a.open, a.shut = context.WithCancel(a.ctx)
-	a.sessions, a.jobs = make(map[string]*session), make(map[string]*jobAgent)
-	for _, k := range a.cfg.Known {
-		a.jobs[k.Host] = knownAgent(k)
-		if k.Local {
-			a.earlier = append(a.earlier, a.jobs[k.Host])
-		}
-	}
-	return nil
+	return err
 }
 
 // session returns the session with the host's agent, and begins one if there is no session. If
@@ -212,22 +209,6 @@ func (a *Agents) sessionAt(p place) (*session, error) {
 	return s, nil
 }
 
-// sessionOf returns the session with the host's agent if that session has the worker, or nil.
-func (a *Agents) sessionOf(host, incarnation string) *session {
-	a.mu.Lock()
-	s := a.sessions[host]
-	a.mu.Unlock()
-	if s == nil {
-		return nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.workers[incarnation] == nil {
-		return nil
-	}
-	return s
-}
-
 // forget removes the session, and the job agent it was with, if any: the next worker of the host
 // begins new ones.
 func (a *Agents) forget(s *session) {
@@ -248,11 +229,13 @@ func (a *Agents) Kill() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, s := range a.sessions {
-		s.killAll()
+		s.request(func() {
+			for _, w := range s.workers {
+				w.stop = 2
+			}
+		})
 	}
-	if a.cancel != nil {
-		a.kill.Do(func() { time.AfterFunc(killPatience, a.cancel) })
-	}
+	a.kill.Do(func() { time.AfterFunc(killPatience, a.cancel) })
 }
 
 // Signal passes SIGUSR1 or SIGUSR2 on to those processes of all running workers that handle it. It
@@ -261,7 +244,13 @@ func (a *Agents) Signal(sig syscall.Signal) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, s := range a.sessions {
-		s.pass(sig)
+		s.request(func() {
+			for _, w := range s.workers {
+				if w.known {
+					w.signals = append(w.signals, sig)
+				}
+			}
+		})
 	}
 }
 
@@ -271,9 +260,8 @@ func (a *Agents) Signal(sig syscall.Signal) {
 func (a *Agents) Close() error {
 	a.mu.Lock()
 	a.closed = true
-	cancel := a.cancel
 	for _, s := range a.sessions {
-		s.finish()
+		s.request(func() { s.end = max(s.end, finished) })
 	}
 	for _, j := range a.jobs {
 		if j.started() && a.sessions[j.host] == nil && j.ready.kill != nil {
@@ -281,22 +269,16 @@ func (a *Agents) Close() error {
 		}
 	}
 	a.mu.Unlock()
-	if cancel == nil {
-		return nil
-	}
 	a.shut()
-	late := time.AfterFunc(endPatience, cancel)
+	late := time.AfterFunc(endPatience, a.cancel)
 	defer late.Stop()
 	var stuck error
 	if !within(2*endPatience, a.wg.Wait) {
 		stuck = errors.New("agent: a program that connects to a host still exists after SIGKILL")
 	}
-	cancel()
-	for _, j := range a.children { // complete by now
+	a.cancel()
+	for _, j := range a.local { // complete by now
 		j.awaitEnd()
-	}
-	for _, j := range a.earlier {
-		j.awaitOrphan()
 	}
 	return stuck
 }

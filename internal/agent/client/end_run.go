@@ -33,7 +33,7 @@ func EndRun(ctx context.Context, authority *identity.Authority, k KnownAgent, no
 		return workers, fmt.Errorf("agent: the agent of %s at %s: %w", k.Host, k.Addr, err)
 	}
 	if k.Local {
-		j.awaitOrphan()
+		j.awaitEnd()
 	}
 	return workers, nil
 }

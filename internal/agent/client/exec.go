@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"strings"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/proc"
@@ -60,8 +59,8 @@ func (e Exec) Start(ctx context.Context, host string, hello Hello) (Ready, error
 	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })()
 	var ready Ready
 	answer, _, err := readAnswer(stdout)
-	if text, ok := strings.CutPrefix(answer, readyMark); ok {
-		ready, err = decodeReady([]byte(text))
+	if err == nil {
+		ready, err = decodeReady(answer)
 	}
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -119,24 +120,24 @@ func (r Ready) Write(w io.Writer) error {
 	return err
 }
 
-func decodeReady(text []byte) (Ready, error) {
-	var r Ready
-	if err := json.Unmarshal(text, &r); err != nil {
+// decodeReady reads an agent's answer to a Hello.
+func decodeReady(answer string) (r Ready, err error) {
+	text, ok := strings.CutPrefix(answer, readyMark)
+	if !ok {
+		return r, errors.New("its answer is not that of an agent")
+	}
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
 		return r, fmt.Errorf("the answer is not JSON: %w", err)
 	}
-	return r, r.check()
-}
-
-func (r Ready) check() error {
 	switch {
 	case r.Version != HelloVersion:
-		return fmt.Errorf("the host's hvdrun (%s) speaks version %d, and this one version %d", r.Build, r.Version, HelloVersion)
+		err = fmt.Errorf("the host's hvdrun (%s) speaks version %d, and this one version %d", r.Build, r.Version, HelloVersion)
 	case r.Error != "":
-		return errors.New(r.Error)
+		err = errors.New(r.Error)
 	case r.Port <= 0 || r.Port > 65535 || len(r.Addresses) > 256:
-		return fmt.Errorf("an answer with port %d and %d addresses", r.Port, len(r.Addresses))
+		err = fmt.Errorf("an answer with port %d and %d addresses", r.Port, len(r.Addresses))
 	}
-	return nil
+	return r, err
 }
 
 // Endpoints are the addresses (host:port) at which others may find a job agent, best first.

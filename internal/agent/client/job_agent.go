@@ -52,22 +52,17 @@ func (j *jobAgent) there() error {
 	return j.process.Ended()
 }
 
-// awaitEnd waits for the end of an agent that is a child of this process, and kills it after
-// endPatience. It does not wait for one that hangs in the kernel.
+// awaitEnd waits for the end of an agent of this machine, and kills it after endPatience. It does not
+// wait for one that hangs in the kernel.
 func (j *jobAgent) awaitEnd() {
-	gone := func() { <-j.ready.gone }
-	if !within(endPatience, gone) {
-		j.ready.kill()
-		within(endPatience, gone)
-	}
-}
-
-// awaitOrphan does the same for an agent that an earlier driver started.
-func (j *jobAgent) awaitOrphan() {
-	for late := time.Now().Add(endPatience); j.there() == nil; _ = retry.Pause(context.Background(), 2*time.Millisecond) {
-		if time.Now().After(late) {
-			j.ready.kill()
+	for late, killed := time.Now().Add(endPatience), false; j.there() == nil; _ = retry.Pause(context.Background(), 2*time.Millisecond) {
+		switch {
+		case time.Now().Before(late):
+		case killed:
 			return
+		default:
+			j.ready.kill()
+			late, killed = time.Now().Add(endPatience), true
 		}
 	}
 }
@@ -175,7 +170,7 @@ func (a *Agents) startNow(j *jobAgent) error {
 	if j.ready.gone != nil {
 		j.process = proc.RefOf(j.ready.PID, j.ready.gone)
 		a.mu.Lock()
-		a.children = append(a.children, j)
+		a.local = append(a.local, j)
 		a.mu.Unlock()
 	}
 	if j.addr, err = a.reach(j); err != nil {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/netif"
@@ -42,17 +43,14 @@ func LocalHosts(ctx context.Context, hosts []string) ([]bool, error) {
 func AllLocal(ctx context.Context, hosts []string) bool {
 	ctx, cancel := context.WithTimeout(ctx, resolveAll)
 	defer cancel()
-	all := len(hosts) > 0
-	var mu sync.Mutex
+	var other atomic.Bool
 	newOwn().each(ctx, hosts, func(_ int, its bool) {
-		mu.Lock()
-		defer mu.Unlock()
 		if !its {
-			all = false
+			other.Store(true)
 			cancel() // the result is known
 		}
 	})
-	return all
+	return len(hosts) > 0 && !other.Load()
 }
 
 // own is the name and the addresses of this machine.

@@ -28,9 +28,6 @@ func (a *Agents) noteMachine(j *jobAgent) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.machines == nil {
-		a.machines = make(map[string]string)
-	}
 	switch first := a.machines[j.ready.Machine]; first {
 	case "":
 		a.machines[j.ready.Machine] = j.host

@@ -18,11 +18,11 @@ var _ launch.Prober = (*Agents)(nil)
 
 // Probe implements launch.Prober. It does not start a missing agent.
 func (a *Agents) Probe(ctx context.Context, host, incarnation string) (w stacks.Worker, err error) {
-	s := a.sessionOf(host, incarnation)
-	if s == nil {
+	s, ok := a.routes.Load(incarnation)
+	if !ok {
 		return w, fmt.Errorf("agent: no agent of %s has that worker", host)
 	}
-	err = s.ask(ctx, func(ctx context.Context, agent agentpb.AgentClient) error {
+	err = s.(*session).ask(ctx, func(ctx context.Context, agent agentpb.AgentClient) error {
 		reply, err := agent.Probe(ctx, &agentpb.ProbeRequest{Incarnation: incarnation}, grpc.MaxCallRecvMsgSize(mostProbe))
 		if err != nil {
 			return err

@@ -72,7 +72,7 @@ func TestSilenceOfALivingProcess(t *testing.T) {
 	if why, _ := s.hopeless(errors.New("the stream broke")); why != nil || !v.Stopped() {
 		t.Fatalf("a stream that broke: %v", why)
 	}
-	s.finish()
+	s.request(func() { s.end = finished })
 	if err := look(lease); err != nil {
 		t.Fatal(err)
 	}

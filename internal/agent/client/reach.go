@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,14 +37,14 @@ func Reach(ctx context.Context, creds *identity.Credentials, host string, addrs 
 			results <- result{addr, err}
 		}()
 	}
-	found, all := "", []error{}
+	found, all := "", []string{}
 	for range addrs {
 		switch r := <-results; {
 		case r.err == nil && found == "":
 			found = r.addr
 			cancel() // ends the other attempts at once
 		case r.err != nil:
-			all = append(all, fmt.Errorf("%s: %w", r.addr, plainDial(r.err)))
+			all = append(all, fmt.Sprintf("%s: %v", r.addr, plainDial(r.err)))
 		}
 	}
 	cancel()
@@ -53,7 +54,7 @@ func Reach(ctx context.Context, creds *identity.Credentials, host string, addrs 
 	case len(addrs) == 0:
 		return "", errors.New("the host names no address")
 	}
-	return "", oneLine(all)
+	return "", errors.New(strings.Join(all, "; "))
 }
 
 // routeTries is how many times Routes connects to an address; the fastest connection counts.
@@ -99,43 +100,24 @@ func route(ctx context.Context, addr string) (r *agentpb.Route) {
 // plainDial removes from an error what the caller's line already contains.
 func plainDial(err error) error {
 	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" {
-		if op.Timeout() {
-			return errors.New("it does not answer")
-		}
+	dials := errors.As(err, &op) && op.Op == "dial"
+	switch {
+	case dials && op.Timeout(), !dials && errors.Is(err, context.DeadlineExceeded):
+		return errors.New("it does not answer")
+	case dials:
 		return op.Err
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return errors.New("it does not answer")
-	}
 	return err
-}
-
-// oneLine joins errors with "; ".
-func oneLine(all []error) error {
-	text := ""
-	for i, err := range all {
-		if i > 0 {
-			text += "; "
-		}
-		text += err.Error()
-	}
-	return errors.New(text)
 }
 
 // outwardAddr returns an address of this machine that other machines may reach, IPv4 before IPv6,
 // or else a loopback address.
 func outwardAddr() netip.Addr {
-	best := identity.Loopback()
-	for _, addr := range OwnAddrs() {
-		if addr.Is4() {
-			return addr
-		}
-		if best.IsLoopback() {
-			best = addr
-		}
+	all := OwnAddrs()
+	if i := slices.IndexFunc(all, netip.Addr.Is4); i >= 0 {
+		return all[i]
 	}
-	return best
+	return append(all, identity.Loopback())[0]
 }
 
 // OwnAddrs returns the addresses of this machine that other machines may reach.

@@ -95,18 +95,16 @@ type session struct {
 
 // carried is the state of the streams that carry a session.
 type carried struct {
-	attached  bool               // a stream has attached at least once
-	decided   chan struct{}      // closed when a stream first attaches or the session is over
-	carries   bool               // a stream is attached now
-	contact   time.Time          // when a stream was last known to carry all that is sent
-	looks     int                // checks for silence since the last message
-	echoes    int                // beats that the agent has answered on the stream
-	tries     int                // failed attempts to attach since the last success
-	knowsLook bool               // the agent understands Look
-	noted     int64              // the time of the last synced record that was sent to the agent
-	passes    bool               // the agent passes signals on
-	doorAs    string             // the agent's credentials for its workers, encoded; empty: none
-	tells     []*agentpb.ToAgent // lines for workers, and stops of unknown workers, to be sent
+	attached bool               // a stream has attached at least once
+	decided  chan struct{}      // closed when a stream first attaches or the session is over
+	carries  bool               // a stream is attached now
+	contact  time.Time          // when a stream was last known to carry all that is sent
+	looks    int                // checks for silence since the last message
+	echoes   int                // beats that the agent has answered on the stream
+	tries    int                // failed attempts to attach since the last success
+	noted    int64              // the time of the last synced record that was sent to the agent
+	doorAs   string             // the agent's credentials for its workers, encoded; empty: none
+	tells    []*agentpb.ToAgent // lines for workers, and stops of unknown workers, to be sent
 }
 
 // ending is what the agent is to do with a session.
@@ -169,19 +167,11 @@ func (s *session) done(e *event) {
 // lock is held.
 func (in *inbox) settled() uint64 { return in.heard - uint64(len(in.open)) }
 
-func (s *session) killAll() {
+// request changes what the session is to do, and wakes its stream.
+func (s *session) request(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, w := range s.workers {
-		w.stop = 2
-	}
-	s.wake.Set()
-}
-
-func (s *session) finish() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.end = max(s.end, finished)
+	change()
 	s.wake.Set()
 }
 
@@ -426,7 +416,7 @@ func (s *session) attach() *agentpb.Attach {
 	begun := s.attached || s.end == fenced && !s.takesOver() // a fence must not begin a new session
 	return &agentpb.Attach{
 		Session: s.id, Resume: begun, TakeOver: s.takesOver(), Heard: s.told,
-		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), KnowsDying: true, Term: s.term,
+		LeaseMs: uint32(s.a.cfg.Orphan.Milliseconds()), Term: s.term,
 		Credentials: s.doorAs, Lines: line.Version,
 	}
 }
@@ -439,7 +429,6 @@ func (s *session) heardFrom(answer *agentpb.Attached) {
 	}
 	s.attached, s.carries, s.looks, s.tries, s.echoes = true, true, 0, 0, 0
 	s.decide()
-	s.knowsLook, s.passes = answer.GetKnowsLook(), answer.GetKnowsSignal()
 	if s.takesOver() {
 		s.takenOver(answer)
 	}

@@ -3,6 +3,7 @@ package client
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,7 +81,7 @@ type SSH struct {
 	// copied. It must not block. Nil: not called.
 	Audit func(audit.Record)
 
-	own ownBuild
+	own build
 }
 
 var _ Starter = (*SSH)(nil)
@@ -111,8 +112,8 @@ func (s *SSH) start(ctx context.Context, host string, hello []byte) (Ready, erro
 		}
 		return parseReady(host, answer)
 	}
-	own, err := s.own.get(s.Program)
-	if err != nil {
+	own := &s.own
+	if err := own.read(cmp.Or(s.Program, "/proc/self/exe")); err != nil {
 		return Ready{}, &HostError{host, stageCopy, err}
 	}
 	for brought := false; ; brought = true {
@@ -137,12 +138,7 @@ func (s *SSH) start(ctx context.Context, host string, hello []byte) (Ready, erro
 }
 
 func parseReady(host, answer string) (Ready, error) {
-	var ready Ready
-	text, ok := strings.CutPrefix(answer, readyMark)
-	err := errors.New("its answer is not that of an agent")
-	if ok {
-		ready, err = decodeReady([]byte(text))
-	}
+	ready, err := decodeReady(answer)
 	if err != nil {
 		return Ready{}, &HostError{host, stageCommand, err}
 	}

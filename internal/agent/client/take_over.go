@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
@@ -34,11 +33,12 @@ type adopted struct {
 
 // predecessor is what a session knows of the earlier driver.
 type predecessor struct {
-	attached bool                // a stream of this driver has taken the session over
-	kept     map[string]uint64   // the agent's workers by incarnation, with the bytes of output acknowledged
-	queues   map[string][]*event // events of workers that no Run has claimed
-	awaited  map[string]bool     // workers for which Run will be called and was not yet
-	ahead    bool                // the agent knows of records that the journal lacks
+	// kept are the agent's workers by incarnation, with the bytes of output acknowledged; nil: no
+	// stream of this driver has taken the session over.
+	kept    map[string]uint64
+	queues  map[string][]*event // events of workers that no Run has claimed
+	awaited map[string]bool     // workers for which Run will be called and was not yet
+	ahead   bool                // the agent knows of records that the journal lacks
 }
 
 // Adopt implements Keeper. It attaches to the sessions of all Known agents: they learn the driver's
@@ -87,39 +87,16 @@ func (a *Agents) Settle(incarnation string) {
 		delete(a.adopted.workers, incarnation)
 	}
 	a.mu.Unlock()
-	a.ends.mu.Lock()
-	k, ok := a.ends.of[incarnation]
-	delete(a.ends.of, incarnation)
-	a.ends.mu.Unlock()
-	if ok {
+	if k, ok := a.ends.LoadAndDelete(incarnation); ok {
+		k := k.(keptEnd)
 		k.session.settle(k.event)
 	}
-}
-
-// keptEnds holds the ends of workers that are not in the journal yet. Its lock is taken last.
-type keptEnds struct {
-	mu sync.Mutex
-	of map[string]keptEnd // by incarnation
 }
 
 // keptEnd is the end of one worker.
 type keptEnd struct {
 	session *session
 	event   *event
-}
-
-// keep records the end of a worker for which Settle will be called; the session's lock is
-// held.
-func (a *Agents) keep(s *session, incarnation string, e *event) {
-	if !a.cfg.Keep {
-		return
-	}
-	a.ends.mu.Lock()
-	defer a.ends.mu.Unlock()
-	if a.ends.of == nil {
-		a.ends.of = make(map[string]keptEnd)
-	}
-	a.ends.of[incarnation] = keptEnd{s, e}
 }
 
 // inherit makes the first session with a host take over from the earlier driver; the lock is held.
@@ -141,7 +118,6 @@ func (a *Agents) inherit(s *session) {
 // takenOver continues the session from the state in which the earlier driver left it; the lock is
 // held.
 func (s *session) takenOver(answer *agentpb.Attached) {
-	s.before.attached = true
 	if first := answer.GetFirst(); first > 0 {
 		s.id, s.heard, s.told = answer.GetSession(), first-1, first-1
 	}
@@ -173,7 +149,7 @@ func (s *session) stopUnknown() {
 }
 
 // takesOver returns whether the next stream takes over from the earlier driver; the lock is held.
-func (s *session) takesOver() bool { return s.before != nil && !s.before.attached }
+func (s *session) takesOver() bool { return s.before != nil && s.before.kept == nil }
 
 // claim gives a worker its state and events from the earlier driver's session. A resumed worker
 // that the agent does not have is lost. The lock is held.

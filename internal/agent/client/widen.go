@@ -47,36 +47,15 @@ func (a *Agents) widen() error {
 	return nil
 }
 
-// routes maps workers to their sessions.
-type routes struct {
-	mu sync.RWMutex
-	of map[string]*session
-}
-
-// route sets the session of a worker; nil: the worker no longer has one.
-func (a *Agents) route(incarnation string, s *session) {
-	r := &a.routes
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case s == nil:
-		delete(r.of, incarnation)
-	case r.of == nil:
-		r.of = map[string]*session{incarnation: s}
-	default:
-		r.of[incarnation] = s
-	}
-}
-
 // Tell implements launch.Teller.
 func (a *Agents) Tell(workers []string, ranks []uint32, text, tail []byte) {
 	to := make(map[*session]*agentpb.Tell)
-	a.routes.mu.RLock()
 	for i, inc := range workers {
-		s := a.routes.of[inc]
-		if s == nil {
+		route, ok := a.routes.Load(inc)
+		if !ok {
 			continue
 		}
+		s := route.(*session)
 		m := to[s]
 		if m == nil {
 			m = &agentpb.Tell{Line: text, Tail: tail}
@@ -87,7 +66,6 @@ func (a *Agents) Tell(workers []string, ranks []uint32, text, tail []byte) {
 			m.Ranks = append(m.Ranks, ranks[i])
 		}
 	}
-	a.routes.mu.RUnlock()
 	for s, m := range to {
 		s.tell(m)
 	}

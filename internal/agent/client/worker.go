@@ -129,7 +129,7 @@ func (s *session) run(ctx context.Context, spec *launch.Spec, started func(pid i
 		select {
 		case <-w.wake:
 		case <-spec.Look:
-			s.look(w)
+			s.request(func() { w.look = true })
 		}
 	}
 }
@@ -238,7 +238,9 @@ func (w *worker) reportEnd(s *session, e *event) {
 	if exit == nil || w.ended == nil || !w.live {
 		return
 	}
-	s.a.keep(s, w.start.GetIncarnation(), e)
+	if s.a.cfg.Keep {
+		s.a.ends.Store(w.start.GetIncarnation(), keptEnd{s, e})
+	}
 	w.ended(exitOfEvent(w.spec, exit))
 	w.ended = nil
 }
@@ -256,7 +258,7 @@ func (s *session) stopAfter(ctx context.Context, w *worker, hurry, more <-chan s
 				s.stop(w, 2)
 				return
 			case <-more:
-				s.extend(w)
+				s.request(func() { w.more = true })
 			case <-done:
 				return
 			}
@@ -393,7 +395,7 @@ func (s *session) add(w *worker) bool {
 		return false
 	}
 	s.workers[w.start.Incarnation] = w
-	s.a.route(w.start.Incarnation, s)
+	s.a.routes.Store(w.start.Incarnation, s)
 	if !s.takesOver() {
 		s.claim(w)
 	}
@@ -405,7 +407,7 @@ func (s *session) remove(w *worker) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.workers, w.start.Incarnation)
-	s.a.route(w.start.Incarnation, nil)
+	s.a.routes.Delete(w.start.Incarnation)
 	for _, e := range slices.Concat(w.queue, w.lines) {
 		s.done(e)
 	}
@@ -424,40 +426,10 @@ func (s *session) withdraw(ctx context.Context, w *worker) bool {
 	return true
 }
 
+// stop asks the worker to end: 1 with its grace period, 2 at once.
 func (s *session) stop(w *worker, how int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w.stop = max(w.stop, how)
-	s.wake.Set()
+	s.request(func() { w.stop = max(w.stop, how) })
 	w.wake.Set() // run may withdraw it
-}
-
-// pass passes a signal on to all running workers.
-func (s *session) pass(sig syscall.Signal) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, w := range s.workers {
-		if w.known && s.passes {
-			w.signals = append(w.signals, sig)
-		}
-	}
-	s.wake.Set()
-}
-
-// extend makes the worker's grace period start again.
-func (s *session) extend(w *worker) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w.more = true
-	s.wake.Set()
-}
-
-// look asks the agent whether a signal is ending the worker, if the agent supports that.
-func (s *session) look(w *worker) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w.look = s.knowsLook
-	s.wake.Set()
 }
 
 // due returns the messages that have not been sent on this stream yet.

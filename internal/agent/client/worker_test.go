@@ -133,31 +133,28 @@ func TestEndBehindBlockedOutput(t *testing.T) {
 	}
 }
 
-// TestLookIsAskedOfWhoKnowsIt: an agent that does not support looks is not asked for one.
-func TestLookIsAskedOfWhoKnowsIt(t *testing.T) {
+// TestLookIsAskedOnce: the agent is asked once for each look.
+func TestLookIsAskedOnce(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	for _, knows := range []bool{false, true} {
-		s := newSession(New(Config{Log: log}), place{host: "a", addr: "127.0.0.1:1"})
-		w, err := newWorker(&launch.Spec{Incarnation: "i", Slot: plan.SlotID{Host: "a"}, Command: []string{"c"}})
-		if err != nil || !s.add(w) {
-			t.Fatal(err)
-		}
-		s.heardFrom(&agentpb.Attached{KnowsLook: knows})
-		w.everSent, w.known = true, true
-		s.look(w)
-		asked := 0
-		for range 2 {
-			messages, _ := s.due(false)
-			for _, m := range messages {
-				if m.GetLook().GetIncarnation() == "i" {
-					asked++
-				}
+	s := newSession(New(Config{Log: log}), place{host: "a", addr: "127.0.0.1:1"})
+	w, err := newWorker(&launch.Spec{Incarnation: "i", Slot: plan.SlotID{Host: "a"}, Command: []string{"c"}})
+	if err != nil || !s.add(w) {
+		t.Fatal(err)
+	}
+	w.everSent, w.known = true, true
+	s.request(func() { w.look = true })
+	asked := 0
+	for range 2 {
+		messages, _ := s.due(false)
+		for _, m := range messages {
+			if m.GetLook().GetIncarnation() == "i" {
+				asked++
 			}
 		}
-		if want := map[bool]int{true: 1}[knows]; asked != want {
-			t.Errorf("knows %v: asked %d times", knows, asked)
-		}
+	}
+	if asked != 1 {
+		t.Errorf("asked %d times", asked)
 	}
 }
 

@@ -85,7 +85,7 @@ func (s Server) Serve(ctx context.Context, ln *identity.Listener) error {
 	defer cancel()
 	renewing.Go(func() { s.Dir.Follow(side, creds, 0, func([][]byte) error { return nil }, s.Log) })
 	register := func(to grpc.ServiceRegistrar) { enrollpb.RegisterRegistrarServer(to, r) }
-	err = wire.Serve(ctx, ln, creds.RegistrarTLS(r.knows), register, func() {})
+	err = wire.Serve(ctx, wire.MaxMessage, ln, creds.RegistrarTLS(r.knows), register)
 	r.mu.Lock()
 	r.writeSeen(time.Now())
 	r.mu.Unlock()

@@ -398,8 +398,6 @@ type Attach struct {
 	// The driver takes over from one that died: it attaches to the session of the run, whatever its name. If the run has no
 	// session, the named session begins. The driver does not know which events were received.
 	TakeOver bool `protobuf:"varint,6,opt,name=take_over,json=takeOver,proto3" json:"take_over,omitempty"`
-	// The driver understands dying.
-	KnowsDying bool `protobuf:"varint,7,opt,name=knows_dying,json=knowsDying,proto3" json:"knows_dying,omitempty"`
 	// The number of the driver in its run: 0 for the one that began it, and one more for each that took over. A driver cannot
 	// attach to the session of a driver with a greater number, except with take_over and 0, to end the run.
 	Term uint64 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"`
@@ -472,13 +470,6 @@ func (x *Attach) GetLeaseMs() uint32 {
 func (x *Attach) GetTakeOver() bool {
 	if x != nil {
 		return x.TakeOver
-	}
-	return false
-}
-
-func (x *Attach) GetKnowsDying() bool {
-	if x != nil {
-		return x.KnowsDying
 	}
 	return false
 }
@@ -821,7 +812,7 @@ func (x *End) GetNow() bool {
 }
 
 // Look asks whether a signal is ending a worker's process, which may take long. If so, the agent answers with a Dying;
-// otherwise it does not answer. Look is sent only to an agent that knows it.
+// otherwise it does not answer.
 type Look struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation   string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -866,7 +857,7 @@ func (x *Look) GetIncarnation() string {
 	return ""
 }
 
-// Signal passes a signal on to the processes of a worker that handle it. It is sent only to an agent that knows it.
+// Signal passes a signal on to the processes of a worker that handle it.
 type Signal struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Incarnation   string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
@@ -1244,12 +1235,8 @@ type Attached struct {
 	Session []byte  `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	First   uint64  `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
 	Kept    []*Kept `protobuf:"bytes,3,rep,name=kept,proto3" json:"kept,omitempty"`
-	// The agent understands look.
-	KnowsLook bool `protobuf:"varint,4,opt,name=knows_look,json=knowsLook,proto3" json:"knows_look,omitempty"`
 	// The latest noted of the previous driver: a journal that ends earlier lacks records.
 	Noted int64 `protobuf:"varint,5,opt,name=noted,proto3" json:"noted,omitempty"`
-	// The agent understands signal.
-	KnowsSignal bool `protobuf:"varint,6,opt,name=knows_signal,json=knowsSignal,proto3" json:"knows_signal,omitempty"`
 	// The version of the lines of workers that the agent understands; 0: it is older than lines.
 	Lines         uint32 `protobuf:"varint,7,opt,name=lines,proto3" json:"lines,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1307,25 +1294,11 @@ func (x *Attached) GetKept() []*Kept {
 	return nil
 }
 
-func (x *Attached) GetKnowsLook() bool {
-	if x != nil {
-		return x.KnowsLook
-	}
-	return false
-}
-
 func (x *Attached) GetNoted() int64 {
 	if x != nil {
 		return x.Noted
 	}
 	return 0
-}
-
-func (x *Attached) GetKnowsSignal() bool {
-	if x != nil {
-		return x.KnowsSignal
-	}
-	return false
 }
 
 func (x *Attached) GetLines() uint32 {
@@ -2149,19 +2122,17 @@ const file_agent_proto_rawDesc = "" +
 	"\aworkers\x18\x01 \x03(\tR\aworkers\x12\x14\n" +
 	"\x05ranks\x18\x02 \x03(\rR\x05ranks\x12\x12\n" +
 	"\x04line\x18\x03 \x01(\fR\x04line\x12\x12\n" +
-	"\x04tail\x18\x04 \x01(\fR\x04tail\"\x81\x02\n" +
+	"\x04tail\x18\x04 \x01(\fR\x04tail\"\xe6\x01\n" +
 	"\x06Attach\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x16\n" +
 	"\x06resume\x18\x02 \x01(\bR\x06resume\x12\x14\n" +
 	"\x05heard\x18\x03 \x01(\x04R\x05heard\x12\x19\n" +
 	"\blease_ms\x18\x04 \x01(\rR\aleaseMs\x12\x1b\n" +
-	"\ttake_over\x18\x06 \x01(\bR\btakeOver\x12\x1f\n" +
-	"\vknows_dying\x18\a \x01(\bR\n" +
-	"knowsDying\x12\x12\n" +
+	"\ttake_over\x18\x06 \x01(\bR\btakeOver\x12\x12\n" +
 	"\x04term\x18\b \x01(\x04R\x04term\x12 \n" +
 	"\vcredentials\x18\n" +
 	" \x01(\tR\vcredentials\x12\x14\n" +
-	"\x05lines\x18\v \x01(\rR\x05linesJ\x04\b\x05\x10\x06J\x04\b\t\x10\n" +
+	"\x05lines\x18\v \x01(\rR\x05linesJ\x04\b\x05\x10\x06J\x04\b\a\x10\bJ\x04\b\t\x10\n" +
 	"\"\xd1\x01\n" +
 	"\x05Start\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x12\n" +
@@ -2210,16 +2181,13 @@ const file_agent_proto_rawDesc = "" +
 	"connection\x18\x01 \x01(\x04R\n" +
 	"connection\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12\x1a\n" +
-	"\bprotocol\x18\x03 \x01(\tR\bprotocol\"\xcd\x01\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\"\x97\x01\n" +
 	"\bAttached\x12\x18\n" +
 	"\asession\x18\x01 \x01(\fR\asession\x12\x14\n" +
 	"\x05first\x18\x02 \x01(\x04R\x05first\x12#\n" +
-	"\x04kept\x18\x03 \x03(\v2\x0f.hvdrun.v1.KeptR\x04kept\x12\x1d\n" +
-	"\n" +
-	"knows_look\x18\x04 \x01(\bR\tknowsLook\x12\x14\n" +
-	"\x05noted\x18\x05 \x01(\x03R\x05noted\x12!\n" +
-	"\fknows_signal\x18\x06 \x01(\bR\vknowsSignal\x12\x14\n" +
-	"\x05lines\x18\a \x01(\rR\x05lines\">\n" +
+	"\x04kept\x18\x03 \x03(\v2\x0f.hvdrun.v1.KeptR\x04kept\x12\x14\n" +
+	"\x05noted\x18\x05 \x01(\x03R\x05noted\x12\x14\n" +
+	"\x05lines\x18\a \x01(\rR\x05linesJ\x04\b\x04\x10\x05J\x04\b\x06\x10\a\">\n" +
 	"\x04Kept\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\"/\n" +
