@@ -46,8 +46,6 @@ type Output struct {
 	// Prefix, if not nil, returns the prefix of a rank's lines that replaces "[rank]<stdout>:". It
 	// must not block, since it is called with a lock held.
 	Prefix func(rank int, tag string) string
-	// Now returns the time; nil is time.Now.
-	Now func() time.Time
 	// Log takes the first failure to write; nil: nothing is logged.
 	Log logrus.FieldLogger
 	// Patience is how long Finish waits for a destination that accepts nothing. Zero: 10 s.
@@ -316,11 +314,7 @@ func (o *Output) prefix(rank int, tag string) []byte {
 	}
 	var prefix []byte
 	if o.Timestamps {
-		now := time.Now
-		if o.Now != nil {
-			now = o.Now
-		}
-		prefix = now().AppendFormat(prefix, time.ANSIC)
+		prefix = time.Now().AppendFormat(prefix, time.ANSIC)
 	}
 	if o.Prefix != nil {
 		return append(prefix, o.Prefix(rank, tag)...)

@@ -190,7 +190,7 @@ func (c *Counters) check() error {
 	return nil
 }
 
-// checkWord validates the name of a kind of operations or of a backend.
+// checkWord validates the name of a figure, a kind of operations or a backend.
 func checkWord(name string) error {
 	if name == "" || len(name) > maxBackend {
 		return fmt.Errorf("a name has %d bytes; 1 to %d are allowed", len(name), maxBackend)
@@ -253,32 +253,32 @@ func (b Beat) clipped() Beat {
 
 // Check checks the bounds of a heartbeat.
 func (b *Beat) Check() error {
-	switch {
-	case !b.Phase.valid():
+	if !b.Phase.valid() {
 		return fmt.Errorf("%d is not a phase", b.Phase)
-	case b.Quiet < 0:
-		return errOutOfRange
-	case len(b.Lanes) > MaxLanes:
-		return fmt.Errorf("the heartbeat has %d lanes; at most %d are allowed", len(b.Lanes), MaxLanes)
-	case len(b.Waits) > maxWaits:
-		return fmt.Errorf("the heartbeat has %d waits; at most %d are allowed", len(b.Waits), maxWaits)
-	case len(b.Entered) > maxEntered:
-		return fmt.Errorf("the heartbeat has %d phases; at most %d are allowed", len(b.Entered), maxEntered)
-	case b.Usage != nil && b.Usage.Processor < 0:
-		return errOutOfRange
+	}
+	for _, list := range []struct {
+		of      string
+		n, most int
+	}{{"lanes", len(b.Lanes), MaxLanes}, {"waits", len(b.Waits), maxWaits}, {"phases", len(b.Entered), maxEntered}} {
+		if list.n > list.most {
+			return fmt.Errorf("the heartbeat has %d %s; at most %d are allowed", list.n, list.of, list.most)
+		}
+	}
+	shortest := b.Quiet
+	if b.Usage != nil {
+		shortest = min(shortest, b.Usage.Processor)
 	}
 	for _, l := range b.Lanes {
 		if len(l.What) > maxWhat {
 			return fmt.Errorf("an operation's name of %d bytes; at most %d", len(l.What), maxWhat)
 		}
-		if l.For < 0 {
-			return errOutOfRange
-		}
+		shortest = min(shortest, l.For)
 	}
 	for _, w := range b.Waits {
-		if w.For < 0 {
-			return errOutOfRange
-		}
+		shortest = min(shortest, w.For)
+	}
+	if shortest < 0 {
+		return errOutOfRange
 	}
 	for _, e := range b.Entered {
 		if !e.Phase.valid() || e.Ago < 0 {

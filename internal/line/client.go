@@ -394,11 +394,11 @@ func (c *Client) Look(ctx context.Context) (World, error) {
 // Report reports r to the driver. It blocks until a line is connected and the report is written,
 // not until the driver has received it. Its errors are those of Join, without dismissals.
 func (c *Client) Report(ctx context.Context, r Report, generation, commits uint64) error {
-	return c.report(ctx, ReportLine{What: r.word(), Generation: generation, Commits: commits})
+	return c.report(ctx, ReportLine{What: reportWords[r], Generation: generation, Commits: commits})
 }
 
 // ReportBackend reports to the driver the backend of the device collectives of a generation. It
-// blocks as Report does, and returns the same errors, or one for a name that checkBackend refuses.
+// blocks as Report does, and returns the same errors, or one for a name that checkWord refuses.
 func (c *Client) ReportBackend(ctx context.Context, generation uint64, backend string) error {
 	return c.report(ctx, ReportLine{What: "backend", Generation: generation, Backend: backend})
 }
@@ -491,10 +491,10 @@ func (c *Client) Close() error {
 func (r *ReportLine) Check() error {
 	switch {
 	case r.What == "backend":
-		return checkBackend(r.Backend)
+		return checkWord(r.Backend)
 	case r.What == "failed":
 		return checkError(r.Error)
-	case reportOf[r.What] == 0:
+	case r.Report() == 0:
 		return fmt.Errorf("%q is no report", clip(r.What, maxAddr))
 	}
 	return nil

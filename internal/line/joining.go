@@ -144,19 +144,15 @@ var reportWords = map[Report]string{
 	Writing: "writing", Written: "written", NotWritten: "not_written",
 }
 
-// reportOf is the inverse of reportWords.
-var reportOf = func() map[string]Report {
-	of := make(map[string]Report, len(reportWords))
-	for r, word := range reportWords {
-		of[word] = r
-	}
-	return of
-}()
-
-func (r Report) word() string { return reportWords[r] }
-
 // Report returns which report it is; 0: the report of a backend or a failure.
-func (r *ReportLine) Report() Report { return reportOf[r.What] }
+func (r *ReportLine) Report() Report {
+	for report, word := range reportWords {
+		if word == r.What {
+			return report
+		}
+	}
+	return 0
+}
 
 const (
 	maxAddrs = 64
@@ -179,11 +175,7 @@ const (
 func CleanError(text string) string {
 	text = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(text, "\uFFFD"), unicode.IsControl), " ")
 	if len(text) > MaxError {
-		text = text[:MaxError-len("…")]
-		for !utf8.ValidString(text) {
-			text = text[:len(text)-1]
-		}
-		text += "…"
+		text = clip(text, MaxError-len("…")) + "…"
 	}
 	return text
 }
@@ -192,19 +184,6 @@ func CleanError(text string) string {
 func checkError(text string) error {
 	if text == "" || !utf8.ValidString(text) || CleanError(text) != text {
 		return fmt.Errorf("an error's text of %d bytes; 1 to %d in one line are allowed", len(text), MaxError)
-	}
-	return nil
-}
-
-// checkBackend returns an error if the name of a backend is not valid.
-func checkBackend(name string) error {
-	if name == "" || len(name) > maxBackend {
-		return fmt.Errorf("a backend name of %d bytes; 1 to %d are allowed", len(name), maxBackend)
-	}
-	for _, c := range name {
-		if !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz0123456789+-._", c) {
-			return fmt.Errorf("the backend %q is not valid: only a-z, 0-9, +, -, . and _ are allowed", name)
-		}
 	}
 	return nil
 }
@@ -235,7 +214,7 @@ func (j *Joining) Check() error {
 		return fmt.Errorf("the program's name %q is invalid: it may have at most %d bytes and no control characters", clip(p, 2*maxProgram), maxProgram)
 	}
 	if j.Undone < 0 {
-		return errors.New("a duration is out of range")
+		return errOutOfRange
 	}
 	return nil
 }

@@ -242,8 +242,11 @@ func (p Place) World() (World, error) {
 	if err != nil {
 		return World{}, invalidReply("%w", err)
 	}
-	slots, err := slotsFromWire(m)
-	if err != nil {
+	slots := make([]plan.Slot, len(m.Indices))
+	for rank, r := range rows(m) {
+		slots[rank].SlotID = r.slot()
+	}
+	if err := plan.Place(slots); err != nil {
 		return World{}, invalidReply("%w", err)
 	}
 	return World{
@@ -254,19 +257,6 @@ func (p Place) World() (World, error) {
 
 func invalidReply(format string, args ...any) error {
 	return fmt.Errorf("line: the driver's answer is not valid: "+format, args...)
-}
-
-// slotsFromWire returns the slots of members that have passed checkHosts.
-func slotsFromWire(m *Members) ([]plan.Slot, error) {
-	slots := make([]plan.Slot, len(m.Indices))
-	rank := 0
-	for h, host := range m.Hosts {
-		for range m.Counts[h] {
-			slots[rank].SlotID = plan.SlotID{Host: host, Index: int(m.Indices[rank])}
-			rank++
-		}
-	}
-	return slots, plan.Place(slots)
 }
 
 // checkHosts checks that each rank has a host and an index.
@@ -336,23 +326,17 @@ func (w World) Handles() [][]byte {
 // DataAddrs returns the addresses of each rank's data listener, in order of preference. Each call
 // allocates new slices.
 func (w World) DataAddrs() [][]string {
-	m := w.columns
-	if m == nil {
-		m = &Members{}
+	if w.columns == nil {
+		return nil
 	}
-	addrs := make([][]string, len(m.AddressCounts))
-	next := 0
-	for r, n := range m.AddressCounts {
-		if n == 0 {
-			continue
-		}
-		addrs[r] = make([]string, n)
-		for i := range addrs[r] {
-			addrs[r][i] = m.Starts[m.AddressStarts[next]]
-			if port := m.AddressPorts[next]; port != 0 {
-				addrs[r][i] += ":" + strconv.FormatUint(uint64(port), 10)
+	addrs := make([][]string, len(w.columns.AddressCounts))
+	for rank, r := range rows(w.columns) {
+		for i, port := range r.ports {
+			addr := r.of.Starts[r.starts[i]]
+			if port != 0 {
+				addr += ":" + strconv.FormatUint(uint64(port), 10)
 			}
-			next++
+			addrs[rank] = append(addrs[rank], addr)
 		}
 	}
 	return addrs

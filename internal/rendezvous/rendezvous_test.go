@@ -279,7 +279,7 @@ func TestReport(t *testing.T) {
 func TestReportBackend(t *testing.T) {
 	j := newJob(t)
 	j.says("a", "report", line.ReportLine{What: "backend", Generation: 4, Backend: "ipc+hosts"})
-	for _, name := range []string{"", "IPC", "a b", strings.Repeat("x", 33), "\x1b[2J"} {
+	for _, name := range []string{"", "a/b", "a b", strings.Repeat("x", 33), "\x1b[2J"} {
 		j.says("a", "report", line.ReportLine{What: "backend", Backend: name})
 		j.hears("a", "error")
 	}

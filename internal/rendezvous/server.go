@@ -416,12 +416,13 @@ func (s *Server) Hear(incarnation string, text []byte, noted func()) {
 		return
 	}
 	what, err := line.Kind(text)
-	if err == nil && what == "report" {
-		err = s.report(from, text, noted)
-	} else if err == nil {
-		err = s.hear(from, what, text)
+	switch {
+	case err != nil:
 		noted()
-	} else {
+	case what == "report":
+		err = s.report(from, text, noted)
+	default:
+		err = s.hear(from, what, text)
 		noted()
 	}
 	if err != nil {
@@ -436,9 +437,6 @@ func (s *Server) hear(from identity.Subject, what string, text []byte) error {
 	switch what {
 	case "join":
 		j, err := read[line.Joining](text)
-		if err == nil {
-			err = j.Check()
-		}
 		if err != nil {
 			return err
 		}
@@ -449,9 +447,6 @@ func (s *Server) hear(from identity.Subject, what string, text []byte) error {
 		return err
 	case "pulse":
 		b, err := read[line.Beat](text)
-		if err == nil {
-			err = b.Check()
-		}
 		if err == nil {
 			h.Beaten(from, b)
 		}
@@ -475,17 +470,18 @@ func (s *Server) hear(from identity.Subject, what string, text []byte) error {
 	return errors.New("this hvdrun does not know the line")
 }
 
+// read decodes and checks a line.
 func read[T any](text []byte) (v T, err error) {
 	err = json.Unmarshal(text, &v)
+	if bounded, is := any(&v).(interface{ Check() error }); is && err == nil {
+		err = bounded.Check()
+	}
 	return v, err
 }
 
 // report handles a report. noted is called even after an error.
 func (s *Server) report(from identity.Subject, text []byte, noted func()) error {
 	r, err := read[line.ReportLine](text)
-	if err == nil {
-		err = r.Check()
-	}
 	switch {
 	case err != nil:
 		noted()

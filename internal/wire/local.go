@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -15,7 +16,6 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 // ServeLocal is Serve on a unix socket, for processes of this process's user and of root only: the
@@ -138,7 +138,7 @@ func private(dir string) bool {
 // before any data is read. It closes ln, and returns when every call of handle has returned. handle
 // must close its connection, and return when ctx ends. what names the server in log.
 func ServeLocalConns(
-	ctx context.Context, ln *identity.Listener, log retry.Logger, what string, handle func(ctx context.Context, conn net.Conn, from LocalPeer),
+	ctx context.Context, ln *identity.Listener, log logrus.FieldLogger, what string, handle func(ctx context.Context, conn net.Conn, from LocalPeer),
 ) {
 	defer context.AfterFunc(ctx, func() { ln.Close() })()
 	ln.Serve(log, what, func(conn *identity.Conn) {

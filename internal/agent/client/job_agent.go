@@ -52,8 +52,8 @@ func (j *jobAgent) there() error {
 	return j.process.Ended()
 }
 
-// awaitEnd waits for the end of an agent of this machine, and kills it after endPatience. It does not
-// wait for one that hangs in the kernel.
+// awaitEnd waits for the end of an agent of this machine, and kills it after endPatience. It does
+// not wait for one that hangs in the kernel.
 func (j *jobAgent) awaitEnd() {
 	for late, killed := time.Now().Add(endPatience), false; j.there() == nil; _ = retry.Pause(context.Background(), 2*time.Millisecond) {
 		switch {

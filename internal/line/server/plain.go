@@ -115,13 +115,8 @@ type looking struct {
 // newPlain starts the reports and the pulse of a program.
 func newPlain(t *talk, program string) (p *plain, err error) {
 	p = &plain{t: t, news: wake.New(), changed: time.Now(), looking: looking{usage: proc.UsageOf}}
-	p.program = cmp.Or(strings.Map(func(c rune) rune {
-		if c < ' ' || c == 0x7f {
-			return ' '
-		}
-		return c
-	}, program), "unnamed")
-	p.program = strings.ToValidUTF8(p.program[:min(len(p.program), 64)], "")
+	named := line.CleanError(program)
+	p.program = cmp.Or(strings.ToValidUTF8(named[:min(len(named), 64)], ""), "unnamed")
 	if p.store, err = newStore(t); err != nil {
 		return nil, err
 	}

@@ -77,6 +77,16 @@ func addDuration(fs *pflag.FlagSet, name string, standard time.Duration, usage s
 	return &d
 }
 
+// runE returns a cobra.Command.RunE of a command whose errors are never about its usage.
+func runE(run func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := run(cmd.Context(), args); err != nil {
+			return cli.Failed(err)
+		}
+		return nil
+	}
+}
+
 func clusterInitCommand(p *cli.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "init DIR",
@@ -85,19 +95,19 @@ func clusterInitCommand(p *cli.Program) *cobra.Command {
 DIR/token, with which any number of hosts may join within an hour; hvdrun cluster token makes others.`,
 		Args:                  cobra.ExactArgs(1),
 		DisableFlagsInUseLine: true,
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: runE(func(_ context.Context, args []string) error {
 			now := time.Now()
 			dir, err := cluster.Init(args[0], cluster.Grant{Expires: now.Add(firstTokenLife), Reusable: true}, now)
 			if err == nil {
 				err = dir.Record(audit.Record{What: "init", Dir: args[0], Outcome: audit.Done})
 			}
 			if err != nil {
-				return cli.Failed(err)
+				return err
 			}
 			fmt.Fprintf(p.Stdout, "%s is the folder of a new cluster; hosts may join with %s for %v\n",
 				args[0], filepath.Join(args[0], cluster.TokenFile), firstTokenLife)
 			return nil
-		},
+		}),
 	}
 }
 
@@ -115,10 +125,10 @@ cannot start jobs. The cluster keeps only its public key.`,
 	cmd.Flags().StringVar(&grant.Hosts, "host", "", "`PATTERN` of the host's name: node7, node*, node[0-9] (default: any name)")
 	cmd.Flags().BoolVar(&grant.Reusable, "reusable", false, "any number of hosts may join with it")
 	life := addDuration(cmd.Flags(), "life", firstTokenLife, "time until it expires")
-	cmd.RunE = func(_ *cobra.Command, args []string) error {
+	cmd.RunE = runE(func(_ context.Context, args []string) error {
 		dir, err := cluster.Open(args[0])
 		if err != nil {
-			return cli.Failed(err)
+			return err
 		}
 		now := time.Now()
 		grant.Expires = now.Add(*life)
@@ -131,11 +141,8 @@ cannot start jobs. The cluster keeps only its public key.`,
 		default:
 			_, err = fmt.Fprintln(p.Stdout, token.Encode())
 		}
-		if err != nil {
-			return cli.Failed(err)
-		}
-		return nil
-	}
+		return err
+	})
 	return cmd
 }
 
@@ -211,19 +218,16 @@ expires, or until hvdrun cluster remove.`,
 	}
 	hold := addDuration(cmd.Flags(), "hold", cluster.DefaultHold, "least time of a step, in which drivers take the keys")
 	limit := addDuration(cmd.Flags(), "timeout", 10*time.Minute, "longest wait for hosts")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	cmd.RunE = runE(func(ctx context.Context, args []string) error {
 		dir, err := cluster.Open(args[0])
-		if err == nil {
-			ctx, cancel := context.WithTimeout(cmd.Context(), *limit)
-			defer cancel()
-			err = rotate(ctx, p, dir, *hold)
-			err = errors.Join(err, dir.Record(audit.Record{What: "rotate", Outcome: audit.Of(err)}))
-		}
 		if err != nil {
-			return cli.Failed(err)
+			return err
 		}
-		return nil
-	}
+		ctx, cancel := context.WithTimeout(ctx, *limit)
+		defer cancel()
+		err = rotate(ctx, p, dir, *hold)
+		return errors.Join(err, dir.Record(audit.Record{What: "rotate", Outcome: audit.Of(err)}))
+	})
 	return cmd
 }
 
@@ -241,10 +245,9 @@ func rotate(ctx context.Context, p *cli.Program, dir *cluster.Dir, hold time.Dur
 	defer look.Stop()
 	told := time.Now()
 	for err == nil {
-		var waiting []string
-		advanced, phase := false, cluster.Stable
-		if err = rotationStep(dir, hold, &advanced, &phase, &waiting); err != nil {
-			break
+		advanced, phase, waiting, failed := rotationStep(dir, hold)
+		if failed != nil {
+			return failed
 		}
 		switch {
 		case advanced && phase == cluster.Stable:
@@ -275,25 +278,23 @@ func stepText(phase cluster.Phase) string {
 	return fmt.Sprintf("step %d of 3, %s", n, phase)
 }
 
-// rotationStep continues the rotation if it can continue, and otherwise writes nothing. It sets
-// *advanced, *phase, and the hosts waited for.
-func rotationStep(dir *cluster.Dir, hold time.Duration, advanced *bool, phase *cluster.Phase, waiting *[]string) error {
-	step := func(s *cluster.State) {
-		*advanced, *waiting = s.AdvanceRotation(time.Now(), hold)
-		*phase = s.Ring.Phase
+// rotationStep continues the rotation if it can continue, and otherwise writes nothing. It returns
+// the phase, and the hosts waited for.
+func rotationStep(dir *cluster.Dir, hold time.Duration) (advanced bool, phase cluster.Phase, waiting []string, err error) {
+	step := func(s *cluster.State) error {
+		advanced, waiting = s.AdvanceRotation(time.Now(), hold)
+		phase = s.Ring.Phase
+		return nil
 	}
 	seen, err := dir.View()
 	if err != nil {
-		return err
+		return false, cluster.Stable, nil, err
 	}
 	trial := *seen
-	if step(&trial); !*advanced {
-		return nil
+	if _ = step(&trial); advanced {
+		err = dir.Update(step)
 	}
-	return dir.Update(func(s *cluster.State) error {
-		step(s)
-		return nil
-	})
+	return advanced, phase, waiting, err
 }
 
 // someOf lists names, or the first few if there are many.
@@ -314,18 +315,18 @@ LAST SEEN is the last time that it has, USED the number of its slots that had wo
 how far its clock was ahead of the clock of the machine with hvdrun cluster serve.`,
 		Args:                  cobra.ExactArgs(1),
 		DisableFlagsInUseLine: true,
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: runE(func(_ context.Context, args []string) error {
 			dir, err := cluster.Open(args[0])
 			if err != nil {
-				return cli.Failed(err)
+				return err
 			}
 			state, err := dir.View()
 			if err != nil {
-				return cli.Failed(err)
+				return err
 			}
 			seen, err := dir.Seen()
 			if err != nil {
-				return cli.Failed(err)
+				return err
 			}
 			w := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(w, "HOST\tCERTIFICATE UNTIL\tLAST SEEN\tUSED\tRUN\tCLOCK\tGOSSIP KEYS")
@@ -348,11 +349,8 @@ how far its clock was ahead of the clock of the machine with hvdrun cluster serv
 				}
 				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cli.EscapeCell(name), h.Expires.UTC().Format(time.RFC3339), last, used, runs, clock, keys)
 			}
-			if err := w.Flush(); err != nil {
-				return cli.Failed(err)
-			}
-			return nil
-		},
+			return w.Flush()
+		}),
 	}
 }
 
@@ -365,24 +363,22 @@ the next gossip key, so after hvdrun cluster rotate no driver finds them. To let
 start its agent with a new token.`,
 		Args:                  cobra.MinimumNArgs(2),
 		DisableFlagsInUseLine: true,
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: runE(func(_ context.Context, args []string) error {
 			dir, err := cluster.Open(args[0])
-			if err == nil {
-				err = dir.Update(func(s *cluster.State) error {
-					var all []error
-					for _, host := range args[1:] {
-						all = append(all, s.Remove(host))
-					}
-					return errors.Join(all...)
-				})
-				for _, host := range args[1:] {
-					err = errors.Join(err, dir.Record(audit.Record{What: "remove", Host: host, Outcome: audit.Of(err)}))
-				}
-			}
 			if err != nil {
-				return cli.Failed(err)
+				return err
 			}
-			return nil
-		},
+			err = dir.Update(func(s *cluster.State) error {
+				var all []error
+				for _, host := range args[1:] {
+					all = append(all, s.Remove(host))
+				}
+				return errors.Join(all...)
+			})
+			for _, host := range args[1:] {
+				err = errors.Join(err, dir.Record(audit.Record{What: "remove", Host: host, Outcome: audit.Of(err)}))
+			}
+			return err
+		}),
 	}
 }

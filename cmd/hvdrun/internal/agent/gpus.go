@@ -15,7 +15,7 @@ import (
 )
 
 // slotDevices are the devices of this machine's slots, by index, and the failures reported for
-// them. A nil *slotDevices has no devices and no bad slot.
+// them.
 type slotDevices struct {
 	devices []gpu.Device
 	health  gpu.Health
@@ -24,23 +24,11 @@ type slotDevices struct {
 // bind makes only the device of its slot visible to the worker. It returns an error if the device
 // has failed.
 func (d *slotDevices) bind(s *launch.Spec) error {
-	if d == nil {
-		return nil
-	}
 	if e, bad := d.health.Bad(d.index(s.Slot.Index)); bad {
 		return &launch.StartError{Command: s.Command[0], Err: fmt.Errorf("the slot's device has failed: %v", e)}
 	}
 	s.Env = append(slices.Clip(s.Env), gpu.VisibleEnv(d.devices, s.Slot.Index)...)
 	return nil
-}
-
-// bad reports whether the slot's device has failed.
-func (d *slotDevices) bad(slot int) bool {
-	if d == nil {
-		return false
-	}
-	_, bad := d.health.Bad(d.index(slot))
-	return bad
 }
 
 // index returns the index of the slot's device: if there are more slots than devices, slots share
@@ -111,7 +99,7 @@ func agentDevices(s *settings.Settings, log logrus.FieldLogger, slots int) (laun
 // badSlots returns the slots below slots whose devices have failed.
 func (d *slotDevices) badSlots(slots int) (bad []int) {
 	for slot := range slots {
-		if d.bad(slot) {
+		if _, failed := d.health.Bad(d.index(slot)); failed {
 			bad = append(bad, slot)
 		}
 	}
