@@ -36,7 +36,6 @@ func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
 	}{
 		{"EXE01_OutputIsSeparateAndExact", separateOutput},
 		{"EXE02_ExitCode", exitCode},
-		{"EXE03_EndOfContextIsSIGTERM", endOfContext},
 		{"ExitZero", exitZero},
 		{"Signal", signal},
 		{"StartErrors", startErrors},
@@ -48,17 +47,6 @@ func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
 		{"StdinIsEmpty", stdin},
 		{"OutputIsDrained", drained},
 		{"WriterFails", writerFails},
-		{"GraceLetsFinish", graceLetsFinish},
-		{"GraceRunsOut", graceRunsOut},
-		{"NoGrace", noGrace},
-		{"ExitKillsGroup", exitKillsGroup},
-		{"ExitFreesOutputHeldFromOutside", exitFreesOutput},
-		{"StopKillsTree", stopKillsTree},
-		{"StopKillsTreeOfObedient", stopKillsTreeOfObedient},
-		{"StopKillsOrphanBySign", stopKillsOrphan},
-		{"StopKillsOrphanThatIsRestless", stopKillsRestless},
-		{"StopKillsOrphanWithoutSign", stopKillsUnsigned},
-		{"ExitKillsOrphanWithoutSign", exitKillsUnsigned},
 		{"NoCore", noCore},
 		{"CoreLimit", withCore},
 		{"HurryEndsTheGrace", hurry},
@@ -68,6 +56,9 @@ func Run(t *testing.T, newLauncher func(t *testing.T) launch.Launcher) {
 		{"Many", many},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, newLauncher(t)) })
+	}
+	for _, e := range ends {
+		t.Run(e.name, func(t *testing.T) { e.run(t, newLauncher(t)) })
 	}
 }
 
@@ -262,21 +253,7 @@ func writerFails(t *testing.T, l launch.Launcher) {
 // write to it, and can be called again; gone waits until no process holds the pipe.
 func HeldPipe(t *testing.T) (path string, await func(n int), gone func()) {
 	t.Helper()
-	p := newHeldPipe(t)
-	p.limit(6 * patience)
-	return p.path, p.ready, p.gone
-}
-
-// heldPipe is a named pipe that processes hold open.
-type heldPipe struct {
-	t          *testing.T
-	path       string
-	pipe, ours *os.File
-}
-
-func newHeldPipe(t *testing.T) *heldPipe {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "held")
+	path = filepath.Join(t.TempDir(), "held")
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -289,189 +266,116 @@ func newHeldPipe(t *testing.T) *heldPipe {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { pipe.Close(); ours.Close() })
-	return &heldPipe{t, path, pipe, ours}
-}
-
-// limit bounds the waits for the pipe from now on.
-func (p *heldPipe) limit(d time.Duration) { _ = p.pipe.SetReadDeadline(time.Now().Add(d)) }
-
-func (p *heldPipe) ready(n int) {
-	p.t.Helper()
-	if _, err := io.ReadFull(p.pipe, make([]byte, n*len("ready\n"))); err != nil {
-		p.t.Fatalf("the processes are not ready: %v", err)
+	_ = pipe.SetReadDeadline(time.Now().Add(6 * patience))
+	await = func(n int) {
+		t.Helper()
+		if _, err := io.ReadFull(pipe, make([]byte, n*len("ready\n"))); err != nil {
+			t.Fatalf("the processes are not ready: %v", err)
+		}
+		ours.Close()
 	}
-	p.ours.Close()
-}
-
-func (p *heldPipe) gone() {
-	p.t.Helper()
-	if rest, err := io.ReadAll(p.pipe); err != nil || len(rest) > 0 {
-		p.t.Fatalf("processes are left: %v (read %q)", err, rest)
+	gone = func() {
+		t.Helper()
+		if rest, err := io.ReadAll(pipe); err != nil || len(rest) > 0 {
+			t.Fatalf("processes are left: %v (read %q)", err, rest)
+		}
 	}
+	return path, await, gone
 }
 
-// running is a Run in progress and a pipe that its processes hold open.
-type running struct {
-	t      *testing.T
-	cancel context.CancelFunc
-	stdout bytes.Buffer // to be read after wait
-	ended  chan error
-	pipe   *heldPipe
+// end is a way in which a worker ends. Nothing of it may be left afterwards.
+type end struct {
+	name  string
+	grace time.Duration
+	// text is a script with a pipe, open as descriptor 9, to which ready processes of it write
+	// "ready" lines.
+	text  string
+	ready int
+	stop  bool // the context ends once they have
+	want  launch.ExitError
+	// stdout is what the script prints.
+	stdout string
 }
 
-// start runs a script that opens the pipe "$1" as descriptor 9 and writes "ready" lines to it, and
-// waits for n of them.
-func start(t *testing.T, l launch.Launcher, grace time.Duration, n int, text string) *running {
-	t.Helper()
-	pipe := newHeldPipe(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	t.Cleanup(cancel)
-	r := &running{t: t, cancel: cancel, ended: make(chan error, 1), pipe: pipe}
-	s := script(`exec 9>"$1"; `+text, pipe.path)
-	s.Grace = grace
-	s.Stdout = &r.stdout
-	go func() { r.ended <- l.Run(ctx, s, nil) }()
-	r.ready(n)
-	return r
-}
-
-// ready waits for n "ready" lines, gone until no process holds the pipe.
-func (r *running) ready(n int) {
-	r.t.Helper()
-	r.pipe.limit(patience)
-	r.pipe.ready(n)
-}
-
-func (r *running) gone() {
-	r.t.Helper()
-	r.pipe.limit(patience)
-	r.pipe.gone()
-}
-
-func (r *running) wait() error {
-	r.t.Helper()
-	select {
-	case err := <-r.ended:
-		return err
-	case <-time.After(patience):
-		r.t.Fatal("Run does not return")
-		return nil
-	}
-}
-
-func endOfContext(t *testing.T, l launch.Launcher) {
-	r := start(t, l, time.Hour, 1, `echo ready >&9; exec sleep 1000`)
-	r.cancel()
-	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
-	r.gone()
-}
-
-func graceLetsFinish(t *testing.T, l launch.Launcher) {
-	r := start(t, l, time.Hour, 1, `trap 'echo saved; exit 0' TERM; echo ready >&9; while :; do sleep 0.01; done`)
-	r.cancel()
-	if err := r.wait(); err != nil {
-		t.Fatalf("Run returned %v", err)
-	}
-	if r.stdout.String() != "saved\n" {
-		t.Fatalf("output %q", r.stdout.String())
-	}
-	r.gone()
-}
-
-func graceRunsOut(t *testing.T, l launch.Launcher) {
-	r := start(t, l, 50*time.Millisecond, 1, `trap '' TERM; echo ready >&9; while :; do sleep 1; done`)
-	r.cancel()
-	wantExit(t, r.wait(), launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
-	r.gone()
-}
-
-func noGrace(t *testing.T, l launch.Launcher) {
-	r := start(t, l, 0, 1, `trap 'exit 0' TERM; echo ready >&9; while :; do sleep 0.01; done`)
-	r.cancel()
-	wantExit(t, r.wait(), launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
-	r.gone()
-}
-
-// A child in the group holds the output open: it must neither live on nor delay the news.
-func exitKillsGroup(t *testing.T, l launch.Launcher) {
-	r := start(t, l, 0, 1, `trap '' TERM; sleep 1000 & echo last words; echo ready >&9; exit 7`)
-	wantExit(t, r.wait(), launch.ExitError{Code: 7})
-	if r.stdout.String() != "last words\n" {
-		t.Fatalf("output %q", r.stdout.String())
-	}
-	r.gone()
-}
-
-// A child that left the group holds the output open. The worker exits when the child signals that
-// it runs.
-func exitFreesOutput(t *testing.T, l launch.Launcher) {
-	r := start(t, l, 0, 1, `
-		trap 'exit 7' USR1
-		setsid sh -c 'echo ready >&9; kill -USR1 "$1"; exec sleep 1000' sh $$ &
-		wait`)
-	wantExit(t, r.wait(), launch.ExitError{Code: 7})
-	r.gone()
-}
-
-const outsiders = `
+const (
+	outsiders = `
 	setsid sh -c 'trap "" TERM; echo ready >&9; while :; do sleep 1; done' >/dev/null 2>&1 &
 	env -i PATH="$PATH" setsid sh -c 'trap "" TERM; echo ready >&9; while :; do sleep 1; done' >/dev/null 2>&1 &
 `
-
-// Children have left the group, one of them without the environment.
-func stopKillsTree(t *testing.T, l launch.Launcher) {
-	r := start(t, l, 0, 3, outsiders+`echo ready >&9; wait`)
-	r.cancel()
-	wantExit(t, r.wait(), launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
-	r.gone()
-}
-
-// The same, when the worker itself obeys and they lose their parent.
-func stopKillsTreeOfObedient(t *testing.T, l launch.Launcher) {
-	r := start(t, l, time.Hour, 3, outsiders+`echo ready >&9; wait`)
-	r.cancel()
-	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
-	r.gone()
-}
-
-// A daemon no longer shares a group or a parent with the worker.
-func stopKillsOrphan(t *testing.T, l launch.Launcher) {
-	r := start(t, l, time.Hour, 2,
-		`(setsid sh -c 'echo ready >&9; exec sleep 1000' >/dev/null 2>&1 &); echo ready >&9; exec sleep 1000`)
-	r.cancel()
-	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
-	r.gone()
-}
-
-// The same for a daemon that executes another program again and again: at moments its environment
-// is empty.
-func stopKillsRestless(t *testing.T, l launch.Launcher) {
-	r := start(t, l, time.Hour, 2, `
-		export AGAIN='exec sh -c "$AGAIN"'
-		(setsid sh -c 'echo ready >&9; eval "$AGAIN"' >/dev/null 2>&1 &); echo ready >&9; exec sleep 1000`)
-	r.cancel()
-	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
-	r.gone()
-}
-
-const unsigned = `(env -i /usr/bin/setsid /bin/sh -c 'trap "" TERM; echo ready >&9; while :; do /bin/sleep 1; done' >/dev/null 2>&1 &)
+	unsigned = `(env -i /usr/bin/setsid /bin/sh -c 'trap "" TERM; echo ready >&9; while :; do /bin/sleep 1; done' >/dev/null 2>&1 &)
 `
+)
 
-// A daemon shares no group, parent, session or environment with the worker.
-func stopKillsUnsigned(t *testing.T, l launch.Launcher) {
-	r := start(t, l, time.Hour, 2, unsigned+`echo ready >&9; exec sleep 1000`)
-	r.cancel()
-	wantExit(t, r.wait(), launch.ExitError{Code: 143, Signal: syscall.SIGTERM})
-	r.gone()
+var (
+	terminated = launch.ExitError{Code: 143, Signal: syscall.SIGTERM}
+	killed     = launch.ExitError{Code: 137, Signal: syscall.SIGKILL}
+)
+
+var ends = []end{
+	{name: "EXE03_EndOfContextIsSIGTERM", grace: time.Hour, ready: 1, stop: true, want: terminated,
+		text: `echo ready >&9; exec sleep 1000`},
+	{name: "GraceLetsFinish", grace: time.Hour, ready: 1, stop: true, stdout: "saved\n",
+		text: `trap 'echo saved; exit 0' TERM; echo ready >&9; while :; do sleep 0.01; done`},
+	{name: "GraceRunsOut", grace: 50 * time.Millisecond, ready: 1, stop: true, want: killed,
+		text: `trap '' TERM; echo ready >&9; while :; do sleep 1; done`},
+	{name: "NoGrace", ready: 1, stop: true, want: killed,
+		text: `trap 'exit 0' TERM; echo ready >&9; while :; do sleep 0.01; done`},
+	// A child in the group holds the output open: it must neither live on nor delay the news.
+	{name: "ExitKillsGroup", ready: 1, want: launch.ExitError{Code: 7}, stdout: "last words\n",
+		text: `trap '' TERM; sleep 1000 & echo last words; echo ready >&9; exit 7`},
+	// A child that left the group holds the output open. The worker exits when the child signals
+	// that it runs.
+	{name: "ExitFreesOutputHeldFromOutside", ready: 1, want: launch.ExitError{Code: 7},
+		text: `trap 'exit 7' USR1
+		setsid sh -c 'echo ready >&9; kill -USR1 "$1"; exec sleep 1000' sh $$ &
+		wait`},
+	// Children have left the group, one of them without the environment.
+	{name: "StopKillsTree", ready: 3, stop: true, want: killed, text: outsiders + `echo ready >&9; wait`},
+	// The same, when the worker itself obeys and they lose their parent.
+	{name: "StopKillsTreeOfObedient", grace: time.Hour, ready: 3, stop: true, want: terminated, text: outsiders + `echo ready >&9; wait`},
+	// A daemon no longer shares a group or a parent with the worker.
+	{name: "StopKillsOrphanBySign", grace: time.Hour, ready: 2, stop: true, want: terminated,
+		text: `(setsid sh -c 'echo ready >&9; exec sleep 1000' >/dev/null 2>&1 &); echo ready >&9; exec sleep 1000`},
+	// The same for a daemon that executes another program again and again: at moments its
+	// environment is empty.
+	{name: "StopKillsOrphanThatIsRestless", grace: time.Hour, ready: 2, stop: true, want: terminated,
+		text: `export AGAIN='exec sh -c "$AGAIN"'
+		(setsid sh -c 'echo ready >&9; eval "$AGAIN"' >/dev/null 2>&1 &); echo ready >&9; exec sleep 1000`},
+	// A daemon shares no group, parent, session or environment with the worker.
+	{name: "StopKillsOrphanWithoutSign", grace: time.Hour, ready: 2, stop: true, want: terminated,
+		text: unsigned + `echo ready >&9; exec sleep 1000`},
+	// The same, when the worker ends by itself, once the daemon is there.
+	{name: "ExitKillsOrphanWithoutSign", grace: time.Hour, ready: 1, want: launch.ExitError{Code: 7},
+		text: `trap 'exit 7' USR1
+		(env -i W=$$ setsid sh -c 'echo ready >&9; kill -USR1 "$W"; exec sleep 1000' >/dev/null 2>&1 &)
+		while :; do sleep 0.01; done`},
 }
 
-// The same, when the worker ends by itself, once the daemon is there.
-func exitKillsUnsigned(t *testing.T, l launch.Launcher) {
-	r := start(t, l, time.Hour, 1, `trap 'exit 7' USR1
-		(env -i W=$$ setsid sh -c 'echo ready >&9; kill -USR1 "$W"; exec sleep 1000' >/dev/null 2>&1 &)
-		while :; do sleep 0.01; done`)
-	wantExit(t, r.wait(), launch.ExitError{Code: 7})
-	r.gone()
+func (e end) run(t *testing.T, l launch.Launcher) {
+	path, await, gone := HeldPipe(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var stdout bytes.Buffer
+	s := script(`exec 9>"$1"; `+e.text, path)
+	s.Grace, s.Stdout = e.grace, &stdout
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(ctx, s, nil) }()
+	await(e.ready)
+	if e.stop {
+		cancel()
+	}
+	select {
+	case err := <-ended:
+		if err != nil || e.want != (launch.ExitError{}) {
+			wantExit(t, err, e.want)
+		}
+	case <-time.After(patience):
+		t.Fatal("Run does not return")
+	}
+	if stdout.String() != e.stdout {
+		t.Errorf("output %q, want %q", stdout.String(), e.stdout)
+	}
+	gone()
 }
 
 func noCore(t *testing.T, l launch.Launcher) {
