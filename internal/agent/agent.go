@@ -18,7 +18,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -42,7 +41,7 @@ const (
 
 // Config describes the host and its cluster.
 type Config struct {
-	// Name is the host's name, unique in the cluster. Empty: the kernel's host name.
+	// Name is the host's name, unique in the cluster.
 	Name string
 	// Slots is the most workers that run at a time. 0: one.
 	Slots int
@@ -105,13 +104,6 @@ type RunAs interface {
 }
 
 func (c Config) withDefaults() (Config, error) {
-	if c.Name == "" {
-		name, err := os.Hostname()
-		if err != nil {
-			return c, fmt.Errorf("agent: the host's name: %w", err)
-		}
-		c.Name = name
-	}
 	if c.Slots == 0 {
 		c.Slots = 1
 	}

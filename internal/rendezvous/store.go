@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/line"
@@ -16,17 +17,17 @@ const mostStores = 64
 
 // stores holds the connections to the store. The server's lock guards it.
 type stores struct {
-	number uint64                       // identifies the store; each driver's differs
-	of     map[string]map[net.Conn]bool // by incarnation
+	number uint64                // identifies the store; each driver's differs
+	of     map[string][]net.Conn // by incarnation
 }
 
 func newStores() stores {
-	return stores{number: 1 + rand.Uint64N(1<<53), of: make(map[string]map[net.Conn]bool)}
+	return stores{number: 1 + rand.Uint64N(1<<53), of: make(map[string][]net.Conn)}
 }
 
 // expel closes the connections of a worker; the lock is held.
 func (s *stores) expel(incarnation string) {
-	for conn := range s.of[incarnation] {
+	for _, conn := range s.of[incarnation] {
 		_ = conn.Close() // its handler returns then
 	}
 }
@@ -69,19 +70,15 @@ func (s *Server) enterStore(incarnation string, conn net.Conn) bool {
 	if _, ok := s.admitted[incarnation]; !ok || len(of) >= mostStores {
 		return false
 	}
-	if of == nil {
-		of = make(map[net.Conn]bool)
-		s.stores.of[incarnation] = of
-	}
-	of[conn] = true
+	s.stores.of[incarnation] = append(of, conn)
 	return true
 }
 
 func (s *Server) leaveStore(incarnation string, conn net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.stores.of[incarnation], conn)
-	if len(s.stores.of[incarnation]) == 0 {
+	of := slices.DeleteFunc(s.stores.of[incarnation], func(c net.Conn) bool { return c == conn })
+	if s.stores.of[incarnation] = of; len(of) == 0 {
 		delete(s.stores.of, incarnation)
 	}
 }
