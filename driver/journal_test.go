@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,7 +22,6 @@ import (
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
 	"github.com/hvdrun/hvdrun/internal/line"
@@ -54,7 +54,7 @@ func (k *kept) Run(ctx context.Context, s *launch.Spec, started func(int)) error
 	switch {
 	case fresh && s.Resumed:
 		k.mu.Unlock()
-		return &client.LostError{Host: s.Slot.Host, Err: errors.New("nobody knows it")}
+		return &launch.ExitError{Code: 137, Signal: syscall.SIGKILL, Lost: true, Why: "nobody knows it"}
 	case fresh:
 		k.starts++
 		w = &keptWorker{spec: s, exit: make(chan error, 1)}

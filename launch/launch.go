@@ -173,11 +173,14 @@ type ExitError struct {
 	Why string
 }
 
-// Error returns "exited with code 7", or "was killed by signal 9 (killed)", what the program has
-// said, and why.
+// Error returns "exited with code 7", "was killed by signal 9 (killed)" or "was lost", what the
+// program has said, and why.
 func (e *ExitError) Error() string {
 	text := "exited with code " + strconv.Itoa(e.Code)
-	if e.Signal != 0 {
+	switch {
+	case e.Lost:
+		text = "was lost"
+	case e.Signal != 0:
 		text = fmt.Sprintf("was killed by signal %d (%s)", int(e.Signal), e.Signal)
 	}
 	for _, more := range []string{e.Said, e.Why} {

@@ -103,12 +103,9 @@ type RunAs interface {
 	For(driver identity.Subject) (runas.Rule, error)
 }
 
-func (c Config) withDefaults() (Config, error) {
+func (c Config) withDefaults() Config {
 	if c.Slots == 0 {
 		c.Slots = 1
-	}
-	if c.Slots < 0 || c.LaunchPort < 0 || c.LaunchPort > 65535 {
-		return c, fmt.Errorf("agent: %d slots or port %d is out of range", c.Slots, c.LaunchPort)
 	}
 	if c.Bind == "" && c.Listen != "" {
 		c.Bind = net.JoinHostPort(c.Listen, strconv.Itoa(gossip.DefaultPort))
@@ -122,7 +119,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Launcher == nil {
 		c.Launcher = launch.Local{}
 	}
-	return c, nil
+	return c
 }
 
 // Run runs the agent: it joins the cluster, serves drivers, and blocks until ctx ends. Then it
@@ -132,10 +129,7 @@ func (c Config) withDefaults() (Config, error) {
 // refuses the key or the label is an error. When Run returns, none of its processes and goroutines
 // is left.
 func Run(ctx context.Context, cfg Config) error {
-	cfg, err := cfg.withDefaults()
-	if err != nil {
-		return err
-	}
+	cfg = cfg.withDefaults()
 	creds, err := cfg.credentials()
 	if err != nil {
 		return fmt.Errorf("agent: %w", err)

@@ -93,7 +93,7 @@ func TestGraceIsWithinTheLease(t *testing.T) {
 		if next := s.checkLease(); next > c.lease/2 || s.why != nil {
 			t.Errorf("lease %v: the next look comes after %v, too late for the grace of workers that come meanwhile", c.lease, next)
 		}
-		if got := s.leadOf(); got != c.want {
+		if got := s.lead(); got != c.want {
 			t.Errorf("lease %v, grace %v: workers are asked %v before its end, want %v", c.lease, c.grace, got, c.want)
 		}
 	}

@@ -196,7 +196,7 @@ func TestJobAgentStops(t *testing.T) {
 	for {
 		// If the driver does not know yet that the agent is gone, the worker counts as lost.
 		err := l.Run(t.Context(), next, nil)
-		if errors.As(err, new(*client.LostError)) {
+		if errors.As(err, &exit) && exit.Lost {
 			next.Incarnation += "x"
 			continue
 		}

@@ -247,12 +247,11 @@ func (r *running) wait() error {
 
 func wantLost(t *testing.T, err error, words string) {
 	t.Helper()
-	var lost *client.LostError
 	var exit *launch.ExitError
-	if !errors.As(err, &lost) || !errors.As(err, &exit) || exit.Signal != syscall.SIGKILL {
+	if !errors.As(err, &exit) || !exit.Lost || exit.Signal != syscall.SIGKILL {
 		t.Fatalf("Run returned %v (%T), want a lost agent", err, err)
 	}
-	if text := err.Error(); !strings.Contains(text, "its agent at "+lost.Addr+" is lost") || !strings.Contains(text, words) {
+	if text := err.Error(); !strings.Contains(text, "was lost: its agent: ") || !strings.Contains(text, words) {
 		t.Errorf("message %q", text)
 	}
 }

@@ -157,7 +157,16 @@ func (s *session) live() {
 			waiting = false
 		}
 	}
-	late := time.AfterFunc(s.lead(), s.lastResort)
+	s.srv.mu.Lock()
+	lead := s.lead()
+	s.srv.mu.Unlock()
+	late := time.AfterFunc(lead, func() { // kills the rest, if the lease has expired
+		s.srv.mu.Lock()
+		defer s.srv.mu.Unlock()
+		if errors.Is(s.why, errLease) {
+			s.killAll()
+		}
+	})
 	s.running.Wait()
 	late.Stop()
 	defer blob.Clean(s.run, s.uid()) // the objects of workers that were killed
@@ -185,7 +194,7 @@ func (s *session) live() {
 func (s *session) checkLease() time.Duration {
 	s.srv.mu.Lock()
 	defer s.srv.mu.Unlock()
-	left := s.lease - s.leadOf() - time.Since(s.contact)
+	left := s.lease - s.lead() - time.Since(s.contact)
 	if left > 0 {
 		return min(left, s.lease/2)
 	}
@@ -198,30 +207,14 @@ func (s *session) checkLease() time.Duration {
 }
 
 // lead returns how long before the end of the lease workers are asked to end, so that they have
-// ended by then: the longest grace period, but at most half of the lease.
-func (s *session) lead() time.Duration {
-	s.srv.mu.Lock()
-	defer s.srv.mu.Unlock()
-	return s.leadOf()
-}
-
-// leadOf is lead; the lock is held.
-func (s *session) leadOf() (lead time.Duration) {
+// ended by then: the longest grace period, but at most half of the lease. The lock is held.
+func (s *session) lead() (lead time.Duration) {
 	for _, w := range s.workers {
 		if !w.over {
 			lead = max(lead, w.grace)
 		}
 	}
 	return min(lead, s.lease/2)
-}
-
-// lastResort kills the remaining workers of a session whose lease has expired.
-func (s *session) lastResort() {
-	s.srv.mu.Lock()
-	defer s.srv.mu.Unlock()
-	if errors.Is(s.why, errLease) {
-		s.killAll()
-	}
 }
 
 // alive returns the number of workers that have not ended.

@@ -27,24 +27,6 @@ const (
 	mostStacks      = 256 << 10 // bytes of an answer
 )
 
-// UnreachableError is the error of a Client that could not reach its launcher for
-// ClientConfig.Patience.
-type UnreachableError struct {
-	Addr string
-	For  time.Duration
-	// Err is the error of the last attempt.
-	Err error
-}
-
-// Error includes the launcher's address and the last error.
-func (e *UnreachableError) Error() string {
-	return fmt.Sprintf("line: the launcher of this worker, at %s, could not be reached for %v: %v",
-		e.Addr, e.For.Round(time.Millisecond), e.Err)
-}
-
-// Unwrap returns the error of the last attempt.
-func (e *UnreachableError) Unwrap() error { return e.Err }
-
 // ClientConfig configures a Client.
 type ClientConfig struct {
 	// Worker is the worker's environment, with its credentials.
@@ -161,7 +143,8 @@ func (c *Client) keep() {
 			c.fail(refused)
 			return
 		} else if gone >= c.cfg.Patience && c.ctx.Err() == nil {
-			c.fail(&UnreachableError{Addr: c.cfg.Worker.LauncherAddr, For: gone, Err: err})
+			c.fail(fmt.Errorf("line: the launcher of this worker, at %s, could not be reached for %v: %w",
+				c.cfg.Worker.LauncherAddr, gone.Round(time.Millisecond), err))
 			return
 		}
 		_ = retry.Pause(c.ctx, redial) // the end of ctx ends the loop
@@ -339,8 +322,8 @@ func (c *Client) ask(ctx context.Context, slot **asked, what string, text []byte
 
 // Join requests a world newer than j.After of which this worker is a member, and blocks until there
 // is one, possibly forever. It returns ErrRemoved, ErrLast or ErrFinished if the driver dismisses
-// the worker, an *UnreachableError, the cause of ctx's end, or the launcher's reason for refusing
-// the request.
+// the worker, an error if the launcher cannot be reached, the cause of ctx's end, or the launcher's
+// reason for refusing the request.
 func (c *Client) Join(ctx context.Context, j Joining) (Place, error) {
 	j.Cause, j.Program, j.Undone = clip(j.Cause, maxCause), clip(j.Program, maxProgram), max(0, j.Undone)
 	j.Has = c.has.Number()

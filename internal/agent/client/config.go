@@ -55,8 +55,8 @@ type Config struct {
 	// Known are the job agents that earlier drivers have started. If two are on one host, the later
 	// one counts.
 	Known []KnownAgent
-	// Ahead is called, from any goroutine, with an *AheadError if an agent knows later records of
-	// the job than the driver's journal has. It must end the process. Nil: the error is logged.
+	// Ahead is called, from any goroutine, with an error if an agent knows later records of the job
+	// than the driver's journal has. It must end the process. Nil: the error is logged.
 	Ahead func(error)
 	// Audit is called with a record of each job agent that was started, or could not be started. It
 	// must not block. Nil: not called.

@@ -330,7 +330,7 @@ func (s *session) lose(why error) {
 	for _, w := range s.workers {
 		w.lost = why
 		if w.ended != nil && w.everSent {
-			w.ended(&LostError{Host: s.host, Addr: s.addr, Err: why})
+			w.ended(lostWorker(why))
 			w.ended = nil
 		}
 		w.wake.Set()

@@ -66,20 +66,6 @@ func (a *Agents) Noted(at time.Time) {
 	}
 }
 
-// AheadError says that an agent knows of later records of the job than the driver's journal has.
-type AheadError struct {
-	Host string
-	// Ends is the time of the journal's last record, Knows that of the last record the agent knows
-	// of.
-	Ends, Knows time.Time
-}
-
-// Error includes the remedy.
-func (e *AheadError) Error() string {
-	return fmt.Sprintf("the journal ends at %s, but the agent of host %s knows that it had records up to %s: "+
-		"it is an older copy, or has lost its end", e.Ends.Format(time.StampMilli), e.Host, e.Knows.Format(time.StampMilli))
-}
-
 // Settle implements Keeper.
 func (a *Agents) Settle(incarnation string) {
 	a.mu.Lock()
@@ -124,7 +110,9 @@ func (s *session) takenOver(answer *agentpb.Attached) {
 	s.before.kept = make(map[string]uint64)
 	if last := s.a.adopted.last; answer.GetNoted() > last {
 		s.before.ahead = true
-		s.a.cfg.Ahead(&AheadError{s.host, time.Unix(0, last), time.Unix(0, answer.GetNoted())})
+		s.a.cfg.Ahead(fmt.Errorf("the journal ends at %s, but the agent of host %s knows that it had records up to %s: "+
+			"it is an older copy, or has lost its end",
+			time.Unix(0, last).Format(time.StampMilli), s.host, time.Unix(0, answer.GetNoted()).Format(time.StampMilli)))
 	}
 	for _, k := range answer.GetKept() {
 		s.before.kept[k.GetIncarnation()] = k.GetBytes()

@@ -42,32 +42,15 @@ type worker struct {
 	resumed bool // an earlier driver has started it
 }
 
-// LostError is the end of a worker whose agent can no longer be reached: whether and how the worker
-// ended is unknown, and it counts as killed. It unwraps to a *launch.ExitError of SIGKILL. Its text
-// has no package prefix: it completes a sentence.
-type LostError struct {
-	// Host is the worker's host, Addr the address of its agent.
-	Host, Addr string
-	// Err is the cause.
-	Err error
-}
-
-// Error returns "was lost: its agent at ADDR is lost: …".
-func (e *LostError) Error() string {
-	if e.Addr == "" {
-		return fmt.Sprintf("was lost: %v", e.Err)
-	}
-	return fmt.Sprintf("was lost: its agent at %s is lost: %v", e.Addr, e.Err)
-}
-
-// Unwrap returns a *launch.ExitError and the cause.
-func (e *LostError) Unwrap() []error {
+// lostWorker returns the end of a worker whose agent can no longer be reached: whether and how the
+// worker ended is unknown, and it counts as killed.
+func lostWorker(why error) *launch.ExitError {
 	killed := exitOfSignal(syscall.SIGKILL)
-	killed.Lost, killed.Why = true, "its agent: "+e.Err.Error()
-	return []error{killed, e.Err}
+	killed.Lost, killed.Why = true, "its agent: "+why.Error()
+	return killed
 }
 
-// Run implements launch.Launcher. It also returns *LostError; a start error may wrap a *HostError.
+// Run implements launch.Launcher. A start error may wrap a *HostError.
 // It tries to reach an agent of the cluster for the time of a lease. An empty Dir is the driver's
 // working directory, which must also exist on the host.
 func (a *Agents) Run(ctx context.Context, s *launch.Spec, started func(pid int)) error {
@@ -85,7 +68,7 @@ func (a *Agents) Run(ctx context.Context, s *launch.Spec, started func(pid int))
 			_ = retry.Pause(finding, findEvery)
 			continue
 		case err != nil && s.Resumed:
-			return &LostError{Host: s.Slot.Host, Err: err}
+			return lostWorker(err)
 		case err != nil:
 			return launch.NewStartError(s, err)
 		}
@@ -375,7 +358,7 @@ func (s *session) lostError(ctx context.Context, spec *launch.Spec, w *worker, w
 	s.mu.Unlock()
 	switch {
 	case said:
-		return &LostError{Host: s.host, Addr: s.addr, Err: why}
+		return lostWorker(why)
 	case ctx.Err() != nil:
 		return launch.NewStartError(spec, context.Cause(ctx))
 	case attached:

@@ -631,17 +631,12 @@ func (t *talk) write() {
 	}
 }
 
-// end lets write end once the queued lines are written.
-func (t *talk) end() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.over = true
-	t.room.Broadcast()
-}
-
 // close ends the goroutines that hello has started.
 func (t *talk) close() {
-	t.end()
+	t.mu.Lock()
+	t.over = true // write ends once the queued lines are written
+	t.room.Broadcast()
+	t.mu.Unlock()
 	t.cancel()
 	t.server.leave(t)
 	_ = t.conn.Close() // interrupts a write too
