@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// MostStarts is the number of job agents that are started at a time: the sshd of a bastion drops
-	// connections while more than ten are not authenticated.
+	// MostStarts is the number of job agents that are started at a time: the sshd of a bastion
+	// drops connections while more than ten are not authenticated.
 	MostStarts = 8
 	// firstContact bounds how long a job agent waits for the first connection of its driver, unless
 	// Config.Hello sets Patience.
