@@ -15,7 +15,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
@@ -80,10 +79,8 @@ type Config struct {
 	SignalOf func(cause error) syscall.Signal
 	// Launcher starts workers; nil: launch.Local.
 	Launcher launch.Launcher
-	// Events and Metric, if not nil, are called with events. They are called by one goroutine at a
-	// time, and must not block.
+	// Events, if not nil, is called with events, by one goroutine at a time, and must not block.
 	Events func(Event)
-	Metric func(name string, value float64)
 	Log    logrus.FieldLogger
 }
 
@@ -102,12 +99,11 @@ type Agent struct {
 	store   func(context.Context, Round) (roundStore, error)
 }
 
-// roundStore is the store of a round's workers, as the workers of this node reach it.
+// roundStore is a *WorkerStore.
 type roundStore interface {
-	addr() string
-	// asked reports whether a worker of this node has connected to it.
+	Addr() string
 	asked() bool
-	close()
+	Close()
 }
 
 // New returns an agent. It starts nothing.
@@ -148,7 +144,7 @@ func New(cfg Config) (*Agent, error) {
 		}
 	}
 	a.store = func(ctx context.Context, round Round) (roundStore, error) {
-		s, err := openStore(ctx, round, cfg.Peers, proc.OwnPeer, cfg.Log)
+		s, err := OpenStore(ctx, round, cfg.Peers, cfg.Log)
 		if err == nil && round.World == 1 {
 			s.also(cfg.StoreAddrs)
 		}
@@ -203,7 +199,6 @@ func (a *Agent) settle(ctx context.Context, err error) {
 	if errors.As(err, &failed) {
 		a.keepError(failed)
 	}
-	a.metrics()
 	a.event("torchelastic.agent", func(e *Event) {
 		if err != nil {
 			e.Metadata.Error = err.Error()
@@ -326,7 +321,7 @@ func (a *Agent) whileUnchanged(ctx context.Context) (unchanged context.Context, 
 
 // begin starts the workers of a round.
 func (a *Agent) begin(ctx context.Context, s roundStore) (*group, error) {
-	host, port, _ := net.SplitHostPort(s.addr())
+	host, port, _ := net.SplitHostPort(s.Addr())
 	a.place.host = host
 	a.place.port, _ = strconv.Atoi(port)
 	round := a.place.round
@@ -424,10 +419,8 @@ func (a *Agent) watch(ctx context.Context, g *group) (action, error) {
 			e.kill(g.holds)
 			continue
 		}
-		do, err := a.machine.see(seen, waiting)
+		do := a.machine.see(seen, waiting)
 		switch {
-		case err != nil:
-			return do, err
 		case do == restart && waiting:
 			a.cfg.Log.Info("torchrun: the nodes of the job have changed: the workers are stopped and started in a new round")
 		case do == restart:

@@ -87,28 +87,3 @@ func (a *Agent) workerEvent(name string, state State, w *worker) {
 func (a *Agent) lasted(name string, since time.Time) {
 	a.event(name, func(e *Event) { e.Metadata.DurationMS = a.now().Sub(since).Milliseconds() })
 }
-
-// metrics emits the metrics of the whole run.
-func (a *Agent) metrics() {
-	put := func(name string, value float64) {
-		if a.cfg.Metric != nil {
-			a.cfg.Metric("workers."+a.cfg.Role+"."+name, value)
-		}
-	}
-	put("run_total", 1)
-	outcome := map[State]string{Succeeded: "success", Failed: "failed"}[a.machine.state]
-	for _, o := range []string{"success", "failed"} {
-		for _, retries := range []bool{false, true} {
-			name, value := "run_"+o+"_no_retries", 0.0
-			if retries {
-				name = "run_" + o + "_with_retries"
-			}
-			if o == outcome && retries == (a.place.round.Restarts > 0) {
-				value = 1
-			}
-			put(name, value)
-		}
-	}
-	put("remaining_restarts", float64(a.machine.left))
-	put("flakiness", float64(a.machine.flakiness()))
-}

@@ -166,7 +166,7 @@ func (g *group) stop(cause error) {
 		f := &g.failures[i]
 		f.say(g.workers[f.LocalRank].said)
 	}
-	g.store.close()
+	g.store.Close()
 }
 
 // judge records the failure of a worker that was already failing when the workers were stopped at

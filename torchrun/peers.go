@@ -20,6 +20,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
@@ -359,8 +360,9 @@ func (p *Peers) Close(ctx context.Context) {
 	p.wg.Wait()
 }
 
-// workerStore is the store of one round as the workers of this node reach it.
-type workerStore struct {
+// WorkerStore is the torch.distributed store that the workers of a round share. Those that this
+// process has started reach it at a loopback port, which admits only them and their children.
+type WorkerStore struct {
 	*tcpstore.Door
 	named string // its address as named on the command line; empty: none
 	log   logrus.FieldLogger
@@ -368,10 +370,16 @@ type workerStore struct {
 	used  atomic.Bool // a worker has connected to it
 }
 
-// openStore opens the store of a round. It is in the process of the node with rank 0; the other
-// nodes forward their workers to it.
-func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (*workerStore, error) {
-	s := &workerStore{log: log, end: func() {}}
+// OpenStore opens the store of a round. The store is in the process of rank 0, which publishes its
+// address under the key "store" of round.Store. The others forward their workers to it by peers; if
+// there are others, peers must be listening in the process of rank 0. The caller must call Close.
+func OpenStore(ctx context.Context, round Round, peers *Peers, log logrus.FieldLogger) (*WorkerStore, error) {
+	return openStore(ctx, round, peers, proc.OwnPeer, log)
+}
+
+// openStore is OpenStore for workers whose connections admit accepts.
+func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (*WorkerStore, error) {
+	s := &WorkerStore{log: log, end: func() {}}
 	var serve func(d *tcpstore.Door, conn net.Conn)
 	of := workersStore.of(round.Number)
 	switch {
@@ -429,7 +437,7 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 // also makes the store listen at further addresses, except those in use by other programs. Workers
 // are told the last one: newer versions of torch use the agent's store only if the program names
 // the same address as the variables.
-func (s *workerStore) also(addrs []string) {
+func (s *WorkerStore) also(addrs []string) {
 	for _, addr := range addrs {
 		at := addr
 		if port, is := strings.CutPrefix(addr, "localhost:"); is {
@@ -443,15 +451,16 @@ func (s *workerStore) also(addrs []string) {
 	}
 }
 
-// addr returns the address that workers are told.
-func (s *workerStore) addr() string { return cmp.Or(s.named, s.Addr().String()) }
+// Addr returns the address, host:port, that workers are told.
+func (s *WorkerStore) Addr() string { return cmp.Or(s.named, s.Door.Addr().String()) }
 
-func (s *workerStore) asked() bool { return s.used.Load() }
+// asked reports whether a worker of this node has connected to the store.
+func (s *WorkerStore) asked() bool { return s.used.Load() }
 
-// close closes all connections, and blocks until their goroutines have ended.
-func (s *workerStore) close() {
+// Close closes all connections, and blocks until their goroutines have ended.
+func (s *WorkerStore) Close() {
 	s.end()
-	s.Close()
+	s.Door.Close()
 }
 
 // OwnHost returns the address of this machine on the route to far, which may be this machine

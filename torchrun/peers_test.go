@@ -63,7 +63,7 @@ func TestStoreEndsBeforeItIsReached(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	worker, err := net.Dial("tcp", s.addr())
+	worker, err := net.Dial("tcp", s.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestStoreEndsBeforeItIsReached(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer far.Close()
-	s.close()
+	s.Close()
 	for _, e := range logged.AllEntries() {
 		if e.Level <= logrus.WarnLevel {
 			t.Errorf("it has waited: %s", e.Message)

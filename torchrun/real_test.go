@@ -353,8 +353,8 @@ func TestWorkersStores(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.close()
-	conn, err := net.Dial("tcp", s.addr())
+	defer s.Close()
+	conn, err := net.Dial("tcp", s.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}

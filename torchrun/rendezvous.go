@@ -2,7 +2,6 @@ package torchrun
 
 import (
 	"context"
-	"sync"
 
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
 )
@@ -92,18 +91,13 @@ func (w within) Add(ctx context.Context, key string, n int64) (int64, error) {
 }
 
 // Single is the rendezvous of a job with one node. The zero value is ready to use.
-type Single struct {
-	mu              sync.Mutex
-	round, restarts int
-}
+type Single struct{ round, restarts int }
 
 // Next implements Rendezvous.
 func (s *Single) Next(ctx context.Context, failed bool) (Round, error) {
 	if err := context.Cause(ctx); err != nil {
 		return Round{}, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if failed {
 		s.restarts++
 	}

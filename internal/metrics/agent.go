@@ -1,24 +1,15 @@
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
 
-// AgentMeasures are the numbers of an agent at one moment.
-type AgentMeasures struct {
-	Host              string
-	Slots, Taken, Bad int
-	// Connected and Away are the sessions of drivers with and without a connection.
-	Connected, Away int
-	Draining        bool
-	Members         int
-	Starts, Ends    uint64
-	// Undelivered is the number of events that drivers have not acknowledged.
-	Undelivered int
-}
+	"github.com/hvdrun/hvdrun/internal/agent"
+)
 
 // Agent collects the metrics of an agent.
 type Agent struct {
 	// Read returns the agent's numbers; false: it does not run.
-	Read func() (AgentMeasures, bool)
+	Read func() (agent.Measures, bool)
 	// Version is the version of hvdrun.
 	Version string
 }

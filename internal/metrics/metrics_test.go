@@ -22,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	logtest "github.com/sirupsen/logrus/hooks/test"
 
+	"github.com/hvdrun/hvdrun/internal/agent"
 	"github.com/hvdrun/hvdrun/job"
 )
 
@@ -109,8 +110,8 @@ func registry(t testing.TB, ranks int) *prometheus.Registry {
 	}
 	d.Delivered(2 * time.Millisecond)
 	d.Synced(3 * time.Millisecond)
-	a := &Agent{Read: func() (AgentMeasures, bool) {
-		return AgentMeasures{Host: "b", Slots: 8, Taken: 3, Bad: 1, Connected: 1, Members: 40, Starts: 12, Ends: 9, Undelivered: 2}, true
+	a := &Agent{Read: func() (agent.Measures, bool) {
+		return agent.Measures{Host: "b", Slots: 8, Taken: 3, Bad: 1, Connected: 1, Members: 40, Starts: 12, Ends: 9, Undelivered: 2}, true
 	}, Version: "v0.0.0"}
 	for _, c := range []prometheus.Collector{d, a} {
 		if err := r.Register(c); err != nil {

@@ -265,7 +265,7 @@ func (r *benchRun) compile(ctx context.Context, peer bench.Peer) error {
 // run runs a command and returns its output. When it returns, all processes that the command
 // started have ended.
 func (r *benchRun) run(ctx context.Context, command []string) (stdout *bytes.Buffer, stderr string, err error) {
-	defer jobrun.WatchStop(ctx, r.Program, r.log, r.launcher.kill, benchGrace)()
+	defer jobrun.WatchStop(ctx, r.Program, r.log, r.launcher.kill, fmt.Sprintf("%v at most", benchGrace))()
 	incarnation := driver.NewRunID()
 	var out, errs bytes.Buffer
 	err = r.launcher.Run(ctx, &launch.Spec{

@@ -100,8 +100,7 @@ type File struct {
 	Status int        `json:"status"`
 }
 
-// FileVersion is the version of job.json. Jobs of version 1, whose job.json held the secrets, can
-// be listed and stopped, but not resumed.
+// FileVersion is the version of job.json.
 const FileVersion = 2
 
 // StateDirs returns the places for the folders of jobs, best first: the user's state folder; if
@@ -272,7 +271,7 @@ func (d *Dir) Write() error {
 	return safefile.Replace(d.aboutPath(), append(b, '\n'), safefile.Private)
 }
 
-// maxAbout bounds job.json, in bytes. In version 1 it contains an environment.
+// maxAbout bounds job.json, in bytes.
 const maxAbout = 64 << 20
 
 // Read returns the folder of a job, for reading only.
@@ -285,11 +284,8 @@ func Read(path string) (*Dir, error) {
 	if err := json.Unmarshal(text, &d.About); err != nil {
 		return nil, fmt.Errorf("%s: %w", d.aboutPath(), err)
 	}
-	if v := d.About.Version; v != FileVersion && v != 1 {
+	if d.About.Version != FileVersion {
 		return nil, fmt.Errorf("%s is of version %d; this program knows version %d", d.aboutPath(), d.About.Version, FileVersion)
-	}
-	if d.About.Version == 1 && d.About.Ended == nil {
-		d.About.Keys = d.Path
 	}
 	return d, nil
 }

@@ -294,7 +294,7 @@ func (d *Dir) FindSecrets(env []string) (Secrets, error) {
 func (d *Dir) noKey() error {
 	host, _ := os.Hostname()
 	switch {
-	case d.About.Version == FileVersion && d.About.Keys == "":
+	case d.About.Keys == "":
 		return errors.New("its key was in the memory of its hvdrun alone (--no-resume)")
 	case d.About.Boot != journal.BootID() && d.About.Host != host:
 		return fmt.Errorf("its key is on %s, in %s: do this there", d.About.Host, d.About.Keys)

@@ -10,14 +10,11 @@ import (
 type metricsHook struct{ close func() }
 
 func (h *metricsHook) start(_ context.Context, r *run) error {
-	m, err := measure.Job(r.settings, r.resumed, r.log)
-	if err != nil {
-		return err
+	event, stop, err := measure.Job(r.settings, &r.cfg, r.resumed, r.log)
+	if h.close = stop; event != nil {
+		r.events = append(r.events, event)
 	}
-	if h.close, r.cfg.Meter = m.Stop, m.Meter; m.Event != nil {
-		r.events = append(r.events, m.Event)
-	}
-	return nil
+	return err
 }
 
 func (h *metricsHook) stop(*run) { h.close() }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
@@ -135,10 +133,6 @@ func ResumeClaimed(ctx context.Context, p *cli.Program, d *jobdir.Dir, c *Claime
 	if err := os.Chdir(d.About.Dir); err != nil {
 		return cli.Failed(fmt.Errorf("the job's working directory: %w", err))
 	}
-	fs := pflag.NewFlagSet("hvdrun", pflag.ContinueOnError)
-	fs.SetInterspersed(false)
-	fs.SetOutput(io.Discard)
-	settings.AddFlags(fs, false)
 	j := Spec{Command: d.About.Command, dir: d, resumed: true}
 	var err error
 	if j.Authority, j.known, err = d.Open(p.Env); err != nil {
@@ -148,12 +142,9 @@ func ResumeClaimed(ctx context.Context, p *cli.Program, d *jobdir.Dir, c *Claime
 		settings.Logger(p, &settings.Settings{OutputSettings: settings.OutputSettings{LogLevel: logrus.WarnLevel}}).WithError(err).Warn("job.json is not in order")
 	}
 	launch := d.Secrets.Launch
-	if err := fs.Parse(launch.Args); err != nil {
-		return err
-	}
 	again := *p
 	again.Args, again.Env = launch.Args, launch.Env
-	s, err := settings.LoadAgain(fs, again.Env, launch.Config)
+	s, _, err := settings.OfArgs(launch.Args, launch.Env, launch.Config)
 	if err != nil {
 		return err
 	}

@@ -3,9 +3,9 @@ package jobrun
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -36,7 +36,7 @@ func (h *signalsHook) start(ctx context.Context, r *run) error {
 		r.again.Set()
 		r.agents.Kill()
 		r.output.Hurry()
-	}, r.settings.Timeouts.Drain)
+	}, fmt.Sprintf("%v at most, or as long as the last checkpoint grows", r.settings.Timeouts.WithDefaults().Drain))
 	h.end = func() {
 		close(done)
 		passing.Wait()
@@ -47,12 +47,10 @@ func (h *signalsHook) start(ctx context.Context, r *run) error {
 
 func (h *signalsHook) stop(*run) { h.end() }
 
-// WatchStop starts a goroutine that logs when the job is asked to stop, and calls kill when it is
-// asked again. The function that it returns ends the goroutine and waits for it.
-func WatchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kill func(), grace time.Duration) func() {
-	if grace == 0 {
-		grace = 30 * time.Second
-	}
+// WatchStop starts a goroutine that logs when the job is asked to stop, and how long that may take,
+// and calls kill when it is asked again. The function that it returns ends the goroutine and waits
+// for it.
+func WatchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kill func(), howLong string) func() {
 	done := make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {
@@ -62,8 +60,7 @@ func WatchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kill fun
 			if errors.Is(context.Cause(ctx), cli.StopSignal{Signal: syscall.SIGPIPE}) {
 				level = logrus.DebugLevel // like other programs, silent when a closed pipe ends it
 			}
-			log.Logf(level, "%v: stopping the workers, %v at most, or as long as the last checkpoint grows; again to kill them",
-				context.Cause(ctx), grace)
+			log.Logf(level, "%v: stopping the workers, %s; again to kill them", context.Cause(ctx), howLong)
 		case <-done:
 			return
 		}

@@ -35,18 +35,13 @@ func checkMetrics(s *settings.Settings) error {
 	return nil
 }
 
-// serveMetrics serves the metrics of a collector, if the settings request it, until stop is called.
-// If they cannot be served, a resumed job runs without them; otherwise serveMetrics returns an
-// error.
+// serveMetrics serves the metrics of a collector until stop is called. If they cannot be served, a
+// resumed job runs without them; otherwise serveMetrics returns an error.
 func serveMetrics(s *settings.Settings, c prometheus.Collector, resumed bool, log logrus.FieldLogger) (stop func(), err error) {
-	none := func() {}
-	if s.Metrics.Listen == "" {
-		return none, checkMetrics(s)
-	}
 	server, err := listenMetrics(s, c, log)
 	if err != nil && resumed {
 		log.WithError(err).Warn("the metrics are not served")
-		return none, nil
+		return func() {}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -84,23 +79,17 @@ func listenMetrics(s *settings.Settings, c prometheus.Collector, log logrus.Fiel
 	return server, nil
 }
 
-// Measured is what a driver needs to have its metrics served.
-type Measured struct {
-	Meter *driver.Meter   // for the driver's Config; nil: no metrics
-	Event func(job.Event) // to be called with each event; nil: no call is needed
-	Stop  func()          // stops serving the metrics
-}
-
-// Job serves the metrics of a driver until Stop is called, if the settings request it.
-func Job(s *settings.Settings, resumed bool, log logrus.FieldLogger) (m Measured, err error) {
+// Job serves the metrics of a driver until stop is called, if the settings request it. It sets the
+// meter in the driver's configuration. event, if not nil, must be called with each event.
+func Job(s *settings.Settings, cfg *driver.Config, resumed bool, log logrus.FieldLogger) (event func(job.Event), stop func(), err error) {
 	if s.Metrics.Listen == "" {
-		return Measured{Stop: func() {}}, checkMetrics(s)
+		return nil, func() {}, checkMetrics(s)
 	}
-	meter := &driver.Meter{}
-	collector := metrics.NewDriver(meter.Read, build.Version())
-	meter.Delivered, meter.Synced = collector.Delivered, collector.Synced
-	stop, err := serveMetrics(s, collector, resumed, log)
-	return Measured{Meter: meter, Event: collector.Event, Stop: stop}, err
+	cfg.Meter = &driver.Meter{}
+	collector := metrics.NewDriver(cfg.Meter.Read, build.Version())
+	cfg.Meter.Delivered, cfg.Meter.Synced = collector.Delivered, collector.Synced
+	stop, err = serveMetrics(s, collector, resumed, log)
+	return collector.Event, stop, err
 }
 
 // Agent is Job for an agent.
@@ -109,9 +98,5 @@ func Agent(s *settings.Settings, cfg *agent.Config, log logrus.FieldLogger) (sto
 		return func() {}, checkMetrics(s)
 	}
 	cfg.Meter = &agent.Meter{}
-	read := func() (metrics.AgentMeasures, bool) {
-		m, runs := cfg.Meter.Read()
-		return metrics.AgentMeasures(m), runs
-	}
-	return serveMetrics(s, &metrics.Agent{Read: read, Version: build.Version()}, false, log)
+	return serveMetrics(s, &metrics.Agent{Read: cfg.Meter.Read, Version: build.Version()}, false, log)
 }

@@ -204,7 +204,7 @@ func picture(d *jobdir.Dir, s job.Status) string {
 		fmt.Fprintf(&b, "%s\n", cli.EscapeCell(line))
 	}
 	if s.Driver == 0 && !s.State.Ended() {
-		if err := d.KeyLost(); err != nil && d.About.Version == jobdir.FileVersion {
+		if err := d.KeyLost(); err != nil {
 			fmt.Fprintf(&b, "it cannot be resumed: %v\n", err)
 		} else {
 			fmt.Fprintf(&b, "its workers may train on; `hvdrun resume %s` takes the job over\n", s.Job)

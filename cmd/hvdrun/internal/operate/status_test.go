@@ -74,7 +74,10 @@ func TestStatusPicture(t *testing.T) {
 	local := time.Local
 	time.Local = time.UTC
 	defer func() { time.Local = local }()
-	d := &jobdir.Dir{About: jobdir.File{Command: []string{"./train", "--epochs", "3"}}}
+	d := &jobdir.Dir{About: jobdir.File{Command: []string{"./train", "--epochs", "3"}, Keys: t.TempDir()}}
+	if err := os.WriteFile(filepath.Join(d.About.Keys, jobdir.CopiedKey), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, s := range statuses(t) {
 		path := filepath.Join("testdata", "status", name+".txt")
 		got := picture(d, s)

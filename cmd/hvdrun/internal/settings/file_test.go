@@ -132,13 +132,8 @@ func FuzzConfig(f *testing.F) {
 // TestFileOfAResumedJob: a resumed job keeps the file with which it began, even if that has changed
 // or is gone.
 func TestFileOfAResumedJob(t *testing.T) {
-	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-	AddFlags(fs, false)
-	if err := fs.Parse([]string{"--config-file=no-such-file", "--max-np=9"}); err != nil {
-		t.Fatal(err)
-	}
-	s, err := LoadAgain(fs, nil, "job: {np: 3, env: {A: b}}\n")
-	if err != nil || s.Np != 3 || s.MaxNP != 9 || !slices.Equal(s.Env, []string{"A=b"}) {
+	s, command, err := OfArgs([]string{"--config-file=no-such-file", "--max-np=9", "--", "train", "--np=4"}, nil, "job: {np: 3, env: {A: b}}\n")
+	if err != nil || !slices.Equal(command, []string{"train", "--np=4"}) || s.Np != 3 || s.MaxNP != 9 || !slices.Equal(s.Env, []string{"A=b"}) {
 		t.Errorf("%+v, %v", s, err)
 	}
 }

@@ -2,6 +2,7 @@ package settings
 
 import (
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -97,10 +98,23 @@ func settingsOf(fs *pflag.FlagSet) (known []*setting) {
 
 // Load returns the settings whose flags are in fs. A flag takes precedence over an environment
 // variable, and a variable over the config file.
-func Load(fs *pflag.FlagSet, env []string) (Settings, error) { return LoadAgain(fs, env, "") }
+func Load(fs *pflag.FlagSet, env []string) (Settings, error) { return load(fs, env, "") }
 
-// LoadAgain is Load with the text of the config file. If text is empty, it reads the file.
-func LoadAgain(fs *pflag.FlagSet, env []string, text string) (Settings, error) {
+// OfArgs returns the settings of a job with these arguments, as Normalize returns them, and its
+// command. text is that of the config file; empty: the file is read.
+func OfArgs(args, env []string, text string) (s Settings, command []string, err error) {
+	fs := pflag.NewFlagSet("hvdrun", pflag.ContinueOnError)
+	fs.SetInterspersed(false)
+	fs.SetOutput(io.Discard)
+	AddFlags(fs, false)
+	if err = fs.Parse(args); err == nil {
+		s, err = load(fs, env, text)
+	}
+	return s, fs.Args(), err
+}
+
+// load is Load with the text of the config file. If text is empty, it reads the file.
+func load(fs *pflag.FlagSet, env []string, text string) (Settings, error) {
 	s := Settings{
 		sourceSettings: sourceSettings{DiscoveryTimeout: 30 * time.Second},
 		OutputSettings: OutputSettings{LogLevel: logrus.InfoLevel},

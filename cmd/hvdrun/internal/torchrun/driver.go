@@ -12,7 +12,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
@@ -163,14 +162,7 @@ func runTorchDriver(ctx context.Context, p *cli.Program) error {
 	if err := in.Decode(&start); err != nil {
 		return cli.Failed(errors.Join(fmt.Errorf("the agent of this node does not name a job to drive: %w", err), conn.Close()))
 	}
-	fs := pflag.NewFlagSet("hvdrun", pflag.ContinueOnError)
-	fs.SetInterspersed(false)
-	fs.SetOutput(io.Discard)
-	settings.AddFlags(fs, false)
-	if err := fs.Parse(start.Args); err != nil {
-		return errors.Join(err, conn.Close())
-	}
-	s, err := settings.Load(fs, p.Env)
+	s, command, err := settings.OfArgs(start.Args, p.Env, "")
 	if err != nil {
 		return errors.Join(err, conn.Close())
 	}
@@ -179,7 +171,7 @@ func runTorchDriver(ctx context.Context, p *cli.Program) error {
 	again := *p
 	again.Args = start.Args
 	if len(start.Found.Records) == 0 {
-		err = jobrun.Run(ctx, &again, &s, fs.Args(), c)
+		err = jobrun.Run(ctx, &again, &s, command, c)
 	} else {
 		err = goOn(ctx, &again, start, c, log)
 	}

@@ -104,15 +104,10 @@ func runTorchElastic(ctx context.Context, p *cli.Program, f *torchFlags, command
 
 // runAlone runs a job of this node alone, with the driver in this process.
 func runAlone(ctx context.Context, p *cli.Program, f *torchFlags, workers int, command []string) error {
-	fs := pflag.NewFlagSet("hvdrun", pflag.ContinueOnError)
-	settings.AddFlags(fs, false)
 	again := *p
 	again.Args = append([]string{"--np", strconv.Itoa(workers), "--min-np", "1", "--drain-timeout", f.shutdownTimeout,
 		"--log-level", f.logLevel, "--"}, command...)
-	if err := fs.Parse(again.Args); err != nil {
-		return err
-	}
-	s, err := settings.Load(fs, p.Env)
+	s, command, err := settings.OfArgs(again.Args, p.Env, "")
 	if err != nil {
 		return err
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobrun"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/internal/etcd"
 	"github.com/hvdrun/hvdrun/internal/identity"
@@ -159,7 +160,6 @@ func runTorchAgent(ctx context.Context, p *cli.Program, f *torchFlags, cfg torch
 	}
 	if f.eventLog == "console" {
 		cfg.Events = torchrun.Console(p.Stderr)
-		cfg.Metric = func(name string, value float64) { log.Infof("torchrun: %s = %v", name, value) }
 	}
 	defer cli.Inherit(log, cli.DriverReaps)()
 	cfg.Mark = "torchrun-" + rand.Text()
@@ -185,8 +185,7 @@ func runTorchAgent(ctx context.Context, p *cli.Program, f *torchFlags, cfg torch
 	}
 	hurry := make(chan struct{})
 	cfg.Hurry = hurry
-	stopped := watchTorchStop(ctx, p, log, sync.OnceFunc(func() { close(hurry) }), cfg.ShutdownTimeout)
-	defer stopped()
+	defer jobrun.WatchStop(ctx, p, log, sync.OnceFunc(func() { close(hurry) }), fmt.Sprintf("%v at most", cfg.ShutdownTimeout))()
 	const old = "NCCL_ASYNC_ERROR_HANDLING"
 	if _, is := cli.Lookup(cfg.Env, old); !is && !f.noPython && hostsource.Gpus() > 0 && before22(torchVersion(ctx, cfg.Command[0])) {
 		cfg.Env = append(slices.Clone(cfg.Env), old+"=1")
@@ -269,31 +268,6 @@ func before22(version string) bool {
 	var major, minor int
 	n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor)
 	return n == 2 && (major < 2 || major == 2 && minor < 2)
-}
-
-// watchTorchStop starts a goroutine that logs that the workers are being stopped, and calls kill at
-// the second signal. The function that it returns ends the goroutine.
-func watchTorchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kill func(), grace time.Duration) func() {
-	done := make(chan struct{})
-	var watching sync.WaitGroup
-	watching.Go(func() {
-		select {
-		case <-ctx.Done():
-			log.Warnf("%v: stopping the workers, %v at most; again to kill them", context.Cause(ctx), grace)
-		case <-done:
-			return
-		}
-		select {
-		case <-p.Hurry:
-			p.Hurried.Store(true)
-			kill()
-		case <-done:
-		}
-	})
-	return func() {
-		close(done)
-		watching.Wait()
-	}
 }
 
 // handleSignals makes the signals of --signals-to-handle stop the workers too, also those that do
