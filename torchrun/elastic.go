@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -77,10 +78,10 @@ type elasticRun struct {
 	drove  chan outcome
 
 	round  Round
-	ceded  int    // number of the last round in which another node took over the lead
-	gossip string // gossip address of this node's agent; empty: it has not joined
-	lead   *lead  // nil: this node does not lead
-	known  knownSeeds
+	ceded  int                      // number of the last round in which another node took over the lead
+	gossip string                   // gossip address of this node's agent; empty: it has not joined
+	lead   *lead                    // nil: this node does not lead
+	known  atomic.Pointer[[]string] // gossip addresses of the agents of other nodes; nil: none are known yet
 }
 
 // lead is the state of a node that leads.
@@ -93,24 +94,6 @@ type lead struct {
 	members []string
 	journal *replica.Leader // nil: not available yet
 	leading chan struct{}   // closed when journal is set
-}
-
-// knownSeeds are the gossip addresses of the agents of other nodes.
-type knownSeeds struct {
-	mu    sync.Mutex
-	addrs []string
-}
-
-func (k *knownSeeds) get() []string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return slices.Clone(k.addrs)
-}
-
-func (k *knownSeeds) set(addrs []string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.addrs = addrs
 }
 
 // Run runs the node until the job has ended, ctx ends, or the node can no longer take part. It
@@ -309,11 +292,17 @@ func (r *elasticRun) serve(ctx context.Context, round Round) {
 	if round.Rank != 0 {
 		bounded, cancel := context.WithTimeout(ctx, seedPatience)
 		if addr, err := round.Store.Get(bounded, gossipOf(0)); err == nil {
-			r.known.set([]string{string(addr)})
+			r.known.Store(&[]string{string(addr)})
 		}
 		cancel()
 	}
-	err := r.Serve(ctx, r.known.get, func(addr string) { r.joined <- addr })
+	seeds := func() (addrs []string) {
+		if known := r.known.Load(); known != nil {
+			addrs = slices.Clone(*known)
+		}
+		return addrs
+	}
+	err := r.Serve(ctx, seeds, func(addr string) { r.joined <- addr })
 	if err == nil && ctx.Err() == nil {
 		err = errors.New("torchrun: the agent of this node has ended")
 	}
@@ -371,7 +360,7 @@ func (r *elasticRun) exchange(round Round, own string) {
 		}
 		all = append(all, string(addr))
 	}
-	r.known.set(all)
+	r.known.Store(&all)
 }
 
 // drive runs the job's driver on this node until the job has ended or another node leads.

@@ -10,7 +10,6 @@ import (
 	"math"
 	"mime"
 	"net/http"
-	"path"
 	"strconv"
 	"time"
 
@@ -44,12 +43,13 @@ func (s *Server) handler() http.Handler {
 	if err != nil {
 		panic(err) // the folder is embedded
 	}
-	mux.HandleFunc("GET /app.css", asset(files))                                      // the page for those without a token uses it too
+	page := http.FileServerFS(files)
+	mux.Handle("GET /app.css", page)                                                  // the page for those without a token uses it too
 	mux.HandleFunc("GET /favicon.ico", func(w http.ResponseWriter, r *http.Request) { // browsers request it in addition to the page's icon
 		http.ServeFileFS(w, r, files, "icon.svg")
 	})
-	mux.HandleFunc("GET /{$}", s.index(files))
-	mux.HandleFunc("GET /{file}", s.may(watch, asset(files)))
+	mux.HandleFunc("GET /{$}", s.index(page))
+	mux.HandleFunc("GET /{file}", s.may(watch, page.ServeHTTP))
 	mux.HandleFunc("GET /api/rights", s.may(watch, s.rights))
 	mux.HandleFunc("GET /api/view", s.may(watch, s.view))
 	mux.HandleFunc("GET /api/stream", s.may(watch, s.stream))
@@ -92,8 +92,7 @@ func (s *Server) may(needed right, next http.HandlerFunc) http.HandlerFunc {
 }
 
 // index accepts a token, or serves the page.
-func (s *Server) index(files fs.FS) http.HandlerFunc {
-	page := asset(files)
+func (s *Server) index(page http.Handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if granted := s.cfg.Tokens.grants(r.URL.Query().Get("token")); granted != nothing {
 			s.proven(r)
@@ -115,24 +114,7 @@ func (s *Server) index(files fs.FS) http.HandlerFunc {
 			return
 		}
 		s.proven(r)
-		page(w, r)
-	}
-}
-
-// asset serves a file of the page.
-func asset(files fs.FS) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		name := path.Base(r.URL.Path)
-		if r.URL.Path == "/" {
-			name = "index.html"
-		}
-		text, err := fs.ReadFile(files, name)
-		if err != nil {
-			fail(w, http.StatusNotFound, "there is no such page")
-			return
-		}
-		w.Header().Set("Content-Type", mime.TypeByExtension(path.Ext(name)))
-		_, _ = w.Write(text)
+		page.ServeHTTP(w, r)
 	}
 }
 

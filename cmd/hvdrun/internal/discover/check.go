@@ -18,11 +18,9 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/hostsource"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
-	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/cluster"
 	"github.com/hvdrun/hvdrun/internal/identity"
-	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -86,23 +84,11 @@ func (c *checked) problem(format string, args ...any) {
 
 func check(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON bool) error {
 	log := settings.Logger(p, s)
-	fixed, err := hostsource.Fixed(s)
-	if err != nil {
-		return err
-	}
-	s.RunID = driver.NewRunID()
-	source, closeSource, err := hostsource.Open(s, fixed, log)
+	hosts, closeSource, err := ask(ctx, s, log)
 	if err != nil {
 		return err
 	}
 	defer closeSource()
-	hosts, err := source.Discover(ctx)
-	switch {
-	case ctx.Err() != nil:
-		return cli.Failed(context.Cause(ctx))
-	case err != nil:
-		return cli.Failed(fmt.Errorf("%w: %w", job.ErrDiscovery, err))
-	}
 	authority, err := identity.NewAuthority(s.RunID)
 	if err != nil {
 		return cli.Failed(err)

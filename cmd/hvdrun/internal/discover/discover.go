@@ -140,25 +140,34 @@ func askUsed(ctx context.Context, s *settings.Settings, hosts []understoodHost, 
 	asking.Wait()
 }
 
-func discover(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON bool) error {
+// ask asks the source of hosts once. The source stays open until the caller calls closeSource.
+func ask(ctx context.Context, s *settings.Settings, log logrus.FieldLogger) (hosts []plan.Host, closeSource func(), err error) {
 	fixed, err := hostsource.Fixed(s)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	s.RunID = driver.NewRunID() // the run id for the queries to the agents
-	log := settings.Logger(p, s)
+	s.RunID = driver.NewRunID() // for the calls to agents
 	source, closeSource, err := hostsource.Open(s, fixed, log)
+	if err != nil {
+		return nil, nil, err
+	}
+	if hosts, err = source.Discover(ctx); err == nil && ctx.Err() == nil {
+		return hosts, closeSource, nil
+	}
+	closeSource()
+	if ctx.Err() != nil {
+		return nil, nil, cli.Failed(context.Cause(ctx))
+	}
+	return nil, nil, cli.Failed(fmt.Errorf("%w: %w", job.ErrDiscovery, err))
+}
+
+func discover(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON bool) error {
+	log := settings.Logger(p, s)
+	hosts, closeSource, err := ask(ctx, s, log)
 	if err != nil {
 		return err
 	}
 	defer closeSource()
-	hosts, err := source.Discover(ctx)
-	if ctx.Err() != nil {
-		return cli.Failed(context.Cause(ctx))
-	}
-	if err != nil {
-		return cli.Failed(fmt.Errorf("%w: %w", job.ErrDiscovery, err))
-	}
 	found, err := understand(ctx, s, hosts)
 	if err != nil {
 		return cli.Failed(err)

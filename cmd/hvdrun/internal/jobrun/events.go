@@ -23,7 +23,7 @@ import (
 type eventsHook struct{ file *eventFile }
 
 func (h *eventsHook) start(_ context.Context, r *run) (err error) {
-	if h.file, err = openEvents(r.settings, r.log); err != nil {
+	if h.file, err = openEvents(r.settings, r.log); err != nil || h.file == nil {
 		return err
 	}
 	r.events = append(r.events, h.file.write)
@@ -32,21 +32,22 @@ func (h *eventsHook) start(_ context.Context, r *run) (err error) {
 	}
 	if r.resumed {
 		marked, replayed := h.file.replay(r.dir.About.EventsFrom)
-		if r.cfg.Marked = marked; replayed != nil {
-			r.replayed = append(r.replayed, replayed)
-		}
+		r.cfg.Marked, r.replayed = marked, append(r.replayed, replayed)
 	}
 	return nil
 }
 
 // stop writes the queued events. It gives up once the file has accepted nothing for the patience.
 func (h *eventsHook) stop(r *run) {
+	if h.file == nil {
+		return
+	}
 	if err := h.file.close(r.program.FlushPatience()); err != nil {
 		r.log.WithError(err).Error("the events file may lack events")
 	}
 }
 
-// eventFile writes the events of a job, one JSON object per line. A nil *eventFile drops them.
+// eventFile writes the events of a job, one JSON object per line.
 type eventFile struct {
 	file   io.WriteCloser
 	log    logrus.FieldLogger
@@ -59,6 +60,7 @@ type eventFile struct {
 	behind []byte        // missing events that are not written yet
 }
 
+// openEvents returns nil if the settings request no file.
 func openEvents(s *settings.Settings, log logrus.FieldLogger) (*eventFile, error) {
 	if s.EventsFile == "" {
 		return nil, nil
@@ -80,9 +82,6 @@ func newEventFile(file io.WriteCloser, log logrus.FieldLogger) *eventFile {
 // write queues the event, in the order of the calls, and does not wait for the file. Failed writes
 // are retried.
 func (f *eventFile) write(e job.Event) {
-	if f == nil {
-		return
-	}
 	line, err := json.Marshal(e)
 	if err != nil {
 		f.fail(err)
@@ -132,9 +131,6 @@ func (f *eventWriter) Write(text []byte) (int, error) {
 // close blocks until all events are written, or until the file has accepted nothing for the
 // patience.
 func (f *eventFile) close(patience time.Duration) error {
-	if f == nil {
-		return nil
-	}
 	if err := f.lines.Flush(patience); err != nil {
 		return err // a write may still be in progress; the kernel closes the file at exit
 	}

@@ -70,9 +70,9 @@ type Claim interface {
 	Release(finished bool) error
 }
 
-// Claimed is a driver's claim on its job, with the copy of the job.
+// Claimed is a driver's claim on its job, with the copy of the job. It is a driver.Mirror.
 type Claimed struct {
-	claim Claim
+	Claim
 	id    string       // of the claim, as recorded in job folders; empty for a seat
 	close func() error // closes the store of the copy
 	log   *logrus.Logger
@@ -118,7 +118,7 @@ func claimJob(ctx context.Context, p *cli.Program, store *etcd.Store, run string
 // Holds returns claim as a Claimed. When the claim is lost, it logs why and ends this process.
 // Release ends the watch.
 func Holds(p *cli.Program, claim Claim, why string, log *logrus.Logger) *Claimed {
-	c := &Claimed{claim: claim, close: func() error { return nil }, log: log, done: make(chan struct{})}
+	c := &Claimed{Claim: claim, close: func() error { return nil }, log: log, done: make(chan struct{})}
 	c.die = sync.OnceFunc(func() { leave(p, log, why) })
 	c.watching.Go(func() {
 		select {
@@ -137,24 +137,10 @@ func leave(p *cli.Program, log logrus.FieldLogger, why string) {
 	os.Exit(job.ExitStatus(errors.New("")))
 }
 
-// Append, Replace, SetBehind, Sync and State implement driver.Mirror.
-
-// Append copies a record.
-func (c *Claimed) Append(payload []byte) { c.claim.Append(payload) }
-
-// Replace replaces all records of the copy.
-func (c *Claimed) Replace(records [][]byte) { c.claim.Replace(records) }
-
-// SetBehind marks the copy as incomplete.
-func (c *Claimed) SetBehind() { c.claim.SetBehind() }
-
-// State describes the copy.
-func (c *Claimed) State() string { return c.claim.State() }
-
 // Sync blocks until the copy has all records. If another driver has claimed the job, it ends this
 // process.
 func (c *Claimed) Sync() {
-	if c.claim.Sync() != nil {
+	if c.Claim.Sync() != nil {
 		c.die()
 	}
 }
@@ -168,9 +154,9 @@ func (c *Claimed) copy(d *jobdir.Dir, known []client.KnownAgent) error {
 		if err != nil {
 			return err
 		}
-		c.claim.Put(name, text)
+		c.Put(name, text)
 	}
-	c.claim.Put(jobdir.CopiedKey, []byte(d.Secrets.Authority))
+	c.Put(jobdir.CopiedKey, []byte(d.Secrets.Authority))
 	if err := c.putAgents(known...); err != nil {
 		return err
 	}
@@ -201,7 +187,7 @@ func (c *Claimed) putAgents(begun ...client.KnownAgent) error {
 			return err
 		}
 	}
-	c.claim.Put(jobdir.CopiedAgents, lines.Bytes())
+	c.Put(jobdir.CopiedAgents, lines.Bytes())
 	return nil
 }
 
@@ -210,7 +196,7 @@ func (c *Claimed) putAgents(begun ...client.KnownAgent) error {
 func (c *Claimed) Release(finished bool) {
 	close(c.done)
 	c.watching.Wait()
-	if err := c.claim.Release(finished); err != nil {
+	if err := c.Claim.Release(finished); err != nil {
 		c.log.WithError(err).Warn("etcd keeps the job's journal until its lease ends")
 	}
 	_ = c.close()

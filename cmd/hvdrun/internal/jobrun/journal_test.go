@@ -19,7 +19,7 @@ func (f files) Sync() error                   { return nil }
 // TestCopiedAgents: the copied list of agents does not grow with each agent that is started again.
 func TestCopiedAgents(t *testing.T) {
 	f := files{put: map[string]string{}}
-	c := &Claimed{claim: f}
+	c := &Claimed{Claim: f}
 	if err := c.putAgents(client.KnownAgent{Host: "a", PID: 1}, client.KnownAgent{Host: "b", PID: 2}); err != nil {
 		t.Fatal(err)
 	}

@@ -36,9 +36,6 @@ const maxMark = 1 << 20
 
 // mark returns the eventMark of the present moment.
 func (f *eventFile) mark() json.RawMessage {
-	if f == nil {
-		return nil
-	}
 	mark := eventMark{Told: f.told}
 	waiting := f.lines.Waiting() // read before behind, which is written first: some of it may be written meanwhile
 	f.mu.Lock()
@@ -62,9 +59,6 @@ func (f *eventFile) mark() json.RawMessage {
 // it. The events that the file lacks are written before the next event. from is the length of the
 // file when the job began.
 func (f *eventFile) replay(from int64) (marked func(json.RawMessage), replayed func(job.Event)) {
-	if f == nil {
-		return nil, nil
-	}
 	m := &missedEvents{from: from}
 	if file, ok := f.file.(*os.File); ok {
 		m.path = file.Name()

@@ -16,7 +16,7 @@ import (
 )
 
 // tracks writes the driver's part of a timeline: the job's events, the parts of its resets, and
-// tasks. A nil *tracks writes nothing.
+// tasks.
 type tracks struct{ file *timeline.Driver }
 
 // timelineHook writes the driver's part of the timeline, if the settings request one.
@@ -30,7 +30,11 @@ func (*timelineHook) start(_ context.Context, r *run) error {
 	return nil
 }
 
-func (*timelineHook) stop(r *run) { r.tracks.close() }
+func (*timelineHook) stop(r *run) {
+	if r.tracks != nil {
+		r.tracks.file.Close()
+	}
+}
 
 // openTracks opens the driver's file of --timeline-filename, if that is set. If the file cannot be
 // opened, the job runs without it: the folder may exist only on the workers' hosts.
@@ -49,9 +53,6 @@ func openTracks(s *settings.Settings, log logrus.FieldLogger) *tracks {
 }
 
 func (t *tracks) event(e job.Event) {
-	if t == nil {
-		return
-	}
 	args, err := json.Marshal(e)
 	if err != nil {
 		args = nil // a mark without fields
@@ -60,9 +61,6 @@ func (t *tracks) event(e job.Event) {
 }
 
 func (t *tracks) trace(trace driver.Trace) {
-	if t == nil {
-		return
-	}
 	for _, s := range trace.Spans {
 		row := "driver"
 		if s.Host != "" {
@@ -80,11 +78,5 @@ const leastTask = time.Millisecond
 func (t *tracks) task(worker, function string, began, ended time.Time) {
 	if ended.Sub(began) >= leastTask {
 		t.file.Slice("tasks "+worker, function, began, ended, 0)
-	}
-}
-
-func (t *tracks) close() {
-	if t != nil {
-		t.file.Close()
 	}
 }

@@ -29,7 +29,7 @@ func TestTasksInTimeline(t *testing.T) {
 	began := time.Unix(1000, 0)
 	to.task("a:1", "eval/v1", began, began.Add(3*time.Millisecond))
 	to.task("a:1", "quick/v1", began, began.Add(leastTask-1))
-	to.close()
+	to.file.Close()
 	path, _ := timeline.DriverPath(name)
 	text, err := os.ReadFile(path)
 	if err != nil {

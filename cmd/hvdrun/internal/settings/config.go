@@ -2,6 +2,7 @@ package settings
 
 import (
 	"io"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -204,12 +205,7 @@ func (e *configEntry) lines() (lines [][2]string) {
 		} else {
 			lines = append(lines, [2]string{"  " + e.name + ":", from})
 		}
-		names := make([]string, 0, len(rest))
-		for name := range rest {
-			names = append(names, name)
-		}
-		slices.Sort(names)
-		for _, name := range names {
+		for _, name := range slices.Sorted(maps.Keys(rest)) {
 			lines = append(lines, [2]string{"    " + yamlText(name) + ": " + yamlText(rest[name]), ""})
 		}
 		for _, name := range secrets {
