@@ -4,7 +4,7 @@
 // death of the machine. Replace atomically replaces all records, and Reserve reserves disk space
 // for that and for further records. The format is:
 //
-//	"hvdrunJ" version      8 bytes; the version is 4, and no bit flip turns 2 into it
+//	"hvdrunJ" version      8 bytes; the version is 4
 //	salt   uint32          differs in each file, and after each Replace
 //	record                 the run id
 //	record                 the mark: where the records end
@@ -27,8 +27,6 @@
 // of the rest. A file that lacks a required record is damaged. A later record is read if it is
 // complete. What follows, zeros or remains of records from before a Replace, has another salt and
 // is not a record.
-//
-// Journals of version 2 have no mark. All their complete records are read, and Open rewrites them.
 package journal
 
 import (
@@ -45,7 +43,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 
@@ -54,8 +51,6 @@ import (
 
 const (
 	magic = "hvdrunJ\x04"
-	// markless is the magic of version 2.
-	markless = "hvdrunJ\x02"
 	// firstAt is where the first record begins.
 	firstAt = int64(len(magic) + 4)
 	// markLen is the size of the mark, without its frame.
@@ -224,9 +219,6 @@ func (j *Journal) begin(visit func([]byte) error) error {
 	if err != nil && j.next != nil {
 		return fmt.Errorf("journal: %s: %w", j.path+spare, err)
 	}
-	if s.old {
-		return j.Replace(slices.Values(s.kept), true)
-	}
 	return errors.Join(j.Mend(), j.setMark(j.mark))
 }
 
@@ -387,9 +379,6 @@ func read(r io.Reader, visit func(payload []byte) error) (*reader, error) {
 		if payload, err = s.next(); err == nil {
 			err = visit(payload)
 		}
-		if err == nil && s.old {
-			s.kept = append(s.kept, slices.Clone(payload))
-		}
 	}
 	if err != io.EOF {
 		return nil, err
@@ -406,9 +395,6 @@ type reader struct {
 	proven int64 // end of the records that must exist
 	end    int64 // end of the last complete record
 	buf    []byte
-
-	old  bool     // the file is of version 2
-	kept [][]byte // the records of an old file
 }
 
 // head reads everything before the records of Append.
@@ -420,13 +406,12 @@ func (s *reader) head() error {
 	}
 	last := len(magic) - 1
 	if n > last && head[last]&isBehind != 0 {
-		if head[last] &^= isBehind; string(head[:n]) == magic || string(head[:n]) == markless {
+		if head[last] &^= isBehind; string(head[:n]) == magic {
 			return ErrBehind
 		}
 		return errFormat
 	}
-	s.old = string(head[:n]) == markless
-	if string(head[:n]) != magic && !s.old {
+	if string(head[:n]) != magic {
 		return errFormat
 	}
 	if _, err := io.ReadFull(s.r, head[n:]); err != nil {
@@ -434,56 +419,48 @@ func (s *reader) head() error {
 	}
 	s.seed, s.end, s.proven = seedOf(head[n:]), int64(len(head)), math.MaxInt64
 	name, err := s.next()
-	s.run = string(name)
-	if err == nil && len(s.run) > maxRun || err == io.EOF {
-		err = errFormat
-	}
-	if s.old || err != nil {
+	if err != nil {
 		return err
 	}
+	if s.run = string(name); len(s.run) > maxRun {
+		return errFormat
+	}
 	p, err := s.next()
-	if err == nil && len(p) != markLen {
-		err = errFormat
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		s.proven = s.mark.decode(p)
+	if len(p) != markLen {
+		return errFormat
 	}
-	return err
+	s.proven = s.mark.decode(p)
+	return nil
 }
 
 // next returns the next record, or io.EOF after the last complete one. It returns *CorruptError if
-// a required record is missing or, in a file of version 2, a valid record follows a damaged one.
+// a required record is missing.
 func (s *reader) next() ([]byte, error) {
-	payload, n, whole, err := s.record()
+	payload, err := s.record()
 	switch {
 	case err != nil:
 		return nil, err
-	case whole:
-		s.end += n
+	case payload != nil:
+		s.end += frame + int64(len(payload))
 		return payload, nil
-	case s.end < s.proven && !s.old:
-		return nil, &CorruptError{s.end}
-	case n == 0 || !s.old:
-		return nil, io.EOF
-	}
-	if _, _, whole, err := s.record(); err != nil {
-		return nil, err
-	} else if whole {
+	case s.end < s.proven:
 		return nil, &CorruptError{s.end}
 	}
 	return nil, io.EOF
 }
 
-// record reads the record at the current position. n is 0 if no record begins there or it extends
-// beyond the end of the file.
-func (s *reader) record() (payload []byte, n int64, whole bool, err error) {
+// record reads the record at the current position, or returns nil if no complete one begins there.
+func (s *reader) record() ([]byte, error) {
 	var head [frame]byte
 	if _, err := io.ReadFull(s.r, head[:]); err != nil {
-		return nil, 0, false, failure(err)
+		return nil, failure(err)
 	}
 	length := binary.LittleEndian.Uint32(head[:4])
 	if length == 0 || length > MaxRecord {
-		return nil, 0, false, nil
+		return nil, nil
 	}
 	// The length may be garbage, so memory is allocated only for data that exists.
 	s.buf = s.buf[:0]
@@ -491,12 +468,14 @@ func (s *reader) record() (payload []byte, n int64, whole bool, err error) {
 		n := min(left, 64<<10)
 		s.buf = append(s.buf, make([]byte, n)...)
 		if _, err := io.ReadFull(s.r, s.buf[len(s.buf)-n:]); err != nil {
-			return nil, 0, false, failure(err)
+			return nil, failure(err)
 		}
 		left -= n
 	}
-	whole = binary.LittleEndian.Uint32(head[4:]) == sum(s.seed, head[:4], s.buf)
-	return s.buf, frame + int64(length), whole, nil
+	if binary.LittleEndian.Uint32(head[4:]) != sum(s.seed, head[:4], s.buf) {
+		return nil, nil
+	}
+	return s.buf, nil
 }
 
 // failure returns nil if the error only means the end of the file.

@@ -225,48 +225,6 @@ func TestRandomDamage(t *testing.T) {
 	}
 }
 
-// asVersion2 returns a file of version 2 with these records.
-func asVersion2(records ...string) []byte {
-	b := append([]byte(markless), 1, 2, 3, 4)
-	seed := seedOf(b[len(magic):])
-	for _, r := range append([]string{"run"}, records...) {
-		b = appendRecord(b, []byte(r), seed)
-	}
-	return b
-}
-
-// TestVersion2: a file of version 2 is read, and opening it rewrites it.
-func TestVersion2(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal")
-	for _, rest := range []string{"", "\x00\x00\x00", strings.Repeat("\x00", 100), "\x05\x00\x00\x00\x01\x02\x03\x04abcde"} {
-		if err := os.WriteFile(path, append(asVersion2(some...), rest...), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		var got []string
-		j, run, err := Open(path, func(b []byte) error { got = append(got, string(b)); return nil })
-		if err != nil || run != "run" || !slices.Equal(got, some) {
-			t.Fatalf("with %q behind: run %q, %q, %v", rest, run, got, err)
-		}
-		if err := errors.Join(j.Append([]byte("more")), j.Close()); err != nil {
-			t.Fatal(err)
-		}
-		b := content(t, path)
-		got, _, err = readAll(b)
-		if string(b[:len(magic)]) != magic || err != nil || !slices.Equal(got, append(slices.Clone(some), "more")) {
-			t.Fatalf("rewritten: %q, %q, %v", b[:len(magic)], got, err)
-		}
-		if err := os.Remove(path + spare); err != nil {
-			t.Fatal(err)
-		}
-	}
-	b := asVersion2("one", "two", "three")
-	b[bytes.Index(b, []byte("two"))] = 'T'
-	var corrupt *CorruptError
-	if _, _, err := readAll(b); !errors.As(err, &corrupt) {
-		t.Errorf("damaged: %v", err)
-	}
-}
-
 func TestDamageInTheMiddle(t *testing.T) {
 	b := content(t, written(t, "one", "two", "three"))
 	b[bytes.Index(b, []byte("two"))] = 'T'
@@ -357,7 +315,6 @@ func FuzzRead(f *testing.F) {
 	f.Add(content(f, written(f, some...)))
 	f.Add(content(f, written(f, "one", "two"))[:40])
 	f.Add([]byte(magic))
-	f.Add(asVersion2(some...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var records [][]byte
 		run, end, err := Read(bytes.NewReader(b), func(p []byte) error {

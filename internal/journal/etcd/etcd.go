@@ -28,7 +28,6 @@ import (
 	"net"
 	"net/url"
 	"path"
-	"strconv"
 	"strings"
 	"time"
 
@@ -284,7 +283,7 @@ type Copy struct {
 // position is where a journal ends.
 type position struct {
 	number uint64 // of the journal
-	chunks uint64 // its number of parts; 0 in copies of earlier versions, which lack it
+	chunks uint64 // its number of parts
 }
 
 func (p position) String() string { return fmt.Sprintf("%d %d", p.number, p.chunks) }
@@ -295,11 +294,7 @@ func (s *Store) position(n names, value []byte) (p position, err error) {
 	if err != nil {
 		return p, err
 	}
-	number, chunks, found := strings.Cut(string(text), " ")
-	if p.number, err = strconv.ParseUint(number, 10, 64); err == nil && found {
-		p.chunks, err = strconv.ParseUint(chunks, 10, 64)
-	}
-	if err != nil {
+	if _, err := fmt.Sscanf(string(text), "%d %d", &p.number, &p.chunks); err != nil {
 		return p, fmt.Errorf("%s: %w", n.current(), err)
 	}
 	return p, nil
