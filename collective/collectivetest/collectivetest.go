@@ -202,12 +202,16 @@ func input[T collective.Element](rank, length int, op collective.Op) []T {
 	return repeated(length, func(i int) T { return fromInt[T](value(rank, i, op)) })
 }
 
-func repeated[T any](length int, f func(i int) T) []T {
+func repeated[T any](length int, f func(i int) T) []T { return cycle(length, period, f) }
+
+// cycle returns the values of f for 0 to length−1 if they repeat after n. It copies all but the
+// first n, which is much faster than calling f under the race detector.
+func cycle[T any](length, n int, f func(i int) T) []T {
 	data := make([]T, length)
-	for i := range min(length, period) {
+	for i := range min(length, n) {
 		data[i] = f(i)
 	}
-	for n := period; n < length; n *= 2 {
+	for ; n < length; n *= 2 {
 		copy(data[n:], data[:n])
 	}
 	return data
