@@ -238,25 +238,17 @@ var sizeNames = []string{"1KiB", "4KiB", "16KiB", "64KiB", "256KiB", "1MiB", "4M
 // kinds and backends are the known kinds of collective operations and backends. Others that workers
 // report count as other, so that workers cannot create arbitrary series.
 var (
-	kinds = words("AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Barrier", "BroadcastBytes", "Subset", "Connect",
+	kinds = []string{"AllReduce", "Broadcast", "AllGather", "ReduceScatter", "AllToAll", "Barrier", "BroadcastBytes", "Subset", "Connect",
 		"AllReduceAsync", "AllGatherInto", "AllToAllInto", "ReduceTree",
 		"BroadcastAsync", "AllGatherIntoAsync", "ReduceScatterIntoAsync",
-		"Send", "Recv")
-	backends = words("none", "sockets", "memory", "hosts")
+		"Send", "Recv"}
+	backends = []string{"none", "sockets", "memory", "hosts"}
 )
 
 const other = "other"
 
-func words(all ...string) map[string]bool {
-	known := make(map[string]bool, len(all))
-	for _, w := range all {
-		known[w] = true
-	}
-	return known
-}
-
-func known(word string, of map[string]bool) string {
-	if of[word] {
+func known(word string, of []string) string {
+	if slices.Contains(of, word) {
 		return word
 	}
 	return other

@@ -86,9 +86,9 @@ func measures(ranks int) job.Measures {
 			Straggler: &job.Straggler{Last: 0.5, By: 0.002 * float64(r), Operations: 100},
 			Usage:     &job.Usage{Processors: 1.5, Resident: 1 << 30, Used: 7 << 30, Limit: 8 << 30}, Figures: []job.Figure{{Name: "loss", Value: 0.25}}}
 	}
-	for kind := range kinds {
+	for _, kind := range kinds {
 		for class := range sizeNames {
-			for backend := range backends {
+			for _, backend := range backends {
 				m.Workers.Operations = append(m.Workers.Operations, job.Operations{Kind: kind, Backend: backend, SizeClass: class, Count: 5, Duration: time.Second, Bytes: 7})
 			}
 		}

@@ -63,28 +63,16 @@ func ParseListen(text string) (string, error) {
 // tokenBytes bounds the size of a token file.
 const tokenBytes = 4 << 10
 
-// ReadToken reads the token from a file, which only its owner may be able to read.
+// ReadToken reads the token from a file, as safefile.SecretText reads secrets.
 func ReadToken(path string) (string, error) {
-	f, err := safefile.Read(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return "", err
-	}
-	if info.Mode().Perm()&0o077 != 0 {
-		return "", fmt.Errorf("%s: others may read the token: chmod 600 it", path)
-	}
-	text, err := io.ReadAll(io.LimitReader(f, tokenBytes+1))
+	text, err := safefile.SecretText(path, tokenBytes)
 	token := strings.TrimSpace(string(text))
 	switch {
 	case err != nil:
 		return "", err
 	case token == "":
 		return "", fmt.Errorf("%s: the file has no token", path)
-	case len(text) > tokenBytes || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
+	case strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
 		return "", fmt.Errorf("%s: a token is one word of printable ASCII", path)
 	}
 	return token, nil

@@ -31,7 +31,6 @@ type Store struct {
 
 	mu      sync.Mutex
 	values  map[string][]byte
-	passing map[string]bool // keys for which ofOneWorld is true, with values or queues
 	queues  map[string][][]byte
 	bytes   int
 	waiters map[string][]*waiter
@@ -68,7 +67,6 @@ func (s *Store) set(key string, value []byte) error {
 		value = []byte{}
 	}
 	s.values[key] = value
-	s.pass(key)
 	s.wake(key)
 	return nil
 }
@@ -86,40 +84,25 @@ func ofOneWorld(key string) bool {
 	return more && is && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
-// pass records a key that belongs to one world and has a value or a queue; the lock is held.
-func (s *Store) pass(key string) {
-	if !ofOneWorld(key) {
-		return
-	}
-	if s.passing == nil {
-		s.passing = make(map[string]bool)
-	}
-	s.passing[key] = true
-}
-
-// gone forgets a key that no longer has a value or a queue; the lock is held.
-func (s *Store) gone(key string) {
-	if _, there := s.values[key]; !there && len(s.queues[key]) == 0 {
-		delete(s.passing, key)
-	}
-}
-
 // NextWorld removes the keys that belong to one world. It must be called before a world is
 // published: its members have left the world before, and have not set keys for the new one yet.
 func (s *Store) NextWorld() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for key := range s.passing {
-		if value, there := s.values[key]; there {
+	for key, value := range s.values {
+		if ofOneWorld(key) {
 			delete(s.values, key)
 			s.bytes -= len(key) + len(value) + keyCost
 		}
-		for _, value := range s.queues[key] {
-			s.bytes -= len(key) + len(value) + keyCost
-		}
-		delete(s.queues, key)
 	}
-	s.passing = nil
+	for key, queue := range s.queues {
+		if ofOneWorld(key) {
+			delete(s.queues, key)
+			for _, value := range queue {
+				s.bytes -= len(key) + len(value) + keyCost
+			}
+		}
+	}
 }
 
 // take counts more bytes as taken, or fewer if more is negative; the lock is held.
@@ -263,7 +246,6 @@ func (s *Store) Delete(key string) bool {
 	if there {
 		delete(s.values, key)
 		s.bytes -= len(key) + len(value) + keyCost
-		s.gone(key)
 	}
 	return there
 }
@@ -279,7 +261,6 @@ func (s *Store) Push(key string, value []byte) error {
 		s.queues = make(map[string][][]byte)
 	}
 	s.queues[key] = append(s.queues[key], bytes.Clone(value))
-	s.pass(key)
 	s.wake(key)
 	return nil
 }
@@ -296,7 +277,6 @@ func (s *Store) Pop(key string) (n int, value []byte) {
 	value = queue[0]
 	if len(queue) == 1 {
 		delete(s.queues, key)
-		s.gone(key)
 	} else {
 		s.queues[key] = queue[1:]
 	}

@@ -51,8 +51,8 @@ type Config struct {
 	Log logrus.FieldLogger
 }
 
-// Leader writes the copy to all nodes. Its methods are safe for concurrent use. Append, Replace,
-// SetBehind and Put do not block, and keep no argument that changes later.
+// Leader writes the copy to all nodes. Its methods are safe for concurrent use. Do and Put do not
+// block.
 type Leader struct {
 	cfg  Config
 	term uint64
@@ -198,23 +198,21 @@ func (l *Leader) make(ch Change) {
 	}
 }
 
-// do makes a change on this node, and makes the other members get it.
-func (l *Leader) do(ch Change) {
+// Do makes a change on this node, and makes the other members get it. It keeps the slices of ch,
+// which must not change later.
+func (l *Leader) Do(ch Change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.make(ch)
 	l.changed()
 }
 
-// Do makes a change. It keeps the slices of ch, which must not change later.
-func (l *Leader) Do(ch Change) { l.do(ch) }
-
 // Term returns the leader's term, which is later than the terms of all earlier leaders.
 func (l *Leader) Term() uint64 { return l.term }
 
 // Put sets the content of a file.
 func (l *Leader) Put(name string, value []byte) {
-	l.do(Change{File: name, Value: bytes.Clone(value)})
+	l.Do(Change{File: name, Value: bytes.Clone(value)})
 }
 
 // Lost returns a channel that is closed when another node leads.
