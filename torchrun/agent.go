@@ -143,14 +143,41 @@ func New(cfg Config) (*Agent, error) {
 			return nil, fmt.Errorf("torchrun: starting interpreters in advance: %w", err)
 		}
 	}
-	a.store = func(ctx context.Context, round Round) (roundStore, error) {
-		s, err := OpenStore(ctx, round, cfg.Peers, cfg.Log)
-		if err == nil && round.World == 1 {
-			s.also(cfg.StoreAddrs)
+	a.store = a.openStore
+	return a, nil
+}
+
+// openStore opens the store of a round. The node with rank 0 publishes its address under the key
+// "store" of round.Store.
+func (a *Agent) openStore(ctx context.Context, round Round) (roundStore, error) {
+	const key = "store"
+	switch {
+	case round.World == 1:
+		s, err := ServeStore(round.Number, nil, a.cfg.Log)
+		if err == nil {
+			s.also(a.cfg.StoreAddrs)
+		}
+		return s, err
+	case round.Rank == 0:
+		addr, err := a.cfg.Peers.addr()
+		if err != nil {
+			return nil, err
+		}
+		s, err := ServeStore(round.Number, a.cfg.Peers, a.cfg.Log)
+		if err == nil {
+			if err = round.Store.Set(ctx, key, []byte(addr)); err != nil {
+				s.Close()
+			}
 		}
 		return s, err
 	}
-	return a, nil
+	ctx, cancel := context.WithTimeoutCause(ctx, rankTimeout, errors.New("the node with rank 0 does not report the address of its store"))
+	defer cancel()
+	addr, err := round.Store.Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	return ForwardStore(string(addr), round.Number, a.cfg.Peers, a.cfg.Log)
 }
 
 // Run runs the workers until all have succeeded, some have failed and no restart is left, or ctx

@@ -370,57 +370,47 @@ type WorkerStore struct {
 	used  atomic.Bool // a worker has connected to it
 }
 
-// OpenStore opens the store of a round. The store is in the process of rank 0, which publishes its
-// address under the key "store" of round.Store. The others forward their workers to it by peers; if
-// there are others, peers must be listening in the process of rank 0. The caller must call Close.
-func OpenStore(ctx context.Context, round Round, peers *Peers, log logrus.FieldLogger) (*WorkerStore, error) {
-	return openStore(ctx, round, peers, proc.OwnPeer, log)
+// ServeStore opens the store of a round in the process of rank 0. If peers is not nil, it must be
+// listening, and other processes reach the store by it. The caller must call Close.
+func ServeStore(number int, peers *Peers, log logrus.FieldLogger) (*WorkerStore, error) {
+	return serveStore(number, peers, proc.OwnPeer, log)
 }
 
-// openStore is OpenStore for workers whose connections admit accepts.
-func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (*WorkerStore, error) {
-	s := &WorkerStore{log: log, end: func() {}}
-	var serve func(d *tcpstore.Door, conn net.Conn)
-	of := workersStore.of(round.Number)
-	switch {
-	case round.Rank == 0:
-		store := new(tcpstore.Store)
-		serve = func(_ *tcpstore.Door, conn net.Conn) {
-			logServed(log, "a worker's connection to the store", tcpstore.Serve(conn, store))
-		}
-		if round.World > 1 {
-			addr, err := peers.addr()
-			if err != nil {
-				return nil, err
-			}
-			peers.offer(of, store)
-			s.end = func() { peers.offer(of, nil) }
-			if err := round.Store.Set(ctx, "store", []byte(addr)); err != nil {
-				s.end()
-				return nil, err
-			}
-		}
-	default:
-		ctx, cancel := context.WithTimeoutCause(ctx, rankTimeout, errors.New("the node with rank 0 does not report the address of its store"))
-		defer cancel()
-		addr, err := round.Store.Get(ctx, "store")
-		if err != nil {
-			return nil, err
-		}
-		open, end := context.WithCancel(context.WithoutCancel(ctx))
-		s.end = end
-		serve = func(d *tcpstore.Door, worker net.Conn) {
-			far, err := peers.dial(open, string(addr), of)
-			if open.Err() != nil && err != nil {
-				return
-			}
-			if err != nil {
-				log.Warnf("torchrun: a worker cannot reach the store of the node with rank 0: %v", err)
-				return
-			}
-			d.Carry(worker, far)
-		}
+// serveStore is ServeStore for workers whose connections admit accepts.
+func serveStore(number int, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (*WorkerStore, error) {
+	store, end := new(tcpstore.Store), func() {}
+	if of := workersStore.of(number); peers != nil {
+		peers.offer(of, store)
+		end = func() { peers.offer(of, nil) }
 	}
+	return openStore(end, admit, log, func(_ *tcpstore.Door, conn net.Conn) {
+		logServed(log, "a worker's connection to the store", tcpstore.Serve(conn, store))
+	})
+}
+
+// ForwardStore opens the store of a round in another process: it forwards workers to the process of
+// rank 0, whose Peers have the address addr. The caller must call Close.
+func ForwardStore(addr string, number int, peers *Peers, log logrus.FieldLogger) (*WorkerStore, error) {
+	return forwardStore(addr, number, peers, proc.OwnPeer, log)
+}
+
+// forwardStore is ForwardStore for workers whose connections admit accepts.
+func forwardStore(addr string, number int, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (*WorkerStore, error) {
+	open, end := context.WithCancel(context.Background())
+	return openStore(end, admit, log, func(d *tcpstore.Door, worker net.Conn) {
+		far, err := peers.dial(open, addr, workersStore.of(number))
+		switch {
+		case err == nil:
+			d.Carry(worker, far)
+		case open.Err() == nil:
+			log.Warnf("torchrun: a worker cannot reach the store of the node with rank 0: %v", err)
+		}
+	})
+}
+
+// openStore opens a store whose connections serve serves. Close calls end.
+func openStore(end func(), admit func(net.Conn) error, log logrus.FieldLogger, serve func(d *tcpstore.Door, conn net.Conn)) (*WorkerStore, error) {
+	s := &WorkerStore{log: log, end: end}
 	var err error
 	s.Door, err = tcpstore.OpenDoor(tcpstore.DoorConfig{Bounds: identity.TorchWorkers, Admit: admit, What: "torchrun", Log: log,
 		Serve: func(d *tcpstore.Door, conn net.Conn) {
@@ -428,7 +418,7 @@ func openStore(ctx context.Context, round Round, peers *Peers, admit func(net.Co
 			serve(d, conn)
 		}})
 	if err != nil {
-		s.end()
+		end()
 		return nil, fmt.Errorf("torchrun: %w", err)
 	}
 	return s, nil

@@ -48,10 +48,6 @@ func TestStoreEndsBeforeItIsReached(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	kv := (*lonely)(nil).store()
-	if err := kv.Set(t.Context(), "store", []byte(silent.Addr().String())); err != nil {
-		t.Fatal(err)
-	}
 	peers, err := NewPeers(make([]byte, 32), "test", "", log)
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +55,7 @@ func TestStoreEndsBeforeItIsReached(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	defer peers.Close(over)
-	s, err := openStore(t.Context(), Round{Rank: 1, World: 2, Store: kv}, peers, func(net.Conn) error { return nil }, log)
+	s, err := forwardStore(silent.Addr().String(), 0, peers, func(net.Conn) error { return nil }, log)
 	if err != nil {
 		t.Fatal(err)
 	}

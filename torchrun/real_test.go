@@ -349,7 +349,7 @@ func TestWorkersStores(t *testing.T) {
 			t.Error(end)
 		}
 	}
-	s, err := openStore(t.Context(), Round{World: 1}, nil, func(net.Conn) error { return errors.New("a stranger") }, discard())
+	s, err := serveStore(0, nil, func(net.Conn) error { return errors.New("a stranger") }, discard())
 	if err != nil {
 		t.Fatal(err)
 	}

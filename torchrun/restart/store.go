@@ -3,7 +3,6 @@ package restart
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -45,18 +44,16 @@ func (r *runner) openStore(ctx context.Context, p place) (*worldStore, error) {
 }
 
 func (s *worldStore) open(ctx context.Context, r *runner, group *collective.Group, p place) (err error) {
-	round := torchrun.Round{Rank: r.worker.Rank(), World: r.worker.Size()}
-	said := told{}
-	round.Store = said
+	first := r.worker.Rank() == 0
 	var port []byte
-	if round.Rank == 0 {
+	if first {
 		listen := identity.ListenLoopback()
 		if p.groupSize > 1 {
 			listen = ":0"
 		}
 		addr, lerr := s.peers.Listen(listen)
 		if lerr == nil {
-			s.store, lerr = torchrun.OpenStore(ctx, round, s.peers, r.cfg.Log)
+			s.store, lerr = torchrun.ServeStore(0, s.peers, r.cfg.Log)
 		}
 		if lerr != nil {
 			return fmt.Errorf("restart: %w", lerr)
@@ -64,11 +61,10 @@ func (s *worldStore) open(ctx context.Context, r *runner, group *collective.Grou
 		_, text, _ := net.SplitHostPort(addr.String())
 		port = []byte(text)
 	}
-	if port, err = collective.BroadcastBytes(ctx, group, port, 0); err != nil || round.Rank == 0 {
+	if port, err = collective.BroadcastBytes(ctx, group, port, 0); err != nil || first {
 		return err
 	}
-	said["store"] = []byte(net.JoinHostPort(p.masterAddr, string(port)))
-	if s.store, err = torchrun.OpenStore(ctx, round, s.peers, r.cfg.Log); err != nil {
+	if s.store, err = torchrun.ForwardStore(net.JoinHostPort(p.masterAddr, string(port)), 0, s.peers, r.cfg.Log); err != nil {
 		return fmt.Errorf("restart: %w", err)
 	}
 	return nil
@@ -94,23 +90,4 @@ func (s *worldStore) close() {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
 	s.peers.Close(now)
-}
-
-// told is what the ranks of a world have sent each other by other means.
-type told map[string][]byte
-
-func (t told) Set(_ context.Context, key string, value []byte) error {
-	t[key] = value
-	return nil
-}
-
-func (t told) Get(_ context.Context, key string) ([]byte, error) {
-	if value, is := t[key]; is {
-		return value, nil
-	}
-	return nil, fmt.Errorf("restart: the key %s is not set", key)
-}
-
-func (t told) Add(context.Context, string, int64) (int64, error) {
-	return 0, errors.New("restart: this store does not count")
 }
