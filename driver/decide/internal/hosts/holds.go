@@ -141,7 +141,7 @@ func (h *Table) expireHolds(now time.Time) []Exclusion {
 			continue
 		}
 		delete(h.holds, k)
-		if r := h.recordAt(k); r == nil || !r.out { // otherwise the Exclusion's end is reported
+		if r := h.recordAt(k); r == nil || !r.Out { // otherwise the Exclusion's end is reported
 			ended = append(ended, Exclusion{Host: k.host, Slot: k.index(), Until: hold.Until})
 		}
 	}
@@ -167,9 +167,9 @@ func (h *Table) dropHolds(listed map[string]plan.Host) {
 // outAsWhole returns when the Exclusion or hold of the whole host ends; zero if it is not out, or
 // it has no end.
 func (h *Table) outAsWhole(name string) (until time.Time) {
-	if r := h.hosts[name]; r != nil && r.out && !h.cfg.Forever {
-		until = r.until
-	} else if r != nil && r.out {
+	if r := h.hosts[name]; r != nil && r.Out && !h.cfg.Forever {
+		until = r.Until
+	} else if r != nil && r.Out {
 		return time.Time{}
 	}
 	if hold, ok := h.holds[holdKey{name, -1}]; ok {

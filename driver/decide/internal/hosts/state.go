@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -20,28 +19,19 @@ type State struct {
 type Record struct {
 	Host string `json:"host"`
 	Slot *int   `json:"slot,omitempty"`
-	// Out: the slot or host is excluded, and Expire has not reported that this has ended. Until is
-	// when its last exclusion ends.
-	Out   bool      `json:"out,omitempty"`
-	Until time.Time `json:"until,omitzero"`
-	// Doublings is the number of doublings of CooldownMin for the next exclusion, before decay.
-	Doublings int `json:"doublings,omitempty"`
-	// Enders are functions whose tasks were running when workers ended there. Apart is the number
-	// of ends by functions that had not ended a worker there before, and EndedAt the time of the
-	// last end.
-	Enders  []string  `json:"enders,omitempty"`
-	Apart   int       `json:"apart,omitempty"`
-	EndedAt time.Time `json:"ended_at,omitzero"`
+	penalty
 }
 
 // State returns the state of h in a deterministic order.
 func (h *Table) State() State {
 	s := State{Listed: slices.Clone(h.listed)}
 	for name, r := range h.hosts {
-		s.Records = append(s.Records, Record{name, nil, r.out, r.until, r.doublings, nil, 0, time.Time{}})
+		s.Records = append(s.Records, Record{name, nil, *r})
 	}
 	for id, r := range h.slots {
-		s.Records = append(s.Records, Record{id.Host, new(id.Index), r.out, r.until, r.doublings, slices.Clone(r.names), r.apart, r.at})
+		kept := Record{id.Host, new(id.Index), *r}
+		kept.Names = slices.Clone(r.Names)
+		s.Records = append(s.Records, kept)
 	}
 	for _, hold := range h.holds {
 		s.Holds = append(s.Holds, hold)
@@ -63,14 +53,13 @@ func Restore(cfg Cooldowns, s State) (*Table, error) {
 	h.listed = s.Listed
 	h.changes = 1 // not 0, so that results cached by Changes are invalid
 	for _, r := range s.Records {
-		to := &penalty{out: r.Out, until: r.Until, doublings: r.Doublings, enders: enders{r.Enders, r.Apart, r.EndedAt}}
 		switch {
-		case r.Doublings < 0 || r.Doublings > maxDoublings || r.Apart < 0 || len(r.Enders) > mostEnderNames || r.Slot != nil && *r.Slot < 0:
+		case r.Doublings < 0 || r.Doublings > maxDoublings || r.Apart < 0 || len(r.Names) > mostEnderNames || r.Slot != nil && *r.Slot < 0:
 			return nil, errors.New("hosts: the record of a host is not valid")
 		case r.Slot == nil:
-			h.hosts[r.Host] = to
+			h.hosts[r.Host] = &r.penalty
 		default:
-			h.slots[plan.SlotID{Host: r.Host, Index: *r.Slot}] = to
+			h.slots[plan.SlotID{Host: r.Host, Index: *r.Slot}] = &r.penalty
 		}
 	}
 	for _, hold := range s.Holds {

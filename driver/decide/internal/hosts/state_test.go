@@ -18,8 +18,8 @@ func TestStateAndBack(t *testing.T) {
 		fields []string
 	}{
 		{Table{}, []string{"cfg", "listed", "slots", "hosts", "holds", "changes", "next"}}, // the last two are created again
-		{penalty{}, []string{"out", "until", "doublings", "enders"}},
-		{enders{}, []string{"names", "apart", "at"}},
+		{penalty{}, []string{"Out", "Until", "Doublings", "enders"}},
+		{enders{}, []string{"Names", "Apart", "At"}},
 		{Hold{}, []string{"Host", "Slot", "Until", "WhileListed"}},
 		{plan.Host{}, []string{"Name", "Slots", "Draining"}},
 	} {
@@ -59,7 +59,7 @@ func TestStateAndBack(t *testing.T) {
 		t.Errorf("restored\n%+v\nof\n%+v", back.State(), h.State())
 	}
 	for _, bad := range []State{
-		{Listed: list{{Name: "a", Slots: -1}}}, {Records: []Record{{Host: "a", Doublings: -1}}}, {Records: []Record{{Host: "a", Slot: new(-1)}}},
+		{Listed: list{{Name: "a", Slots: -1}}}, {Records: []Record{{Host: "a", penalty: penalty{Doublings: -1}}}}, {Records: []Record{{Host: "a", Slot: new(-1)}}},
 	} {
 		if _, err := Restore(cfg, bad); err == nil {
 			t.Errorf("%+v passes", bad)
@@ -68,6 +68,6 @@ func TestStateAndBack(t *testing.T) {
 }
 
 func samePenalty(a, b *penalty) bool {
-	return a.out == b.out && a.until.Equal(b.until) && a.doublings == b.doublings &&
-		slices.Equal(a.names, b.names) && a.apart == b.apart && a.at.Equal(b.at)
+	return a.Out == b.Out && a.Until.Equal(b.Until) && a.Doublings == b.Doublings &&
+		slices.Equal(a.Names, b.Names) && a.Apart == b.Apart && a.At.Equal(b.At)
 }

@@ -58,17 +58,20 @@ type nextReturn struct {
 
 // penalty is the failure record of a slot or host.
 type penalty struct {
-	out       bool      // excluded, and Expire has not reported its end
-	until     time.Time // end of the last exclusion
-	doublings int       // of CooldownMin for the next exclusion, before decay
+	// Out: the slot or host is excluded, and Expire has not reported that this has ended. Until is
+	// when its last exclusion ends.
+	Out   bool      `json:"out,omitempty"`
+	Until time.Time `json:"until,omitzero"`
+	// Doublings is the number of doublings of CooldownMin for the next exclusion, before decay.
+	Doublings int `json:"doublings,omitempty"`
 	enders
 }
 
 // enders are the functions whose tasks were running in a slot when workers ended there.
 type enders struct {
-	names []string
-	apart int       // number of ends that have no function in common with earlier ones
-	at    time.Time // time of the last end
+	Names []string  `json:"enders,omitempty"`
+	Apart int       `json:"apart,omitempty"`   // number of ends that have no function in common with earlier ones
+	At    time.Time `json:"ended_at,omitzero"` // time of the last end
 }
 
 // MostEnders is the number of different functions whose tasks end workers in a slot before the slot
@@ -205,7 +208,7 @@ func (h *Table) excludeSlot(now time.Time, id plan.SlotID, exclude func(*penalty
 // effect on the Exclusion after its next failure.
 func (h *Table) RestSlot(now time.Time, id plan.SlotID) Exclusion {
 	if r := h.slots[id]; r != nil && !h.isOut(r, now) {
-		r.doublings = max(0, r.doublings-1)
+		r.Doublings = max(0, r.Doublings-1)
 	}
 	return h.ExcludeSlot(now, id)
 }
@@ -216,24 +219,24 @@ func (h *Table) RestSlot(now time.Time, id plan.SlotID) Exclusion {
 func (h *Table) EndedBy(now time.Time, id plan.SlotID, functions []string) bool {
 	h.changes++
 	r := penaltyOf(h.slots, id)
-	if now.Sub(r.at) > h.cfg.CooldownMax {
+	if now.Sub(r.At) > h.cfg.CooldownMax {
 		r.enders = enders{}
 	}
-	r.at = now
-	known := slices.ContainsFunc(functions, func(f string) bool { return slices.Contains(r.names, f) })
-	if !known && r.apart < MostEnders {
-		r.apart++
-		r.names = append(r.names, functions[:min(len(functions), mostEnderNames-len(r.names))]...)
+	r.At = now
+	known := slices.ContainsFunc(functions, func(f string) bool { return slices.Contains(r.Names, f) })
+	if !known && r.Apart < MostEnders {
+		r.Apart++
+		r.Names = append(r.Names, functions[:min(len(functions), mostEnderNames-len(r.Names))]...)
 	}
-	return r.apart >= MostEnders
+	return r.Apart >= MostEnders
 }
 
 // PauseSlot excludes a slot that has not failed for the duration long. It has no effect on the
 // Exclusion after its next failure.
 func (h *Table) PauseSlot(now time.Time, id plan.SlotID, long time.Duration) Exclusion {
 	return h.excludeSlot(now, id, func(r *penalty) {
-		r.doublings = h.doublings(r, now)
-		r.out, r.until = true, now.Add(long)
+		r.Doublings = h.doublings(r, now)
+		r.Out, r.Until = true, now.Add(long)
 	})
 }
 
@@ -259,16 +262,16 @@ func (h *Table) Expire(now time.Time) []Exclusion {
 	h.listed = h.orderAt(now) // must precede the changes below: it depends on who was out
 	ended := h.expireHolds(now)
 	for name, r := range h.hosts {
-		if r.out && !h.isOut(r, now) {
-			r.out = false
+		if r.Out && !h.isOut(r, now) {
+			r.Out = false
 			if !h.isHeld(holdKey{name, -1}, now) {
 				ended = append(ended, h.exclusion(name, nil, r))
 			}
 		}
 	}
 	for id, r := range h.slots {
-		if r.out && !h.isOut(r, now) {
-			r.out = false
+		if r.Out && !h.isOut(r, now) {
+			r.Out = false
 			if !h.isHeld(holdKey{id.Host, id.Index}, now) {
 				ended = append(ended, h.exclusion(id.Host, &id.Index, r))
 			}
@@ -293,13 +296,13 @@ func (h *Table) NextReturn() (time.Time, bool) {
 		}
 	}
 	for _, r := range h.hosts {
-		if r.out && !h.cfg.Forever {
-			look(r.until)
+		if r.Out && !h.cfg.Forever {
+			look(r.Until)
 		}
 	}
 	for _, r := range h.slots {
-		if r.out && !h.cfg.Forever {
-			look(r.until)
+		if r.Out && !h.cfg.Forever {
+			look(r.Until)
 		}
 	}
 	for _, hold := range h.holds {
@@ -312,18 +315,18 @@ func (h *Table) NextReturn() (time.Time, bool) {
 
 // exclude starts an exclusion of a slot or host that is not excluded.
 func (h *Table) exclude(r *penalty, now time.Time) {
-	r.doublings = h.doublings(r, now)
-	delay := retry.Backoff{First: h.cfg.CooldownMin, Most: h.cfg.CooldownMax}.After(r.doublings + 1)
+	r.Doublings = h.doublings(r, now)
+	delay := retry.Backoff{First: h.cfg.CooldownMin, Most: h.cfg.CooldownMax}.After(r.Doublings + 1)
 	if delay < h.cfg.CooldownMax {
-		r.doublings++ // not beyond CooldownMax, or the record would decay too slowly
+		r.Doublings++ // not beyond CooldownMax, or the record would decay too slowly
 	}
-	r.out, r.until = true, now.Add(delay)
+	r.Out, r.Until = true, now.Add(delay)
 }
 
 // doublings returns the doublings of a penalty after decay.
 func (h *Table) doublings(r *penalty, now time.Time) int {
-	quiet := max(0, now.Sub(r.until))
-	return max(0, r.doublings-int(quiet/h.cfg.CooldownMax))
+	quiet := max(0, now.Sub(r.Until))
+	return max(0, r.Doublings-int(quiet/h.cfg.CooldownMax))
 }
 
 // excludeEmptied excludes the host as a whole if it has two or more slots and all are excluded. It
@@ -339,22 +342,22 @@ func (h *Table) excludeEmptied(name string, now time.Time) *penalty {
 		if !h.isOut(slot, now) {
 			return nil
 		}
-		if slot.until.After(last) {
-			last = slot.until
+		if slot.Until.After(last) {
+			last = slot.Until
 		}
 	}
 	for index := range h.listed[i].Slots {
 		slot := h.slots[plan.SlotID{Host: name, Index: index}]
-		slot.out, slot.until = false, last // slots decay from the return of their host
+		slot.Out, slot.Until = false, last // slots decay from the return of their host
 	}
 	r := penaltyOf(h.hosts, name)
-	r.doublings = h.doublings(r, now)
-	r.out, r.until = true, last
+	r.Doublings = h.doublings(r, now)
+	r.Out, r.Until = true, last
 	return r
 }
 
 func (h *Table) isOut(r *penalty, now time.Time) bool {
-	return r != nil && r.out && (h.cfg.Forever || now.Before(r.until))
+	return r != nil && r.Out && (h.cfg.Forever || now.Before(r.Until))
 }
 
 // orderAt returns the listed hosts by age: hosts whose Exclusion has ended are the youngest, in the
@@ -376,7 +379,7 @@ func (h *Table) orderAt(now time.Time) []plan.Host {
 }
 
 func (h *Table) exclusion(host string, slot *int, r *penalty) Exclusion {
-	e := Exclusion{Host: host, Until: r.until, Forever: h.cfg.Forever}
+	e := Exclusion{Host: host, Until: r.Until, Forever: h.cfg.Forever}
 	if e.Forever {
 		e.Until = time.Time{}
 	}
@@ -390,12 +393,12 @@ func (h *Table) exclusion(host string, slot *int, r *penalty) Exclusion {
 // come and go under new names.
 func (h *Table) forget(now time.Time) {
 	for name, r := range h.hosts {
-		if !r.out && h.doublings(r, now) == 0 {
+		if !r.Out && h.doublings(r, now) == 0 {
 			delete(h.hosts, name)
 		}
 	}
 	for id, r := range h.slots {
-		if !r.out && h.doublings(r, now) == 0 && now.Sub(r.at) > h.cfg.CooldownMax {
+		if !r.Out && h.doublings(r, now) == 0 && now.Sub(r.At) > h.cfg.CooldownMax {
 			delete(h.slots, id)
 		}
 	}

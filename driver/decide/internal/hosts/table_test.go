@@ -241,10 +241,10 @@ func TestExclusionDelays(t *testing.T) {
 
 func TestExclusionDoublingDoesNotOverflow(t *testing.T) {
 	h := New(Cooldowns{CooldownMin: 1, CooldownMax: 1<<63 - 1})
-	r := &penalty{doublings: 62, until: at(0)}
+	r := &penalty{Doublings: 62, Until: at(0)}
 	h.exclude(r, at(0))
 	h.exclude(r, at(0))
-	if got := r.until.Sub(at(0)); got != h.cfg.CooldownMax {
+	if got := r.Until.Sub(at(0)); got != h.cfg.CooldownMax {
 		t.Errorf("got %v", got)
 	}
 }
