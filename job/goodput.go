@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -84,15 +85,7 @@ func (g Goodput) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "trained %.1f %% of %v", share(g.Of(PartTraining)), long)
 	rest := slices.Clone(g.Parts)
-	slices.SortStableFunc(rest, func(x, y Spent) int {
-		switch {
-		case x.Seconds > y.Seconds:
-			return -1
-		case x.Seconds < y.Seconds:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(rest, func(x, y Spent) int { return cmp.Compare(y.Seconds, x.Seconds) })
 	before := "; "
 	for _, s := range rest {
 		if s.Part == PartTraining || share(s.Seconds) < 0.05 {

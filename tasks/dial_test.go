@@ -72,7 +72,7 @@ func TestDialOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ticket := <-launcher.came; !bytes.Equal(ticket, creds.Ticket()) {
+	if ticket := <-launcher.came; !bytes.Equal(ticket, identity.TicketOf(creds.Encode())) {
 		t.Errorf("the launcher has the ticket %x", ticket)
 	}
 	conn.Close()

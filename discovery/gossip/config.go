@@ -34,11 +34,11 @@ const keyLen = 32
 //
 // The time from a Join until the list has the agent is 20 to 170 ms in all of these clusters.
 const (
-	defaultProbeInterval  = 150 * time.Millisecond
-	defaultProbeTimeout   = 60 * time.Millisecond
-	defaultGossipInterval = 50 * time.Millisecond
-	defaultPatience       = 900 * time.Millisecond
-	leastGrace            = 100 * time.Millisecond
+	defaultProbeInterval = 150 * time.Millisecond
+	defaultProbeTimeout  = 60 * time.Millisecond
+	gossipInterval       = 50 * time.Millisecond
+	defaultPatience      = 900 * time.Millisecond
+	leastGrace           = 100 * time.Millisecond
 
 	suspicionMult = 2
 	gossipNodes   = 4
@@ -49,7 +49,8 @@ const (
 
 const (
 	defaultRejoinInterval = 5 * time.Second
-	defaultDialTimeout    = 2 * time.Second
+	// dialTimeout bounds the time to establish a connection, and each exchange over it.
+	dialTimeout = 2 * time.Second
 	// fullStateInterval is the pause between full exchanges of state with a random member, which
 	// repair what gossip has missed. memberlist extends it for clusters of more than 32 members, to
 	// five times as long for 500.
@@ -103,15 +104,11 @@ type Config struct {
 	ProbeInterval time.Duration
 	// ProbeTimeout is how long a direct probe may take; less than half the interval. 0: 60 ms.
 	ProbeTimeout time.Duration
-	// GossipInterval is the pause between two rounds of gossip. 0: 50 ms.
-	GossipInterval time.Duration
 	// Patience is how long a suspected member stays listed. 0: 900 ms.
 	Patience time.Duration
 	// RejoinInterval is the pause between attempts to reach seeds, and members that vanished. 0: 5
 	// s.
 	RejoinInterval time.Duration
-	// DialTimeout bounds the time to establish a connection, and each exchange over it. 0: 2 s.
-	DialTimeout time.Duration
 
 	// Transport replaces the network in tests. It is closed with the member.
 	Transport memberlist.Transport
@@ -133,8 +130,7 @@ func (c Config) withDefaults() (Config, error) {
 		standard time.Duration
 	}{
 		{&c.ProbeInterval, defaultProbeInterval}, {&c.ProbeTimeout, defaultProbeTimeout},
-		{&c.GossipInterval, defaultGossipInterval}, {&c.Patience, defaultPatience},
-		{&c.RejoinInterval, defaultRejoinInterval}, {&c.DialTimeout, defaultDialTimeout},
+		{&c.Patience, defaultPatience}, {&c.RejoinInterval, defaultRejoinInterval},
 	} {
 		if *d.value <= 0 {
 			*d.value = d.standard
@@ -171,8 +167,8 @@ func (c Config) library(name string) (*memberlist.Config, error) {
 	l.ProbeInterval, l.ProbeTimeout = c.ProbeInterval, c.ProbeTimeout
 	l.SuspicionMult, l.SuspicionMaxTimeoutMult = suspicionMult, 1
 	l.AwarenessMaxMultiplier = awareness
-	l.GossipInterval, l.GossipNodes, l.GossipToTheDeadTime = c.GossipInterval, gossipNodes, deadTime
-	l.PushPullInterval, l.TCPTimeout = fullStateInterval, c.DialTimeout
+	l.GossipInterval, l.GossipNodes, l.GossipToTheDeadTime = gossipInterval, gossipNodes, deadTime
+	l.PushPullInterval, l.TCPTimeout = fullStateInterval, dialTimeout
 	l.HandoffQueueDepth = 4096
 	l.EnableCompression = false // it costs more time on each probe than it saves on the few long messages
 	return l, nil

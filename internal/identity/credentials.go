@@ -1,7 +1,6 @@
 package identity
 
 import (
-	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -273,9 +272,6 @@ func (c *Credentials) ForWorker() *Credentials {
 	return &Credentials{w}
 }
 
-// Ticket returns the ticket of a worker, or nil. It is secret.
-func (c *Credentials) Ticket() []byte { return bytes.Clone(c.ticket) }
-
 // TicketOf returns the ticket in the text of Encode, or nil if it has none. It is secret.
 func TicketOf(text string) []byte {
 	b, err := base64.RawURLEncoding.DecodeString(text)
@@ -297,11 +293,31 @@ func (c *Credentials) Encode() string {
 	if c.ticket != nil {
 		b, parts = []byte{ticketVersion}, append(parts, c.ticket)
 	}
+	return base64.RawURLEncoding.EncodeToString(appendParts(b, parts...))
+}
+
+// appendParts appends each part after its length.
+func appendParts(b []byte, parts ...[]byte) []byte {
 	for _, part := range parts {
 		b = binary.BigEndian.AppendUint16(b, uint16(len(part)))
 		b = append(b, part...)
 	}
-	return base64.RawURLEncoding.EncodeToString(b)
+	return b
+}
+
+// cutParts sets parts to those of b, which must have as many.
+func cutParts(b []byte, parts [][]byte) error {
+	for i := range parts {
+		if len(b) < 2 || len(b)-2 < int(binary.BigEndian.Uint16(b)) {
+			return errors.New("identity: credentials are truncated")
+		}
+		n := int(binary.BigEndian.Uint16(b))
+		parts[i], b = b[2:2+n], b[2+n:]
+	}
+	if len(b) != 0 {
+		return errors.New("identity: credentials have trailing data")
+	}
+	return nil
 }
 
 // Decode parses the text of Encode. Errors reveal nothing about the text. The first handshake
@@ -323,16 +339,8 @@ func Decode(text string) (*Credentials, error) {
 		return nil, fmt.Errorf("identity: credentials are of version %d; this program knows versions %d and %d",
 			b[0], encodingVersion, ticketVersion)
 	}
-	b = b[1:]
-	for i := range parts {
-		if len(b) < 2 || len(b)-2 < int(binary.BigEndian.Uint16(b)) {
-			return nil, errors.New("identity: credentials are truncated")
-		}
-		n := int(binary.BigEndian.Uint16(b))
-		parts[i], b = b[2:2+n], b[2+n:]
-	}
-	if len(b) != 0 {
-		return nil, errors.New("identity: credentials have trailing data")
+	if err := cutParts(b[1:], parts); err != nil {
+		return nil, err
 	}
 	ca, err := x509.ParseCertificate(parts[0])
 	if err != nil {

@@ -151,13 +151,13 @@ func TestDecodeOfAnotherAuthority(t *testing.T) {
 func TestTickets(t *testing.T) {
 	all := issue(t, newAuthority(t, "r"), Subject{Role: Worker})
 	a, b := all.ForWorker(), all.ForWorker()
-	if len(a.Ticket()) != keyLen || bytes.Equal(a.Ticket(), b.Ticket()) || all.Ticket() != nil {
-		t.Errorf("tickets %x, %x, %x", a.Ticket(), b.Ticket(), all.Ticket())
+	if len(a.ticket) != keyLen || bytes.Equal(a.ticket, b.ticket) || all.ticket != nil {
+		t.Errorf("tickets %x, %x, %x", a.ticket, b.ticket, all.ticket)
 	}
 	text := a.Encode()
 	d, err := Decode(text)
-	if err != nil || !bytes.Equal(d.Ticket(), a.Ticket()) || !bytes.Equal(TicketOf(text), a.Ticket()) || d.Encode() != text {
-		t.Errorf("%x, %x, %v", d.Ticket(), TicketOf(text), err)
+	if err != nil || !bytes.Equal(d.ticket, a.ticket) || !bytes.Equal(TicketOf(text), a.ticket) || d.Encode() != text {
+		t.Errorf("%x, %x, %v", d.ticket, TicketOf(text), err)
 	}
 	for _, none := range []string{all.Encode(), "none", ""} {
 		if got := TicketOf(none); got != nil {

@@ -5,7 +5,6 @@ import (
 	"crypto/elliptic"
 	"crypto/x509"
 	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"strings"
 )
@@ -26,11 +25,7 @@ func (a *Authority) Encode() (string, error) {
 	if err != nil {
 		return "", errors.New("identity: the key of the authority cannot be encoded")
 	}
-	b := []byte{keepVersion}
-	for _, part := range [][]byte{[]byte(a.runID), a.cert.Raw, raw, a.jobKey[:]} {
-		b = binary.BigEndian.AppendUint16(b, uint16(len(part)))
-		b = append(b, part...)
-	}
+	b := appendParts([]byte{keepVersion}, []byte(a.runID), a.cert.Raw, raw, a.jobKey[:])
 	return base64.RawURLEncoding.EncodeToString(b), nil
 }
 
@@ -58,16 +53,11 @@ func DecodeAuthority(text string) (*Authority, error) {
 		return nil, bad
 	}
 	var parts [4][]byte
-	b = b[1:]
-	for i := range parts {
-		if len(b) < 2 || len(b)-2 < int(binary.BigEndian.Uint16(b)) {
-			return nil, bad
-		}
-		n := int(binary.BigEndian.Uint16(b))
-		parts[i], b = b[2:2+n], b[2+n:]
+	if cutParts(b[1:], parts[:]) != nil {
+		return nil, bad
 	}
 	run := string(parts[0])
-	if len(b) != 0 || len(parts[3]) != keyLen || run == "" || (Subject{RunID: run, Role: Driver}).validate() != nil {
+	if len(parts[3]) != keyLen || run == "" || (Subject{RunID: run, Role: Driver}).validate() != nil {
 		return nil, bad
 	}
 	cert, err := x509.ParseCertificate(parts[1])

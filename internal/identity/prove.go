@@ -203,11 +203,7 @@ type transcript struct {
 // mac returns the MAC of the transcript in an unambiguous encoding: a length precedes each part of
 // variable length.
 func (c *Credentials) mac(key DataKey, label string, t *transcript, said []byte) []byte {
-	b := make([]byte, 0, 512)
-	for _, part := range [...]string{label, c.subject.RunID, string(t.binding), string(said)} {
-		b = binary.BigEndian.AppendUint16(b, uint16(len(part)))
-		b = append(b, part...)
-	}
+	b := appendParts(make([]byte, 0, 512), []byte(label), []byte(c.subject.RunID), t.binding, said)
 	b = t.hello.append(b)
 	b = append(b, t.dialer[:]...)
 	b = append(b, t.acceptor[:]...)

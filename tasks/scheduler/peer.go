@@ -161,7 +161,7 @@ func (s *Scheduler) attach(from identity.Subject, h *taskspb.TasksHello, l *link
 	}
 	p.window = s.windowOf(p)
 	l.Say(func(m *taskspb.FromTasks) {
-		m.Welcome = &taskspb.TasksWelcome{Run: s.cfg.Run, Known: known, Window: uint32(s.cfg.Window)}
+		m.Welcome = &taskspb.TasksWelcome{Run: s.cfg.Run, Known: known, Window: mostUnfinished}
 		m.Heard, m.Accepted, m.WindowBytes = p.durable.heard, p.durable.accepted, uint64(p.window)
 	})
 	if p.worker {

@@ -31,8 +31,6 @@ import (
 type Config struct {
 	// Run is the job's run id.
 	Run string
-	// Window is the largest number of unfinished tasks of a client. 0: 1,000,000.
-	Window int
 	// WorkerGrace is how long the scheduler waits for a worker whose connection has broken. 0: 500
 	// ms.
 	WorkerGrace time.Duration
@@ -67,7 +65,9 @@ type Config struct {
 }
 
 const (
-	defaultWindow      = 1_000_000
+	// mostUnfinished is the largest number of unfinished tasks of a client.
+	mostUnfinished = 1_000_000
+
 	defaultWorkerGrace = 500 * time.Millisecond
 	defaultClientGrace = 15 * time.Minute
 	// resumedGrace is how long the tasks of a client from a resumed journal are kept if the client
@@ -129,9 +129,6 @@ func (a *alarm) set(at time.Time) {
 
 // New returns a Scheduler without peers. The caller must call Close.
 func New(cfg Config) *Scheduler {
-	if cfg.Window <= 0 {
-		cfg.Window = defaultWindow
-	}
 	if cfg.WorkerGrace <= 0 {
 		cfg.WorkerGrace = defaultWorkerGrace
 	}

@@ -255,7 +255,7 @@ func TestTicketOfNobody(t *testing.T) {
 	}
 	bare.Credentials = all.Encode()
 	j.runs(bare)
-	for name, say := range map[string][]byte{"none": make([]byte, 32), "another": all.ForWorker().Ticket()} {
+	for name, say := range map[string][]byte{"none": make([]byte, 32), "another": identity.TicketOf(all.ForWorker().Encode())} {
 		conn, err := all.Dial(t.Context(), identity.Subject{Role: identity.Agent}, at, line.Protocol)
 		if err != nil {
 			t.Fatal(err)
