@@ -96,8 +96,8 @@ func (s *stalls) watchDone(now time.Time, generation uint64) {
 	}
 }
 
-// hearTrained counts the heartbeats that imply that the worker still trains. A heartbeat of an
-// older version does not say so directly; for such a worker, increasing commit numbers do.
+// hearTrained counts the heartbeats that imply that the worker still trains. A heartbeat need not
+// say whether it does; then increasing commit numbers show it.
 func (s *stalls) hearTrained(now time.Time, w *beating) {
 	b := &w.beat
 	if s.doneIn == 0 || b.Generation != s.doneIn || now.Before(s.doneFrom.Add(beatTakes)) {
