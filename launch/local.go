@@ -134,7 +134,7 @@ func lookUp(s *Spec) (string, error) {
 		}
 	}
 	cause := errors.New("found neither in PATH nor in its working directory")
-	for _, dir := range filepath.SplitList(search) {
+	for _, dir := range append(filepath.SplitList(search), "") {
 		path := filepath.Join(dir, name)
 		if !filepath.IsAbs(path) {
 			path = "./" + path // relative to Dir, where the child looks
@@ -148,10 +148,6 @@ func lookUp(s *Spec) (string, error) {
 			return path, nil
 		}
 		cause = fmt.Errorf("%s: %w", path, os.ErrPermission)
-	}
-	here := "./" + name
-	if fi, err := os.Stat(inDir(s.Dir, here)); err == nil && !fi.IsDir() && unix.Access(inDir(s.Dir, here), unix.X_OK) == nil {
-		return here, nil
 	}
 	return "", cause
 }

@@ -261,7 +261,7 @@ func TestWorkerCannotReachOtherHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	serveUntilEnd(t, func(ctx context.Context) error {
-		return enroll.Server{Dir: dir, Log: quiet()}.Serve(ctx, ln)
+		return enroll.Server{Dir: dir, AgentLife: enroll.DefaultAgentLife, Pause: enroll.DefaultPause, Log: quiet()}.Serve(ctx, ln)
 	})
 	home := t.TempDir()
 	creds := map[string]*identity.Credentials{}

@@ -39,7 +39,12 @@ func (v service) Probe(ctx context.Context, r *agentpb.ProbeRequest) (*agentpb.P
 	// A probe may hang with the process; the caller does not wait for it then.
 	seen := make(chan stacks.Worker, 1)
 	go func() {
-		seen <- look(pid)
+		var w stacks.Worker
+		var err error
+		if w.Processes, err = probe.Probe(pid); err != nil {
+			w.Error = err.Error()
+		}
+		seen <- w
 		<-v.srv.probing
 	}()
 	select {
@@ -52,15 +57,6 @@ func (v service) Probe(ctx context.Context, r *agentpb.ProbeRequest) (*agentpb.P
 	case <-ctx.Done():
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
-}
-
-// look probes a process.
-func look(pid int) (w stacks.Worker) {
-	var err error
-	if w.Processes, err = probe.Probe(pid); err != nil {
-		w.Error = err.Error()
-	}
-	return w
 }
 
 // processOf returns the process id of a worker of the driver's run.

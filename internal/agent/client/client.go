@@ -67,7 +67,6 @@ type hosts struct {
 	begun    sync.Once       // what begin does once
 	ctx      context.Context // of the sessions
 	cancel   context.CancelFunc
-	kill     sync.Once       // what Kill does once
 	open     context.Context // of what Close ends first: starts of agents and fences of lost sessions
 	shut     context.CancelFunc
 	closed   bool
@@ -135,7 +134,11 @@ func (a *Agents) session(ctx context.Context, host string, there bool) (*session
 			a.awaitFound(ctx, host)
 		}
 		if addr, ok := a.cfg.Find(host); ok {
-			a.noteFound()
+			a.mu.Lock()
+			if a.foundFirst.IsZero() {
+				a.foundFirst = time.Now()
+			}
+			a.mu.Unlock()
 			return a.sessionAt(place{host: host, addr: addr, away: true, credentials: a.cfg.Credentials, there: func() error {
 				switch now, ok := a.cfg.Find(host); {
 				case !ok:
@@ -165,15 +168,6 @@ func (a *Agents) awaitFound(ctx context.Context, host string) {
 		if _, ok := a.cfg.Find(host); ok {
 			return
 		}
-	}
-}
-
-// noteFound records the time when Find first returned an agent.
-func (a *Agents) noteFound() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.foundFirst.IsZero() {
-		a.foundFirst = time.Now()
 	}
 }
 
@@ -235,7 +229,7 @@ func (a *Agents) Kill() {
 			}
 		})
 	}
-	a.kill.Do(func() { time.AfterFunc(killPatience, a.cancel) })
+	time.AfterFunc(killPatience, a.cancel)
 }
 
 // Signal passes SIGUSR1 or SIGUSR2 on to those processes of all running workers that handle it. It
@@ -272,8 +266,15 @@ func (a *Agents) Close() error {
 	a.shut()
 	late := time.AfterFunc(endPatience, a.cancel)
 	defer late.Stop()
+	ended := make(chan struct{})
+	go func() { // abandoned if a program hangs in the kernel
+		a.wg.Wait()
+		close(ended)
+	}()
 	var stuck error
-	if !within(2*endPatience, a.wg.Wait) {
+	select {
+	case <-ended:
+	case <-time.After(2 * endPatience):
 		stuck = errors.New("agent: a program that connects to a host still exists after SIGKILL")
 	}
 	a.cancel()
@@ -281,24 +282,6 @@ func (a *Agents) Close() error {
 		j.awaitEnd()
 	}
 	return stuck
-}
-
-// within calls f and returns whether it has returned within the time. It does not wait longer for a
-// process that hangs in the kernel.
-func within(d time.Duration, f func()) bool {
-	done := make(chan struct{})
-	go func() { // abandoned if f does not return
-		f()
-		close(done)
-	}()
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return true
-	case <-timer.C:
-		return false
-	}
 }
 
 // HostAddr implements Router: it returns the address at which the host's agent was reached, or the

@@ -148,8 +148,7 @@ func (s *session) handle(ctx context.Context, w *worker, started func(pid int)) 
 			passOn(spec, out, o.GetText(), at)
 			s.passed(w, len(o.GetText()))
 		default:
-			s.goLive(w)
-			s.reportEnd(w, e)
+			s.goLive(w, e)
 			if !s.a.cfg.Keep { // else Settle does it
 				s.settle(e)
 			}
@@ -166,16 +165,17 @@ func (s *session) startKnown(w *worker) bool {
 	return w.resumed && !slices.ContainsFunc(w.queue, func(e *event) bool { return e.GetStarted() != nil })
 }
 
-// goLive passes on the lines that the worker has sent, and makes later lines pass on at once. The
-// caller has reported the worker's start to the driver.
-func (s *session) goLive(w *worker) {
+// goLive passes on the lines that the worker has sent, and makes later lines pass on at once. Then
+// it reports the worker's end, if that is in the queue or among the events taken from it. The caller
+// has reported the worker's start to the driver.
+func (s *session) goLive(w *worker, taken ...*event) {
 	for {
 		s.mu.Lock()
 		lines := w.lines
 		w.lines = nil
 		if len(lines) == 0 {
 			w.live = true
-			for _, e := range w.queue {
+			for _, e := range slices.Concat(taken, w.queue) {
 				w.reportEnd(s, e)
 			}
 			s.mu.Unlock()
@@ -205,13 +205,6 @@ func (s *session) passLine(w *worker, e *event) {
 		return
 	}
 	w.spec.Line(e.GetLine().GetText(), func() { s.settle(e) })
-}
-
-// reportEnd is worker.reportEnd.
-func (s *session) reportEnd(w *worker, e *event) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	w.reportEnd(s, e)
 }
 
 // reportEnd calls Spec.Ended if the event is the worker's end and all lines before it are passed
@@ -264,21 +257,15 @@ func passOn(spec *launch.Spec, w *io.Writer, text []byte, at uint64) {
 		if end == 0 || spec.Passed == nil || *w == nil { // without a reader, lines do not matter
 			end = len(text)
 		}
-		pass(w, text[:end])
+		if *w != nil {
+			if _, err := (*w).Write(text[:end]); err != nil {
+				*w = nil // later text is dropped
+			}
+		}
 		at, text = at+uint64(end), text[end:]
 		if spec.Passed != nil {
 			spec.Passed(at)
 		}
-	}
-}
-
-// pass writes the text unless an earlier write has failed.
-func pass(w *io.Writer, text []byte) {
-	if *w == nil || len(text) == 0 {
-		return
-	}
-	if _, err := (*w).Write(text); err != nil {
-		*w = nil
 	}
 }
 

@@ -2,6 +2,7 @@ package enroll
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"errors"
@@ -54,7 +55,7 @@ func serve(t *testing.T, s Server) served {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Dir = dir
+	s.Dir, s.AgentLife, s.Pause = dir, cmp.Or(s.AgentLife, DefaultAgentLife), cmp.Or(s.Pause, DefaultPause)
 	if s.Log == nil {
 		s.Log = quiet()
 	}

@@ -50,26 +50,17 @@ const (
 type Server struct {
 	// Dir is the cluster's folder.
 	Dir *cluster.Dir
-	// AgentLife is how long the certificates are valid. 0: DefaultAgentLife.
+	// AgentLife is how long the certificates are valid.
 	AgentLife time.Duration
-	// Pause is an agent's pause between two requests. 0: DefaultPause.
+	// Pause is an agent's pause between two requests.
 	Pause time.Duration
-	// Log takes a line for each certificate. Nil: logrus.StandardLogger().
+	// Log takes a line for each certificate.
 	Log logrus.FieldLogger
 }
 
 // Serve serves agents on ln until ctx ends, and closes ln. Only holders of a token of the cluster
 // and the cluster's agents reach a handler; identity.Enrollment bounds the others.
 func (s Server) Serve(ctx context.Context, ln *identity.Listener) error {
-	if s.AgentLife == 0 {
-		s.AgentLife = DefaultAgentLife
-	}
-	if s.Pause == 0 {
-		s.Pause = DefaultPause
-	}
-	if s.Log == nil {
-		s.Log = logrus.StandardLogger()
-	}
 	creds, err := s.Dir.Authority().IssueFor(identity.Subject{Role: identity.Registrar}, time.Now(), registrarLife)
 	if err != nil {
 		return err

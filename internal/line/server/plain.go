@@ -113,11 +113,12 @@ type looking struct {
 }
 
 // newPlain starts the reports and the pulse of a program.
-func newPlain(t *talk, program string) (p *plain, err error) {
-	p = &plain{t: t, news: wake.New(), changed: time.Now(), looking: looking{usage: proc.UsageOf}}
+func newPlain(t *talk, program string) (*plain, error) {
+	p := &plain{t: t, news: wake.New(), changed: time.Now(), looking: looking{usage: proc.UsageOf}}
 	named := line.CleanError(program)
 	p.program = cmp.Or(strings.ToValidUTF8(named[:min(len(named), 64)], ""), "unnamed")
-	if p.store, err = newStore(t); err != nil {
+	p.store = &driverStore{t: t}
+	if err := p.store.open(); err != nil {
 		return nil, err
 	}
 	preparing, joined := context.WithCancel(t.ctx)

@@ -18,11 +18,6 @@ type driverStore struct {
 	number uint64 // of the driver's store; 0: unknown
 }
 
-func newStore(t *talk) (*driverStore, error) {
-	s := &driverStore{t: t}
-	return s, s.open()
-}
-
 func (s *driverStore) open() (err error) {
 	t := s.t
 	s.door, err = tcpstore.OpenDoor(tcpstore.DoorConfig{

@@ -62,12 +62,7 @@ func (f durationFlag) Set(text string) (err error) {
 	return err
 }
 
-func (f durationFlag) String() string {
-	if f.d == nil {
-		return ""
-	}
-	return f.d.String()
-}
+func (f durationFlag) String() string { return f.d.String() }
 
 func (f durationFlag) Type() string { return "D" }
 
