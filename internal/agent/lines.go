@@ -115,14 +115,6 @@ func (s *session) emitLine(w *worker, l *agentpb.Line) {
 	s.emit(&agentpb.FromAgent{What: &agentpb.FromAgent_Line{Line: l}})
 }
 
-// heardLine records that the driver has acknowledged a line; the lock is held.
-func (s *session) heardLine(l *agentpb.Line) {
-	if w := s.workers[l.GetIncarnation()]; w != nil {
-		w.lines--
-		s.room.Broadcast()
-	}
-}
-
 // repeat emits the lines whose answers workers wait for, since a new driver may not have them; the
 // lock is held.
 func (s *session) repeat() {

@@ -40,7 +40,7 @@ func (srv *server) measure() Measures {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
 	m := Measures{
-		Host: srv.host, Slots: srv.slots, Taken: len(srv.taken), Draining: srv.drained != nil, Starts: srv.starts, Ends: srv.ends,
+		Host: srv.host, Slots: srv.slots, Taken: len(srv.taken), Draining: srv.drained != nil, Starts: srv.starts, Ends: srv.starts - uint64(len(srv.taken)),
 	}
 	for _, i := range srv.bad {
 		if srv.taken[i] == nil {

@@ -51,7 +51,6 @@ type server struct {
 	sessions map[string]*session // by run
 	taken    map[int]*worker
 	starts   uint64        // workers that were given a slot
-	ends     uint64        // workers that have given it back
 	bad      []int         // slots whose devices have failed
 	drained  error         // why no more workers are started; nil: they are
 	news     chan struct{} // closed and replaced when a slot becomes free, a session is over, or all its events are acknowledged
@@ -248,7 +247,6 @@ func (e *takenError) Error() string {
 // free releases the slot of a worker; the lock is held.
 func (srv *server) free(w *worker) {
 	delete(srv.taken, w.id.Index)
-	srv.ends++
 	srv.changed()
 }
 

@@ -288,8 +288,9 @@ func (s *session) acknowledge(heard uint64) {
 	for ; i < len(s.events) && s.events[i].GetNumber() <= heard; i++ {
 		if e := s.events[i].GetExited(); e != nil {
 			delete(s.workers, e.GetIncarnation())
-		} else if l := s.events[i].GetLine(); l != nil {
-			s.heardLine(l)
+		} else if w := s.workers[s.events[i].GetLine().GetIncarnation()]; w != nil { // a line
+			w.lines--
+			s.room.Broadcast()
 		}
 		s.events[i] = nil
 	}

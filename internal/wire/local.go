@@ -176,15 +176,7 @@ func LocalServer(ctx context.Context, path string) (LocalPeer, error) {
 // NewLocalClient returns a connection to the server of the unix socket at a path of any length. It
 // does no I/O until the first call.
 func NewLocalClient(path string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///local",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return DialLocal(ctx, path) }),
-		grpc.WithConnectParams(reconnecting),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
-		grpc.WithNoProxy(),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithDisableRetry(),
-	)
+	return newClient("local", insecure.NewCredentials(), func(ctx context.Context, _ string) (net.Conn, error) { return DialLocal(ctx, path) })
 }
 
 // withShortPath calls use with a path that fits in an address: path itself, or a path through its

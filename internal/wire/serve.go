@@ -219,23 +219,31 @@ func addrOf(a net.Addr) netip.Addr {
 // I/O until the first call or Connect. It stays open until Close; a broken connection is restored
 // by the next call, with pauses from 50 ms up to 1 s.
 func NewClient(addr string, tlsConf *tls.Config) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///"+addr,
-		grpc.WithTransportCredentials(explaining{credentials.NewTLS(tlsConf)}),
-		grpc.WithConnectParams(reconnecting),
-		grpc.WithContextDialer(dial),
+	return newClient(addr, explaining{credentials.NewTLS(tlsConf)}, dial,
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: pingAfter, Timeout: answerAfter, PermitWithoutStream: true,
 		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
 		grpc.WithReadBufferSize(readBuffer),
 		grpc.WithWriteBufferSize(writeBuffer),
 		grpc.WithStaticStreamWindowSize(window),
 		grpc.WithStaticConnWindowSize(window),
 		grpc.WithIdleTimeout(0), // a join needs an open connection to be fast
+	)
+}
+
+// newClient returns a connection to what dial connects to at addr.
+func newClient(
+	addr string, creds credentials.TransportCredentials, dial func(context.Context, string) (net.Conn, error), more ...grpc.DialOption,
+) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+addr, append(more,
+		grpc.WithTransportCredentials(creds),
+		grpc.WithContextDialer(dial),
+		grpc.WithConnectParams(reconnecting),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
 		grpc.WithNoProxy(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDisableRetry(), // callers repeat calls themselves
-	)
+	)...)
 }
 
 // reconnecting is how a client restores a broken connection.

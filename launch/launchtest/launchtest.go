@@ -395,12 +395,7 @@ func withCore(t *testing.T, l launch.Launcher) {
 
 func hurry(t *testing.T, l launch.Launcher) {
 	s := script("trap '' TERM; echo ready; while :; do sleep 1; done")
-	out, ours, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer out.Close()
-	defer ours.Close()
+	out, ours := pipe(t)
 	quick := make(chan struct{})
 	s.Grace, s.Hurry, s.Stdout = time.Hour, quick, ours
 	ctx, cancel := context.WithCancel(t.Context())
@@ -413,6 +408,16 @@ func hurry(t *testing.T, l launch.Launcher) {
 	cancel()
 	close(quick)
 	wantExit(t, <-ended, launch.ExitError{Code: 137, Signal: syscall.SIGKILL})
+}
+
+// pipe returns the two ends of a pipe, which it closes when the test ends.
+func pipe(t *testing.T) (out, in *os.File) {
+	out, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { out.Close(); in.Close() })
+	return out, in
 }
 
 // leftBehind: Left may be called once for a program that ends with status 0 and leaves processes
@@ -443,12 +448,7 @@ func leftBehind(t *testing.T, l launch.Launcher) {
 // reported, with the signal, and its end is reported as usual.
 func look(t *testing.T, l launch.Launcher) {
 	s := script("echo ready; while :; do sleep 1; done")
-	out, ours, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer out.Close()
-	defer ours.Close()
+	out, ours := pipe(t)
 	looks, started, told := make(chan struct{}), make(chan int, 1), make(chan syscall.Signal, 2)
 	s.Look, s.Stdout = looks, ours
 	s.Dying = func(_ string, by syscall.Signal) { told <- by }
@@ -491,12 +491,7 @@ func look(t *testing.T, l launch.Launcher) {
 // ends.
 func more(t *testing.T, l launch.Launcher) {
 	s := script(`trap '' TERM; while :; do echo a line; sleep 0.1; done`)
-	out, ours, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer out.Close()
-	defer ours.Close()
+	out, ours := pipe(t)
 	const grace = time.Second
 	again := wake.New()
 	s.Grace, s.More, s.Stdout = grace, again, ours
