@@ -400,10 +400,11 @@ func TestSilentTargetHoldsUpNoOther(t *testing.T) {
 // TestStartsAreBounded: the number of agents that are started at a time is bounded, however many
 // hosts there are.
 func TestStartsAreBounded(t *testing.T) {
-	const hosts, most = client.MostStarts + 4, client.MostStarts
+	const hosts, most = 12, 3
 	busy := make(chan struct{}, hosts)
 	var worst atomic.Int64
 	l, in := jobAgents(t, func(cfg *client.Config, in *inside) {
+		cfg.Parallel = most
 		in.before = func() {
 			busy <- struct{}{}
 			for n := int64(len(busy)); n > worst.Load(); {

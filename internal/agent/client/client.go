@@ -54,7 +54,7 @@ type Agents struct {
 // Close.
 func New(cfg Config) *Agents {
 	cfg = cfg.withDefaults()
-	a := &Agents{cfg: cfg, starting: make(chan struct{}, MostStarts)}
+	a := &Agents{cfg: cfg, starting: make(chan struct{}, cfg.Parallel)}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	a.open, a.shut = context.WithCancel(a.ctx)
 	a.sessions, a.jobs, a.machines = make(map[string]*session), make(map[string]*jobAgent), make(map[string]string)

@@ -26,6 +26,9 @@ type Config struct {
 	Authority *identity.Authority
 	// Hello is sent to job agents; host, run and credentials are filled in.
 	Hello Hello
+	// Parallel is the number of job agents that are started at a time. Zero: 8; the sshd of a
+	// bastion drops connections while more than ten are not authenticated.
+	Parallel int
 	// Patience is how long the start on a host is retried while connections to the host are dropped
 	// before authentication. Zero: 30 s. If Await is set, it is also retried while the host's name
 	// does not resolve or the host accepts no connections.
@@ -83,6 +86,9 @@ func (c Config) withDefaults() Config {
 		c.Orphan = c.Lease
 	}
 	c.Lease = min(c.Lease, c.Orphan)
+	if c.Parallel <= 0 {
+		c.Parallel = 8
+	}
 	if c.Patience <= 0 {
 		c.Patience = 30 * time.Second
 	}

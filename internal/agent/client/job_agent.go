@@ -14,9 +14,6 @@ import (
 )
 
 const (
-	// MostStarts is the number of job agents that are started at a time: the sshd of a bastion
-	// drops connections while more than ten are not authenticated.
-	MostStarts = 8
 	// firstContact bounds how long a job agent waits for the first connection of its driver, unless
 	// Config.Hello sets Patience.
 	firstContact = time.Minute
@@ -138,7 +135,7 @@ func (a *Agents) startAgent(j *jobAgent) {
 	close(j.done)
 }
 
-// tryAgent calls startNow once fewer than MostStarts starts run, and sets j.err.
+// tryAgent calls startNow once fewer than Config.Parallel starts run, and sets j.err.
 func (a *Agents) tryAgent(j *jobAgent) {
 	select {
 	case a.starting <- struct{}{}:

@@ -166,8 +166,8 @@ func (s *session) startKnown(w *worker) bool {
 }
 
 // goLive passes on the lines that the worker has sent, and makes later lines pass on at once. Then
-// it reports the worker's end, if that is in the queue or among the events taken from it. The caller
-// has reported the worker's start to the driver.
+// it reports the worker's end, if that is in the queue or among the events taken from it. The
+// caller has reported the worker's start to the driver.
 func (s *session) goLive(w *worker, taken ...*event) {
 	for {
 		s.mu.Lock()
