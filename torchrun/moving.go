@@ -231,7 +231,7 @@ func (s *movingStore) move(ctx context.Context, lost string, moves uint64) error
 // search looks for the lost store until it is found or movePatience has passed.
 func (s *movingStore) search(ctx context.Context, lost string, members []string) error {
 	if len(members) == 0 {
-		return errors.New("torchrun: the members that could continue with it are not known")
+		return s.await(ctx, lost)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, movePatience, errors.New("torchrun: no other node has taken it over"))
 	defer cancel()
@@ -241,6 +241,26 @@ func (s *movingStore) search(ctx context.Context, lost string, members []string)
 		}
 		if err := retry.Pause(ctx, movePause); err != nil {
 			return context.Cause(ctx)
+		}
+	}
+}
+
+// await waits until the agent that has the store answers again: before the first round, no other
+// has a copy. It returns an error if that agent has ended, or is still silent after movePatience.
+func (s *movingStore) await(ctx context.Context, addr string) error {
+	ctx, cancel := context.WithTimeout(ctx, movePatience)
+	defer cancel()
+	s.peers.log.Warnf("torchrun: the store at %s does not answer: waiting up to %v for it", addr, movePatience)
+	at := &remoteStore{peers: s.peers, addr: addr}
+	for {
+		_, err := at.Get(ctx, "hello") // silent after silentAfter
+		if err == nil {
+			s.set(at)
+			return nil
+		}
+		if ctx.Err() != nil || !errors.Is(err, errSilentStore) {
+			at.close()
+			return errors.New("torchrun: it is lost before the first round, and no other node has a copy: start this node again")
 		}
 	}
 }

@@ -33,20 +33,22 @@ func (m *member) kill() {
 }
 
 // meetAt returns nodes that have met at the agent of the first one.
-func meetAt(t *testing.T, count int, interval time.Duration) []*member {
+func meetAt(t *testing.T, count int) []*member {
 	t.Helper()
 	key := make([]byte, identity.ClusterKeyLen)
 	nodes := make([]*member, count)
 	addr := "127.0.0.1:0"
 	for i := range nodes {
-		nodes[i] = newMember(t, key, addr, i == 0, count, interval)
+		nodes[i] = newMember(t, key, addr, i == 0, count, time.Hour)
 		addr = nodes[0].Peers.Addr()
 	}
 	nextOf(t, nodes, count)
 	return nodes
 }
 
-func newMember(t *testing.T, key []byte, endpoint string, host bool, most int, interval time.Duration) *member {
+// newMember returns a node that has joined the store at the endpoint, or has it. A round waits for
+// pace for more nodes, and heartbeats are that far apart.
+func newMember(t *testing.T, key []byte, endpoint string, host bool, most int, pace time.Duration) *member {
 	t.Helper()
 	peers, err := NewPeers(key, "run", "", discard())
 	if err != nil {
@@ -61,7 +63,7 @@ func newMember(t *testing.T, key []byte, endpoint string, host bool, most int, i
 		t.Fatal(err)
 	}
 	h, err := dynamic.New(dynamic.Config{Store: shared, Info: peers.Member(), Log: discard(), Settings: dynamic.Settings{
-		RunID: "run", MinNodes: 1, MaxNodes: most, KeepAliveInterval: interval, LastCall: time.Second}})
+		RunID: "run", MinNodes: 1, MaxNodes: most, KeepAliveInterval: pace, LastCall: pace}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,21 +75,27 @@ func newMember(t *testing.T, key []byte, endpoint string, host bool, most int, i
 // fails the test if a round has not all nodes.
 func nextOf(t *testing.T, nodes []*member, world int) {
 	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context()) // a node that fails ends the others' waits
+	defer cancel()
 	var all sync.WaitGroup
 	for i, d := range nodes {
 		all.Go(func() {
 			if d.watched != nil {
-				<-d.Changed()
+				select {
+				case <-d.Changed():
+				case <-ctx.Done():
+				}
 			}
-			r, err := d.Next(t.Context(), false)
+			r, err := d.Next(ctx, false)
 			if err == nil && r.World != world {
 				err = fmt.Errorf("node %d of %d; want %d", r.Rank, r.World, world)
 			}
 			if err == nil && r.Rank == 0 && world > 1 {
-				err = r.Store.Set(t.Context(), "store", []byte(d.Peers.Addr()))
+				err = r.Store.Set(ctx, "store", []byte(d.Peers.Addr()))
 			}
 			if err != nil {
 				t.Errorf("node %d: %v", i, err)
+				cancel()
 			}
 		})
 	}
@@ -100,7 +108,7 @@ func nextOf(t *testing.T, nodes []*member, world int) {
 // TestHostOfStoreDies: the node with the store dies, then the node that took the store over, and so
 // on; each time the remaining nodes continue.
 func TestHostOfStoreDies(t *testing.T) {
-	nodes := meetAt(t, 4, time.Second)
+	nodes := meetAt(t, 4)
 	for len(nodes) > 1 {
 		nodes[0].kill()
 		nodes = nodes[1:]
@@ -111,7 +119,7 @@ func TestHostOfStoreDies(t *testing.T) {
 
 // TestSecondHost: an agent does not serve a store if another agent listens at the endpoint already.
 func TestSecondHost(t *testing.T) {
-	nodes := meetAt(t, 1, time.Second)
+	nodes := meetAt(t, 1)
 	defer nodes[0].kill()
 	peers, err := NewPeers(make([]byte, identity.ClusterKeyLen), "run", "127.0.0.1", discard())
 	if err != nil {
@@ -136,11 +144,11 @@ func TestSecondHost(t *testing.T) {
 // TestHostOfStoreReturns: an agent that is started at the endpoint after the store has moved joins
 // the running job.
 func TestHostOfStoreReturns(t *testing.T) {
-	nodes := meetAt(t, 3, time.Second)
+	nodes := meetAt(t, 3)
 	endpoint := nodes[0].Peers.Addr()
 	nodes[0].kill()
 	nextOf(t, nodes[1:], 2)
-	back := newMember(t, make([]byte, identity.ClusterKeyLen), endpoint, true, 3, time.Second)
+	back := newMember(t, make([]byte, identity.ClusterKeyLen), endpoint, true, 3, time.Hour)
 	var others sync.WaitGroup
 	others.Go(func() { nextOf(t, nodes[1:], 3) })
 	r, err := back.Next(t.Context(), false)
@@ -156,7 +164,7 @@ func TestHostOfStoreReturns(t *testing.T) {
 // TestHostOfStoreLeaves: if the node with the store leaves, another one takes the store over at
 // once, without waiting for missing heartbeats.
 func TestHostOfStoreLeaves(t *testing.T) {
-	nodes := meetAt(t, 3, time.Hour)
+	nodes := meetAt(t, 3)
 	if err := nodes[0].Leave(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -220,9 +228,41 @@ func TestRefusedMember(t *testing.T) {
 	}
 }
 
+// released is a log hook that unlocks mu when a node says that the store does not answer.
+type released struct{ mu *sync.Mutex }
+
+func (released) Levels() []logrus.Level { return logrus.AllLevels }
+func (r released) Fire(e *logrus.Entry) error {
+	if strings.Contains(e.Message, "does not answer") {
+		r.mu.Unlock()
+	}
+	return nil
+}
+
+// TestSilentBeforeFirstRound: before the first round, a node waits for a store that does not
+// answer, and reports one that has ended.
+func TestSilentBeforeFirstRound(t *testing.T) {
+	key := make([]byte, identity.ClusterKeyLen)
+	host := newMember(t, key, "127.0.0.1:0", true, 2, time.Hour)
+	other := newMember(t, key, host.Peers.Addr(), false, 2, time.Hour)
+	defer other.kill()
+	s, at := other.Peers.moving, host.Peers.moving.at.(*leadingStore)
+	log := other.Peers.log.(*logrus.Logger)
+	log.AddHook(released{&at.mu})
+	at.mu.Lock() // the store sets no value
+	if _, _, err := s.CompareAndSet(t.Context(), "key", 0, []byte("value")); err != nil {
+		t.Fatal(err)
+	}
+	log.ReplaceHooks(make(logrus.LevelHooks))
+	host.kill()
+	if _, err := s.Get(t.Context(), "key"); err == nil || !strings.Contains(err.Error(), "before the first round") {
+		t.Error(err)
+	}
+}
+
 // TestOneSearch: calls that find the store lost share one search.
 func TestOneSearch(t *testing.T) {
-	nodes := meetAt(t, 3, time.Second)
+	nodes := meetAt(t, 3)
 	for _, d := range nodes {
 		defer d.kill()
 	}
