@@ -92,7 +92,9 @@ wheel: lib ## build a wheel of the Python package and the library into bin/, wit
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
 
-PURE = GOFLAGS= CGO_ENABLED=0
+# Without the path of this folder in them, compiled packages, and the results of vet and staticcheck,
+# are shared by all working trees of a machine.
+PURE = GOFLAGS=-trimpath CGO_ENABLED=0
 
 # Compilers collect garbage less often, as long as they need little memory.
 QUICK = GOGC=400 GOMEMLIMIT=2GiB
@@ -211,7 +213,7 @@ check-kubernetes: ## run jobs on a real API server, which it builds first with K
 	@echo "== Kubernetes: bin/kubernetes/"
 	@mkdir -p bin/kubernetes
 	@version=$$($(GO) -C $(SERVERS) list -m -f '{{.Version}}' k8s.io/kubernetes) && for dir in $(SERVERS) $(KUEUE) $(HELM); do \
-		$(PURE) $(GO) -C $$dir build -trimpath -ldflags="-s -w -X k8s.io/component-base/version.gitVersion=$$version" \
+		$(PURE) $(GO) -C $$dir build -ldflags="-s -w -X k8s.io/component-base/version.gitVersion=$$version" \
 			-o $(CURDIR)/bin/kubernetes/ tool || exit 1; \
 	done
 	@rm -rf bin/kubernetes/kueue.d

@@ -129,7 +129,7 @@ var bin = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	cmd := exec.Command("go", "build", "-ldflags=-w", "-o", filepath.Join(temp, "train"), source)
-	cmd.Dir, cmd.Env = root, append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "GOFLAGS=-trimpath", "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%v: %w\n%s", cmd.Args, err, out)
 	}
@@ -363,7 +363,7 @@ func TestOutside(t *testing.T) {
 	for _, words := range []string{"mod init example.com/train",
 		"mod edit -require github.com/hvdrun/hvdrun@v0.0.0 -replace github.com/hvdrun/hvdrun=" + dir, "build -mod=mod -o train ."} {
 		cmd := exec.CommandContext(t.Context(), "go", strings.Fields(words)...)
-		cmd.Dir, cmd.Env = own, append(os.Environ(), "GOFLAGS=", "GOPROXY=off", "CGO_ENABLED=0", "GOWORK=off")
+		cmd.Dir, cmd.Env = own, append(os.Environ(), "GOFLAGS=-trimpath", "GOPROXY=off", "CGO_ENABLED=0", "GOWORK=off")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("go %s: %v\n%s", words, err, out)
 		}

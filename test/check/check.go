@@ -26,6 +26,10 @@ type step struct {
 // package is compiled at most twice.
 var pure = []string{"CGO_ENABLED=0"}
 
+// noDWARF makes compiling for the race detector cheaper. All that is compiled for it has this flag,
+// because other flags would compile it once more.
+const noDWARF = "-gcflags=all=-dwarf=false"
+
 // modules are the modules that repeat requirements of the main module.
 var modules = []string{"examples/discovery-plugin", "plugins/kubernetes", "test/browser", "frameworks/gomlx", "examples/gomlx"}
 
@@ -50,7 +54,7 @@ func after() []step {
 		{name: "go vet of plugins/kubernetes", env: pure, args: []string{"go", "-C", "plugins/kubernetes", "vet", "."}},
 		// What needs cgo is compiled only for the race detector: the tests have compiled much of it
 		// already.
-		{name: "go vet of libhvdrun", env: []string{"CGO_ENABLED=1"}, args: []string{"go", "vet", "-race", "./cmd/libhvdrun"}},
+		{name: "go vet of libhvdrun", env: []string{"CGO_ENABLED=1"}, args: []string{"go", "vet", "-race", noDWARF, "./cmd/libhvdrun"}},
 		{name: "tests of plugins/kubernetes", env: pure,
 			args: []string{"go", "-C", "plugins/kubernetes", "test", "-vet=off", "-count=1", "-short", "-ldflags=-w", "."}},
 		{name: "jobs in trouble", env: pure, args: []string{"go", "run", "./test/prove/jobs", "-small", "-cases", "3", "-seed", "2"}},
@@ -128,9 +132,9 @@ func (c *checker) run(ctx context.Context) error {
 			}
 		}
 	}
-	// The requirements of modules are looked up with the caller's flags, but nothing is compiled
-	// with them: other flags would compile everything once more.
-	if err := os.Unsetenv("GOFLAGS"); err != nil {
+	// The caller's flags would compile everything once more. With -trimpath, working trees share
+	// what is compiled and analysed: none of it contains the path of its folder.
+	if err := os.Setenv("GOFLAGS", "-trimpath"); err != nil {
 		return err
 	}
 	if err := c.steps(ctx, before()); err != nil {
@@ -193,7 +197,7 @@ func (c *checker) suites(ctx context.Context) ([]suite, error) {
 	short := []string{"-short", "-tags=" + tags, "-ldflags=-w"}
 	return []suite{
 		{kind: plain, args: short, env: pure, dirs: byKind[plain], process: 2},
-		{kind: race, args: append([]string{"-race", "-gcflags=all=-dwarf=false"}, short...), env: []string{"CGO_ENABLED=1"},
+		{kind: race, args: append([]string{"-race", noDWARF}, short...), env: []string{"CGO_ENABLED=1"},
 			dirs: byKind[race], process: 2},
 	}, err
 }

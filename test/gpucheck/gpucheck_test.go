@@ -68,7 +68,7 @@ func TestWhole(t *testing.T) {
 		self, programs = filepath.Join(dir, "gpucheck"), append(programs, "github.com/hvdrun/hvdrun/test/gpucheck")
 	}
 	build := exec.CommandContext(t.Context(), "go", append([]string{"build", "-ldflags=-s -w", "-o", dir + string(filepath.Separator)}, programs...)...)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}

@@ -36,7 +36,7 @@ func Build(dir string, packages ...string) error {
 	}
 	args := []string{"build", "-buildvcs=false", "-ldflags=-w", "-o", kept + string(filepath.Separator)}
 	cmd := exec.Command("go", append(args, packages...)...)
-	cmd.Dir, cmd.Env = root, append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "GOFLAGS=-trimpath", "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("sandbox: go %s: %w\n%s", strings.Join(cmd.Args[1:], " "), err, out)
 	}
