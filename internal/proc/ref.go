@@ -2,11 +2,13 @@ package proc
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Ref is a process of this machine that another process may have started. It holds the process id
@@ -46,6 +48,19 @@ func (r *Ref) Ended() error {
 	}
 	if birth, state, err := Born(r.pid); err != nil || state == 'Z' || state == 'X' || birth != r.birth {
 		return errors.New("its process has ended")
+	}
+	return nil
+}
+
+// Await blocks until the process has ended, or returns the cause of ctx's end.
+func (r *Ref) Await(ctx context.Context) error {
+	for r.Ended() == nil {
+		select {
+		case <-r.ended:
+		case <-time.After(2 * time.Millisecond): // only the parent of a process is told of its end
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 	return nil
 }

@@ -1,6 +1,8 @@
 package proc
 
 import (
+	"context"
+	"errors"
 	"os/exec"
 	"syscall"
 	"testing"
@@ -44,7 +46,19 @@ func TestRefOfAnothersChild(t *testing.T) {
 	if other.birth, _, err = Born(pid); err != nil || other.Ended() != nil {
 		t.Fatalf("it is there: %v, %v", err, other.Ended())
 	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, r := range []*Ref{other, RefOf(pid, ended)} {
+		if err := r.Await(over); !errors.Is(err, context.Canceled) {
+			t.Errorf("waiting for a process that runs: %v", err)
+		}
+	}
 	RefOf(pid, ended).Signal(syscall.SIGKILL)
+	for _, r := range []*Ref{other, RefOf(pid, ended)} {
+		if err := r.Await(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
 	<-ended
 	if other.Ended() == nil {
 		t.Error("it has ended")

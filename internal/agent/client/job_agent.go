@@ -55,15 +55,14 @@ func (j *jobAgent) there() error {
 // awaitEnd waits for the end of an agent of this machine, and kills it after endPatience. It does
 // not wait for one that hangs in the kernel.
 func (j *jobAgent) awaitEnd() {
-	for late, killed := time.Now().Add(endPatience), false; j.there() == nil; _ = retry.Pause(context.Background(), 2*time.Millisecond) {
-		switch {
-		case time.Now().Before(late):
-		case killed:
-			return
-		default:
-			j.ready.kill()
-			late, killed = time.Now().Add(endPatience), true
-		}
+	bounded := func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), endPatience)
+		defer cancel()
+		return j.process.Await(ctx)
+	}
+	if bounded() != nil {
+		j.ready.kill()
+		_ = bounded()
 	}
 }
 
