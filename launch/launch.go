@@ -64,7 +64,8 @@ type Spec struct {
 	// separate goroutine; conn is closed when Talk has returned. After the process has ended, conn
 	// can still be read, and the end is reported when Talk has returned. conn may have a method
 	// Ended() <-chan struct{}, whose channel is closed when the process has ended. Run calls
-	// cleanup, which may be nil, before it returns. ctx ends with Run's. Only Local uses it.
+	// cleanup, which may be nil, before it returns. ctx ends with Run's. If the kernel permits no
+	// socket, the process has none and conn is at its end. Only Local uses it.
 	Talk func(ctx context.Context, pid int, conn net.Conn) (cleanup func())
 	// Line, if not nil, is called by a Teller with each line of the worker for the driver, in
 	// order, after started has returned and before Ended; it must not keep text. noted is called

@@ -25,10 +25,11 @@ type talk struct {
 	ending sync.Once
 }
 
-// nearEnd is the launcher's end of the socket.
+// nearEnd is the launcher's end of the socket. Where the kernel permits no socket, the process has
+// none, and nearEnd is a pipe at its end.
 type nearEnd struct {
-	*net.UnixConn
-	closed chan struct{} // closed when the process has closed its end
+	net.Conn
+	closed chan struct{} // closed when the process has closed its end; nil: it has none
 	once   sync.Once
 	ended  chan struct{} // closed when the process has ended
 }
@@ -38,8 +39,8 @@ func (e *nearEnd) Ended() <-chan struct{} { return e.ended }
 
 // Read implements net.Conn.
 func (e *nearEnd) Read(b []byte) (int, error) {
-	n, err := e.UnixConn.Read(b)
-	if err != nil {
+	n, err := e.Conn.Read(b)
+	if err != nil && e.closed != nil {
 		e.once.Do(func() { close(e.closed) })
 	}
 	return n, err
@@ -47,7 +48,8 @@ func (e *nearEnd) Read(b []byte) (int, error) {
 
 // newTalk makes the socket of a process, if s.Talk is set, and appends the process's end to files,
 // the descriptors that the process inherits. It returns the environment of the process. If the
-// kernel permits no socket, the talk is nil and that is not an error.
+// kernel permits no socket, that is not an error: the process has none, and s.Talk gets one that is
+// at its end.
 func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 	env := slices.DeleteFunc(plan.WithNode(lastOfEach(s.Env), os.Environ(), s.As == nil), func(entry string) bool { // the socket of this process itself
 		return strings.HasPrefix(entry, plan.EnvWorkerSocket+"=")
@@ -62,7 +64,9 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM):
-		return nil, env, nil // in a sandbox, for instance; many programs do not use the socket
+		ours, theirs := net.Pipe() // in a sandbox, for instance; the worker speaks with its launcher in another way
+		_ = theirs.Close()
+		return &talk{ours: &nearEnd{Conn: ours, ended: make(chan struct{})}, with: s.Talk}, env, nil
 	case err != nil:
 		return nil, nil, os.NewSyscallError("socketpair", err)
 	}
@@ -77,7 +81,7 @@ func newTalk(s *Spec, files *[]uintptr) (*talk, []string, error) {
 		return nil, nil, err
 	}
 	env = append(env, plan.EnvWorkerSocket+"="+strconv.Itoa(len(*files)-1))
-	return &talk{ours: &nearEnd{UnixConn: conn.(*net.UnixConn), closed: make(chan struct{}), ended: make(chan struct{})}, with: s.Talk}, env, nil
+	return &talk{ours: &nearEnd{Conn: conn, closed: make(chan struct{}), ended: make(chan struct{})}, with: s.Talk}, env, nil
 }
 
 func (t *talk) start(ctx context.Context, pid int) {
@@ -106,8 +110,10 @@ func (t *talk) end() {
 	t.ending.Do(func() { close(t.ours.ended) })
 	// What is in the socket can still be read. Children of the process may hold its end. Errors:
 	// the talk is over.
-	_ = t.ours.CloseRead()
-	_ = t.ours.CloseWrite()
+	if socket, is := t.ours.Conn.(*net.UnixConn); is {
+		_ = socket.CloseRead()
+		_ = socket.CloseWrite()
+	}
 	t.over.Wait()
 }
 
