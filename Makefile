@@ -2,19 +2,19 @@
 
 GO ?= go
 ARGS ?=
-# The program gets the words of ARGS unchanged by the shell, as in ARGS='-run A/(b|c)', unless they contain quotes.
+# The shell does not interpret the words of ARGS, as in ARGS='-run A/(b|c)', unless they contain quotes.
 ifeq ($(findstring ',$(ARGS))$(findstring ",$(ARGS)),)
 override ARGS := $(foreach word,$(ARGS),'$(word)')
 endif
 FUZZTIME ?= 60s
 
-# make prove: how long each proving ground runs, and a seed to repeat in one of them.
+# For make prove: the time for each proving ground, and a seed and a proving ground to repeat one case.
 PROVE ?= 10m
 SEED ?=
 ROOM ?= collectives
 ROOMS = $(patsubst test/prove/%/main.go,%,$(wildcard test/prove/*/main.go))
 
-# The requirements of make check and make demo besides Go and its modules: a file or a program, and its Debian package.
+# What make check and make demo need besides Go and its modules: a program or file, and its Debian package.
 NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ssh:openssh-client \
 	/usr/sbin/sshd:openssh-server etcd:etcd-server \
 	/usr/bin/python3:python3 /usr/lib/python3/dist-packages/grpc:python3-grpcio \
@@ -22,7 +22,7 @@ NEEDS = gcc:gcc /usr/include/stdlib.h:libc6-dev bash:bash git:git ip:iproute2 ss
 	/usr/lib/python3/dist-packages/cryptography:python3-cryptography \
 	/usr/sbin/slurmctld:slurmctld /usr/sbin/slurmd:slurmd /usr/bin/scontrol:slurm-client /usr/sbin/munged:munge
 
-# bring installs the missing packages of a list such as NEEDS, as root; slashes separate several packages of a program.
+# bring installs, as root, the missing packages of a list such as NEEDS. Slashes separate several packages of one program.
 define bring
 @missing=; for need in $(1); do \
 	command -v "$${need%%:*}" >/dev/null || test -e "$${need%%:*}" || missing="$$missing $$(echo "$${need#*:}" | tr / " ")"; \
@@ -37,28 +37,28 @@ if [ -n "$$missing" ]; then \
 fi
 endef
 
-# The generator of internal/kernel's vector code, a module of its own.
+# The generator of internal/kernel's vector code, a separate module.
 VECTOR = internal/kernel/internal/gen
 
-# The generator of the list of licences, a module of its own.
+# The generator of the list of licences, a separate module.
 LICENSES = internal/licenses/internal/gen
 
-# A plugin that is a module of its own: the main module does not need client-go.
+# A plugin that is a separate module, so that the main module does not need client-go.
 KUBERNETES = plugins/kubernetes
 
-# Modules that need Kubernetes' API server and controllers, Kueue and kustomize, and helm, for check-kubernetes alone.
+# Modules that only check-kubernetes uses, for the programs of Kubernetes, Kueue and kustomize, and helm.
 SERVERS = test/kubernetes/servers
 KUEUE = test/kubernetes/kueue
 HELM = test/kubernetes/helm
 
-# Modules of their own, for frameworks that hvdrun itself does not need. gomlx's arithmetic does not pass checkptr, which
-# the race detector turns on.
+# Separate modules for frameworks that hvdrun itself does not need. gomlx's arithmetic fails under checkptr, which the race
+# detector enables.
 BROWSER = test/browser
 FRAMEWORKS = frameworks/gomlx examples/gomlx
 MODULES = examples/discovery-plugin $(KUBERNETES) $(BROWSER) $(FRAMEWORKS)
 UNCHECKED = -gcflags=github.com/gomlx/compute/...=-d=checkptr=0
 
-# The headers of NVML declare many functions as deprecated: the C compiler would warn of them in each build with cgo.
+# The headers of NVML declare many functions as deprecated; the C compiler would warn about them in each build with cgo.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
 # A program under the race detector otherwise sleeps for a second before it exits.
@@ -77,7 +77,7 @@ build: ## build hvdrun and the examples into bin/, the plugins into bin/plugins/
 	@CGO_ENABLED=0 $(GO) build -o bin/plugins/ $$($(GO) list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./plugins/...)
 	@CGO_ENABLED=0 $(GO) -C $(KUBERNETES) build -o $(CURDIR)/bin/plugins/ .
 
-# The library needs cgo, and for another machine (GOARCH=arm64) its C compiler (CC=aarch64-linux-gnu-gcc).
+# The library needs cgo; for another architecture (GOARCH=arm64) also a C compiler for it (CC=aarch64-linux-gnu-gcc).
 lib: ## build libhvdrun.so, for programs in C and for PyTorch, and its header into bin/lib/
 	@echo "== lib: bin/lib/"
 	@mkdir -p bin/lib
@@ -92,11 +92,10 @@ wheel: lib ## build a wheel of the Python package and the library into bin/, wit
 demo: build ## train on real digits while hosts come, die and go; ARGS go to the program
 	@bin/demo $(ARGS)
 
-# Without the path of this folder in them, compiled packages, and the results of vet and staticcheck,
-# are shared by all working trees of a machine.
+# With -trimpath, all working trees of a machine share compiled packages and the results of vet and staticcheck.
 PURE = GOFLAGS=-trimpath CGO_ENABLED=0
 
-# Compilers collect garbage less often, as long as they need little memory.
+# Compilers collect garbage less often while they need little memory.
 QUICK = GOGC=400 GOMEMLIMIT=2GiB
 
 check: deps ## all checks that a change must pass: 8 minutes on two cores; installs what it needs
@@ -130,7 +129,7 @@ frameworks: ## check and test the modules of frameworks; ARGS go to go test
 		$(GO) -C $$dir test -race -vet=off -timeout 30m $(SHORT) $(ARGS) ./... || exit 1; \
 	done
 
-# It shares compiled packages with the step pure.
+# The flags are those of make check, so that both share compiled packages.
 kubernetes: ## check and test the plugin kubernetes, a module of its own; ARGS go to go test
 	@echo "== $(KUBERNETES)"
 	@export $(PURE) $(QUICK); lint=$$($(GO) tool -n staticcheck) && \
@@ -141,7 +140,8 @@ check-page: ## test the page in a browser, and make its pictures anew; as root i
 	$(call bring,chromium:chromium/fonts-dejavu-core)
 	$(GO) -C $(BROWSER) test -count=1 -timeout 30m . -shots $(CURDIR)/docs $(ARGS)
 
-# debian makes a Debian in a folder once, as root, by debootstrap from MIRROR: the folder, the suite and its packages.
+# debian installs a Debian into a folder once, as root, with debootstrap from MIRROR. Its arguments are the folder, the suite
+# and the packages.
 define debian
 $(call bring,debootstrap:debootstrap)
 @test -e $(1)/ready || { rm -rf $(1) && mkdir -p $(1) && \
@@ -151,7 +151,7 @@ $(call bring,debootstrap:debootstrap)
 	touch $(1)/ready; } || { tail $(1).log >&2; exit 1; }
 endef
 
-# Another Debian's torch runs in a chroot, which is made once (20 minutes on a slow machine, 3 GB of disk).
+# The torch of another Debian runs in a chroot, which is made once (20 minutes on a slow machine, 3 GB of disk).
 DEBIAN = $(CURDIR)/bin/.debian/$(SUITE)
 ifdef SUITE
 check-torch: ## run PyTorch programs by hvdrun torchrun; as root it installs python3-torch, with SUITE=trixie that of another Debian (from MIRROR); ARGS go to go test, such as -run Soak -soak 10m
@@ -167,10 +167,10 @@ endif
 demo-gomlx: ## train gomlx on Fashion-MNIST (package dataset-fashion-mnist), undisturbed and under deaths and resizes
 	$(GO) -C examples/gomlx test -tags training -count=1 -timeout 1h -v -run TestFashionMNIST $(ARGS) .
 
-# The tests of hosts in network namespaces run only where these can be made, which needs the capability SYS_ADMIN in a
-# container. Jobs of processes come first, two packages at a time: beside tests that compute, a slow machine starves
-# them until hosts count as lost. driver/decide starts no goroutines, and is tested without the race detector. Programs of
-# PyTorch have a target of their own, check-torch.
+# The tests of hosts in network namespaces run only where namespaces can be made; a container needs the capability
+# SYS_ADMIN for that. Tests that run jobs of processes come first, two packages at a time: on a slow machine, tests that
+# compute would starve them until hosts count as lost. driver/decide starts no goroutines, so its tests run without the
+# race detector. check-torch tests programs of PyTorch.
 test: DECIDES = ./driver/decide/... ./tasks/internal/queue/... ./torchrun/replica/internal/rules/...
 test: JOBS = ./test/e2e/... ./internal/agent/... ./cmd/...
 test: NETNS = $(shell unshare --net true 2>/dev/null && echo -tags netns || echo 'hosts in network namespaces are NOT tested: run make check-net as root' >&2)
@@ -236,7 +236,7 @@ prove: ## run random programs of collectives, then random jobs, each for PROVE (
 		done; exit $$status; \
 	fi
 
-# One kind of random jobs, with the settings of a target.
+# The targets below run one kind of random jobs each.
 KIND = $(GO) run ./test/prove/jobs -seed 1 -kind
 DRIVERS = $(KIND) drivers -cases 1 -drivers 100 -steps 20000
 RECOVERY = $(KIND) recovery -cases 1 -kills 200 -joins 40 -arrivals 20
@@ -300,8 +300,8 @@ check-container: ## build the steps of deploy/container/Dockerfile, and run the 
 	$(call bring,debootstrap:debootstrap buildah:buildah)
 	@GO=$(GO) deploy/container/check
 
-# These commands measure the tables of the README and those behind docs/figures.svg; bin/figures/ has the output. Other libraries are
-# measured if they are installed (docs/collectives.md). Copy the tables into BENCHMARKS.md, and add what else ran at the time; then run make figures.
+# These commands measure the numbers of the README and of docs/figures.svg, into bin/figures/. Copy the tables into
+# BENCHMARKS.md, with a note about what else ran on the machine at the time; then run make figures.
 measure: build ## measure what the README's figures show, into bin/figures/: 10 minutes on two quiet cores; then copy the tables into BENCHMARKS.md
 	@mkdir -p bin/figures
 	$(RECOVERY) -tsv bin/figures/recovery.tsv >bin/figures/recovery.txt
@@ -310,7 +310,7 @@ measure: build ## measure what the README's figures show, into bin/figures/: 10 
 	$(DRIVERS) >bin/figures/drivers.txt
 	@ls -l bin/figures
 
-# The newest releases of other libraries, in a separate Debian of 2 GB. docs/collectives.md describes the settings.
+# The newest releases of other libraries run in a separate Debian of 2 GB. docs/collectives.md describes the settings.
 PEERS = $(CURDIR)/bin/.debian/peers
 PEERS_2 = openmpi,openmpi-nocma,openmpi-acoll,openmpi-xhc,openmpi-ucx,mpich,mpich-ucc,torch,gloo
 PEERS_4 = openmpi,openmpi-linear,openmpi-acoll,openmpi-ucx,openmpi-rabenseifner,mpich,mpich-posix,torch,gloo

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Python 3.14.8, PyTorch 2.14.1: the DataLoader workers of a trainer that is killed never end. They are children of Python's fork
-# server, and check whether the id of their parent, the fork server, changes. Guess: they end within five seconds, as with
-# the start method fork, which Python 3.13 had as its default on Linux.
+# Python 3.14.8, PyTorch 2.14.1: after the death of a trainer, its DataLoader workers never end. They check whether the id of
+# their parent changes, and their parent is Python's fork server. Guess: they end within five seconds, as with the start
+# method fork, which was the default on Linux up to Python 3.13.
 . "$(dirname "$0")/debian.bash"
 packages python3 python3-torch
 cat > t.py <<'PY'

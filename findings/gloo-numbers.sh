@@ -1,7 +1,7 @@
 #!/bin/bash
-# gloo in torch 2.14.1: the eighth all_reduce of True in two ranks makes it False, as a byte that wraps around; MAX of 1, NaN and 2 depends on the rank that has the NaN;
-# an average of integers raises, and has changed the tensor.
-# Guess: True; NaN, as torch.max; an error before anything happens.
+# gloo in torch 2.14.1: repeated all_reduces of True in two ranks give False at the eighth, since a byte wraps around; MAX of
+# 1, NaN and 2 depends on the rank that has the NaN; an average of integers raises an error after it has changed the tensor.
+# Guess: True; NaN, as torch.max gives; an error before the tensor changes.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch
 cat > w.py <<'PY'

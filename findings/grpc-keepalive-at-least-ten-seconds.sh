@@ -1,7 +1,7 @@
 #!/bin/bash
 # grpc-go raises a client's keepalive time below ten seconds to ten, with a warning in a log that is off by default.
 # With a time and a timeout of 1 s, a silent connection is noticed after about 12 s.
-# Guess: after 2 s; or that the server decides.
+# Guess: it is noticed after 2 s, or when the server decides.
 set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
 export GOFLAGS=-mod=mod GOWORK=off; out=()
 cat > main.go <<'GO'

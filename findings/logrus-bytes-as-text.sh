@@ -1,5 +1,5 @@
 #!/bin/bash
-# logrus 1.10: the text of a []byte field is the bytes as text; in 1.9 it was a list of numbers.
+# logrus 1.10 writes a []byte field as text; 1.9 wrote a list of numbers.
 # Guess: [104 105].
 set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
 export GOFLAGS=-mod=mod GOWORK=off; out=()

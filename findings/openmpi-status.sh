@@ -1,5 +1,5 @@
 #!/bin/bash
-# mpirun --with-ft ulfm of Open MPI 6.0.0rc2: a rank that is killed by SIGKILL lets mpirun exit with status 0 and without a message.
+# Open MPI 6.0.0rc2: after SIGKILL of a rank, mpirun --with-ft ulfm exits with status 0 and without a message.
 # Guess: 137, as without --with-ft, or any other status but 0.
 . "$(dirname "$0")/debian.bash"
 packages openmpi-bin

@@ -1,5 +1,6 @@
 #!/bin/bash
-# otlptracehttp 1.47: WithEndpointURL without a path posts to /, the variable of the same URL to /v1/traces. In 1.38 both do.
+# otlptracehttp 1.47: with a URL without a path, WithEndpointURL posts to /, but the environment variable to /v1/traces. In
+# 1.38 both post to /v1/traces.
 # Guess: /v1/traces by both.
 set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
 export GOFLAGS=-mod=mod GOWORK=off; out=()

@@ -1,5 +1,6 @@
 #!/bin/bash
-# client_golang 1.25: if a collector panics, promhttp answers 500, and the body has the panic and its stack with the paths of files.
+# client_golang 1.25: if a collector panics, promhttp answers with status 500, and the body has the panic and its stack with
+# paths of source files.
 # Guess: the panic ends the connection or the program, as in other handlers of net/http.
 set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
 export GOFLAGS=-mod=mod GOWORK=off; out=()

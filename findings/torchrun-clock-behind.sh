@@ -1,6 +1,7 @@
 #!/bin/bash
-# torchrun 2.14.1, c10d, --nnodes 2: with the clock of one node 20 s behind, the other node takes it for dead (its heartbeats are
-# older than 15 s), and trains alone: WORLD_SIZE is 1, below the minimum of 2, and the exit status is 0. Guess: the nodes never meet.
+# torchrun 2.14.1, c10d, --nnodes 2: if the clock of one node is 20 s behind, the other node considers it dead, since its
+# heartbeats are older than 15 s, and trains alone: WORLD_SIZE is 1, below the minimum of 2, and the exit status is 0.
+# Guess: the nodes never meet.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch faketime; without_libuv
 cat > w.py <<'PY'

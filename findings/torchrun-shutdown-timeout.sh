@@ -1,6 +1,6 @@
 #!/bin/bash
-# torchrun 2.14.1: --shutdown-timeout is ignored if a worker has failed: the others get SIGKILL after 30 s, whatever its value.
-# Guess: after the 2 s that were asked for.
+# torchrun 2.14.1 ignores --shutdown-timeout if a worker has failed: the other workers get SIGKILL after 30 s.
+# Guess: they get it after the 2 s given.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch; without_libuv
 cat > w.py <<'PY'
