@@ -1,4 +1,5 @@
-# The findings of Debian's packages source this: packages NAME… makes $SID a folder with Debian sid that has them, unless it already is, and sid COMMAND… runs a command there, in a temporary folder that both sides have as $d.
+# Findings about Debian's packages source this file. packages NAME… installs Debian sid with these packages in $SID, unless
+# it is there. sid COMMAND… runs a command in it, in a temporary folder that has the path $d inside and outside.
 d=$(mktemp -d); trap 'rm -rf "$d"' EXIT; cd "$d" || exit 2
 packages() {
   if [ -z "${SID:-}" ]; then

@@ -6,7 +6,7 @@ import sys
 
 
 __all__ = ["__version__"]
-__version__: str  # of the hvdrun that brings the package, as printed by hvdrun version without the v, or of the wheel
+__version__: str  # the version that hvdrun version prints, without the v, or that of the wheel
 
 _here = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _marker = os.path.join(_here, "hvdrun.embedded")
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> str:
         try:
             version = metadata.version(__name__)
         except metadata.PackageNotFoundError:
-            version = "(devel)"  # a folder of sources
+            version = "(devel)"  # imported from a source folder
     globals()[name] = version = version.removeprefix("v")
     return version
 

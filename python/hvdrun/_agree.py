@@ -10,7 +10,7 @@ import time
 
 _NAME = "hvdrun-agree"
 _MOST = 64  # ranks: each maps the pages of all others
-_YIELDS = 100  # looks that yield the processor, before the first one that sleeps
+_YIELDS = 100  # number of looks that only yield the processor; each later one sleeps first
 _SLEEP = 0.0002  # seconds
 # Indices of the numbers in a page.
 _TOKEN, _CUT, _TURN = 0, 8, 16  # _TURN: for even and odd turns, each in its own cache line, because a rank can be one turn ahead

@@ -36,7 +36,7 @@ for _name, _kind in (("uint16", lib.UINT16), ("uint32", lib.UINT32), ("uint64", 
 
 
 def _reductions():
-    """Returns the library's numbers of reductions, or functions, by the hash of torch's reduction in options, which is its number."""
+    """Returns the library's number of each reduction, or a function, by the hash of torch's ReduceOp, which is its number in torch."""
     numbers = {}
     for name, number in (("SUM", lib.SUM), ("AVG", lib.AVERAGE), ("MIN", lib.MIN), ("MAX", lib.MAX), ("PRODUCT", lib.PRODUCT),
                          ("BAND", torch.bitwise_and), ("BOR", torch.bitwise_or), ("BXOR", torch.bitwise_xor)):
@@ -152,10 +152,10 @@ class _Completer:
 
 
 def _options():
-    """Returns the options of an endpoint from the environment, into which hvdrun or a person has put them."""
+    """Returns the options of an endpoint from variables that hvdrun or the user has set."""
     options = {"run": "torch"}
     if os.environ.get("HVD_ENCRYPT_DATA") == "1":
-        raise lib.Error("the backend hvdrun does not encrypt tensors: use gloo, or leave --encrypt-data out")
+        raise lib.Error("the backend hvdrun does not encrypt tensors: use gloo, or omit --encrypt-data")
     if os.environ.get("HVD_NETWORK_INTERFACES"):
         options["interfaces"] = os.environ["HVD_NETWORK_INTERFACES"].split(",")
     if os.environ.get("HVD_LISTEN"):
@@ -255,7 +255,7 @@ class ProcessGroup(dist.ProcessGroup):
         handles = list(options.handles) if isinstance(options.handles, (list, tuple)) else sorted(options.handles)
         own = self.get_reconfigure_handle()
         if handles.count(own) != 1 or len(set(handles)) != len(handles):
-            raise lib.Error("the handles of a world are those of its members, each once, and this one's among them")
+            raise lib.Error("a world needs the handle of each member once, and this one's among them")
         if options.uuid in self._used:
             raise lib.Error(f"the number {options.uuid} of a world was already used")
         members = [json.loads(h.partition(":")[2]) for h in handles]

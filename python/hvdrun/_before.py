@@ -304,17 +304,17 @@ class Before:
         changed += [row[:3] for row in self._looks if not torch.equal(row[2], row[3]) and not torch.isnan(row[3]).any()]
         for part, name, _ in changed:
             raise RuntimeError(
-                f"hvdrun: the parameter {name!r} of the part {part!r} has changed since the step began, and a step that fails would "
-                "leave that: let step.commit() step the optimizers of the state, or give it what changes parameters: "
+                f"hvdrun: the parameter {name!r} of the part {part!r} has changed since the step began, and a failed step could not "
+                "undo this: let step.commit() step the optimizers of the state, or pass it a function that changes the parameters: "
                 "step.commit(update)")
         for name, tensors in self._large.items():
             if any(t._version != version for t, version in tensors):
                 raise RuntimeError(f"hvdrun: the part {name!r} has changed since the step began, and is too large to be copied in each step: "
-                                   "give what changes it to commit: step.commit(update)")
+                                   "pass commit a function that changes it: step.commit(update)")
         for name, before in self._schedulers.items():
             if pace(self._parts[name]) != before:
-                raise RuntimeError(f"hvdrun: the scheduler {name!r} was stepped within the step: step.commit() steps it; for another "
-                                   "pace, name it in job.state(each_epoch=[…]), or step it in step.commit(update)")
+                raise RuntimeError(f"hvdrun: the scheduler {name!r} was stepped within the step: step.commit() steps it; to step it "
+                                   "less often, name it in job.state(each_epoch=[…]), or step it in step.commit(update)")
 
 
 def watch(name, optimizer, before):
@@ -328,6 +328,6 @@ def watch(name, optimizer, before):
         step = of()
         if step is not None and step.open:
             raise RuntimeError(f"hvdrun: the optimizer {name!r} is stepped within the step, which step.commit() does when all ranks have "
-                               f"their gradients: leave the call out, or give it to commit: step.commit({name}.step)")
+                               f"their gradients: remove the call, or pass it to commit: step.commit({name}.step)")
 
     optimizer.register_step_pre_hook(refuse)

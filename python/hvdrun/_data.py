@@ -7,8 +7,8 @@ import torch.utils.data
 def check(loader):
     """Raises TypeError if a loader has its own order of samples, which Job.steps would not follow."""
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
-        raise TypeError("hvdrun: data has an IterableDataset, whose samples have no indices, so that nobody can say which rank takes which: "
-                        "use a data set with __getitem__")
+        raise TypeError("hvdrun: data has an IterableDataset, whose samples have no indices, so they cannot be divided among the ranks: use "
+                        "a data set with __getitem__")
     if loader.batch_sampler is not None and type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
         own = f"batch_sampler={type(loader.batch_sampler).__name__}"
     else:

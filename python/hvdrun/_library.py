@@ -26,7 +26,7 @@ class Error(RuntimeError):
 
 
 class Aborted(Error):
-    """A rank is lost, has left or has given up. The group is unusable."""
+    """A rank died, left or aborted. The group is unusable."""
 
 
 # The path of the library; None: the one beside this file, or that of the system.
@@ -46,8 +46,8 @@ def load():
     global _functions
     with _lock:
         if _forked:
-            raise Error("this process is a child, by fork, of one that uses hvdrun's library, and cannot use it: use the start method "
-                        "spawn or forkserver, or fork before the first process group is made")
+            raise Error("this process was forked from one that uses hvdrun's library, and cannot use it: use the start method spawn "
+                        "or forkserver, or fork before the first process group is made")
         if _functions is None:
             _functions = _load()
             os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_poison)
@@ -67,7 +67,7 @@ class _Poisoned:
     """Replaces the functions in a forked child."""
 
     def __getattr__(self, name):
-        raise Error(f"{name} is called in a child, by fork, of a process that uses hvdrun's library: only the parent can")
+        raise Error(f"{name} is called in a process forked from one that uses hvdrun's library: only the parent can use it")
 
 
 def _leave():

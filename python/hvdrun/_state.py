@@ -201,8 +201,8 @@ class State:
         if name not in self._parts or isinstance(old, torch.Tensor) or hasattr(old, "load_state_dict"):
             raise AttributeError(f"hvdrun: {name!r} is not a value of the state and cannot be assigned: a tensor takes new values by copy_")
         if isinstance(value, torch.Tensor):
-            raise TypeError(f"hvdrun: the value {name!r} of the state cannot become a tensor: assign a number (.item()), or have a tensor "
-                            "from the beginning and write to it")
+            raise TypeError(f"hvdrun: the value {name!r} of the state cannot become a tensor: assign a number (.item()), or use a tensor "
+                            "from the beginning, and write to it")
         self._parts[name] = value
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Hugging Face accelerate in a loop over Job.steps: mixed precision, clipping, gathering and trackers of the world that there is.
+"""Hugging Face accelerate in a loop over Job.steps: mixed precision, clipping, gathering and trackers of the current world.
 
     import hvdrun.torch as hvd
     from hvdrun.accelerate import Accelerator       # in place of accelerate's
@@ -170,5 +170,5 @@ class _Sharded(torch.utils.data.DataLoader):
         for batch in prepare():
             yield batch
             if job.generation != world:
-                raise RuntimeError("hvdrun: the world has changed while a prepared DataLoader was iterated, whose parts are those of "
-                                   "the last one: train by job.steps, whose indices are of each world")
+                raise RuntimeError("hvdrun: the world has changed during an iteration of a prepared DataLoader, which is divided among the "
+                                   "ranks of the last world: train by job.steps, which divides each step anew")

@@ -344,7 +344,7 @@ class Job:
 
         Args:
             state: what a step changes, of Job.state.
-            total: the value of state.step after the last step: a number of steps, from the beginning of the training.
+            total: the value of state.step after the last step: a number of steps, counted from the start of the training.
             batch: the number of samples of a step, on all ranks together.
             samples: the length of the data set, which each epoch shuffles again; None: that of data, or, without data, indices
                 without an end.
@@ -383,7 +383,7 @@ class Job:
         if evaluate is None and every is not None or isinstance(period, bool) or not isinstance(period, int) or period < -1:
             raise ValueError(f"hvdrun: every={every!r}: a number of steps, or 'epoch', for evaluate")
         if period == 0 and samples is None:
-            raise ValueError("hvdrun: every='epoch' needs samples: without, an epoch has no end")
+            raise ValueError("hvdrun: every='epoch' needs samples: without them an epoch has no end")
         state.__dict__["_plan"] = [("total", total), ("batch", batch), ("samples", -1 if samples is None else samples),
                                    ("shuffle", int(shuffle)), ("seed", int(seed) & (1 << 62) - 1), ("every", period)]
         ahead = Ahead(data, plan, self) if data is not None else None
@@ -411,7 +411,7 @@ class Job:
                     self._left = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                     raise
                 if not step._entered:
-                    raise RuntimeError("hvdrun: the body of the loop over job.steps begins with `with step:`")
+                    raise RuntimeError("hvdrun: the body of the loop over job.steps must begin with `with step:`")
                 if step._failed is not None:
                     self._enter(state, step._failed)
                 elif self.changed and not due():
@@ -683,8 +683,8 @@ class Job:
             return
         if self._state is None:
             if self.rank == 0:
-                print("hvdrun: the program has called hvd.init, and neither job.steps nor hvdrun.torch.run, so that hvdrun has connected no "
-                      "ranks, and nothing that it has trained would have survived a death (a Trainer that does is in hvdrun.transformers)",
+                print("hvdrun: the program has called hvd.init, and neither job.steps nor hvdrun.torch.run, so hvdrun has connected no "
+                      "ranks, and no training would have survived the death of a rank (hvdrun.transformers has an elastic Trainer)",
                       file=sys.stderr, flush=True)
             return
         text = f"the program has left the loop over job.steps after step {self._state.step}, before its end"

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, whose processes stay when others die, come or go.
+"""Hugging Face's Trainer, whose processes continue when others die, come or go.
 
     from hvdrun.transformers import Trainer, TrainingArguments    # in place of transformers'
 
@@ -87,7 +87,7 @@ def _not_carried(args):
         ("optim", "lomo" in optim or "layerwise" in optim, f"{optim} updates in the backward pass, before all ranks have the gradients"),
         ("accelerator_config", config.get("split_batches") or config.get("dispatch_batches"),
          "split_batches and dispatch_batches divide the batch by accelerate, which hvdrun does"),
-        ("enable_jit_checkpoint", getattr(args, "enable_jit_checkpoint", False), "hvdrun handles SIGTERM: the others go on without the process"),
+        ("enable_jit_checkpoint", getattr(args, "enable_jit_checkpoint", False), "hvdrun handles SIGTERM: the others continue without the process"),
     ):
         if given:
             yield name, why
@@ -271,7 +271,7 @@ class _Elastic:
                             f"{type(self.args).__name__}: with these each process would train alone or in a world of its own")
         super().create_accelerator_and_postprocess()
         if self.accelerator.distributed_type not in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
-            raise ValueError(f"hvdrun: accelerate is set to {self.accelerator.distributed_type}, which an elastic Trainer does not carry")
+            raise ValueError(f"hvdrun: accelerate is set to {self.accelerator.distributed_type}, which an elastic Trainer does not support")
         # The state wraps the model itself, in each world.
         self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         self._hvd_state = self._hvd_loader = self._hvd_point = self._hvd_weight = self._hvd_logs = self._hvd_resume = None
@@ -328,8 +328,8 @@ class _Elastic:
 
     def set_initial_training_values(self, args, dataloader):
         if dataloader is not self._hvd_loader:
-            raise TypeError("hvdrun: get_train_dataloader is overridden, whose parts are those of one world: override _get_train_sampler, "
-                            "or give a train_dataset and a data_collator")
+            raise TypeError("hvdrun: get_train_dataloader is overridden, and would divide the data for one world only: override "
+                            "_get_train_sampler, or give a train_dataset and a data_collator")
         self._hvd_values = super().set_initial_training_values(args, dataloader)
         return self._hvd_values
 
