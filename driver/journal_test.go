@@ -464,7 +464,7 @@ func TestJournalHasRoom(t *testing.T) {
 		j := k.drive(t, t.Context(), l)
 		why := strings.Repeat("the disk is full, ", 1000)
 		for i := range 200 {
-			j.post(decide.SourceStale{Err: fmt.Errorf("%s%d", why, i)})
+			j.post(decide.SourceStale{Cause: decide.Cause{Err: fmt.Errorf("%s%d", why, i)}})
 			if i == 100 {
 				j.joined(k, t, "a:0", 0)
 				j.joined(k, t, "a:1", 0)
@@ -516,7 +516,7 @@ func TestJournalFullDisk(t *testing.T) {
 		ballast := fill(t)
 		j := k.drive(t, t.Context(), l)
 		for i := range 200 { // more than is left of the last page
-			j.post(decide.SourceStale{Err: fmt.Errorf("the disk is full, %d", i)})
+			j.post(decide.SourceStale{Cause: decide.Cause{Err: fmt.Errorf("the disk is full, %d", i)}})
 		}
 		j.joined(k, t, "a:0", 0)
 		j.joined(k, t, "a:1", 0)

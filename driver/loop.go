@@ -315,13 +315,13 @@ func (l *loop) discover(ctx context.Context, known []plan.Host) {
 		Log: l.cfg.Log,
 		Failed: func(err error, age time.Duration) {
 			l.source.fails(age)
-			l.post(decide.SourceStale{Err: err, Age: age})
+			l.post(decide.SourceStale{Cause: decide.Cause{Err: err}})
 		},
 		Stands: l.source.stands,
 	}
 	err := poll.Run(ctx, func(hosts []plan.Host) { l.post(decide.HostsFound{Hosts: slices.Clone(hosts)}) })
 	if first, ok := errors.AsType[*discovery.FirstError](err); ok && ctx.Err() == nil {
-		l.post(decide.SourceFailed{Err: first.Err})
+		l.post(decide.SourceFailed{Cause: decide.Cause{Err: first.Err}})
 	}
 }
 
@@ -351,7 +351,7 @@ func (l *loop) run(ctx context.Context) error {
 		case in = <-l.events:
 			if interrupt != nil && ctx.Err() != nil { // the workers may have ended because of it
 				interrupt = nil
-				if end := l.admit([]posted{{input: decide.Interrupted{Cause: l.interruption(ctx)}}}); end != nil {
+				if end := l.admit([]posted{{input: decide.Interrupted{Cause: decide.Cause{Err: l.interruption(ctx)}}}}); end != nil {
 					in.tellSender()
 					return end.Err
 				}
@@ -382,7 +382,7 @@ func (l *loop) run(ctx context.Context) error {
 			in.input = decide.DeadlinePassed{}
 		case <-interrupt:
 			interrupt = nil
-			in.input = decide.Interrupted{Cause: l.interruption(ctx)}
+			in.input = decide.Interrupted{Cause: decide.Cause{Err: l.interruption(ctx)}}
 		}
 		if end := l.admit([]posted{in}); end != nil {
 			return end.Err

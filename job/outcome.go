@@ -1,6 +1,8 @@
 package job
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"syscall"
@@ -60,7 +62,7 @@ type WorkerError struct {
 	Exit Exit
 	// Reason is set if the driver stopped the worker for a failure, or if the exit alone does not
 	// show the cause.
-	Reason string
+	Reason string `json:",omitempty"`
 }
 
 // Error includes host, slot, rank and exit.
@@ -100,28 +102,57 @@ func (e *WorkerError) Faulty() bool {
 // Exit is how a worker's process ended. The zero Exit is a clean one.
 type Exit struct {
 	Code   int
-	Signal syscall.Signal
+	Signal syscall.Signal `json:",omitempty"`
 	// Err is set if the process could not be started.
 	Err error
 	// Evicted: the agent of its host ended it or did not start it, because the agent itself was
 	// asked to end.
-	Evicted bool
+	Evicted bool `json:",omitempty"`
 	// TakenBy is the run whose worker occupies the slot, so that no process was started; empty:
 	// none does.
-	TakenBy string
+	TakenBy string `json:",omitempty"`
 	// Unkillable: the process still exists after SIGKILL. Err has details.
-	Unkillable bool
+	Unkillable bool `json:",omitempty"`
 	// Early: the worker had joined, and exited with status 0 before its training was done.
-	Early bool
+	Early bool `json:",omitempty"`
 	// Said is the error that the program itself reported, such as "ValueError: bad sample
 	// (train.py:34)", or the line of its standard error that gives the reason.
-	Said string
+	Said string `json:",omitempty"`
 	// Lost: the host cannot be reached, so it is unknown how the process ended; it counts as
 	// killed.
-	Lost bool
+	Lost bool `json:",omitempty"`
 	// Why is what else is known about the reason, such as that the kernel killed the process
 	// because memory ran out. Empty: nothing.
-	Why string
+	Why string `json:",omitempty"`
+}
+
+// exitJSON is an Exit with the text of its Err.
+type exitJSON struct {
+	fields
+	Err string `json:",omitempty"`
+}
+
+type fields Exit // without methods
+
+// MarshalJSON encodes the exit with the text of its Err.
+func (e Exit) MarshalJSON() ([]byte, error) {
+	x := exitJSON{fields: fields(e)}
+	if e.Err != nil {
+		x.Err = e.Err.Error()
+	}
+	return json.Marshal(x)
+}
+
+// UnmarshalJSON decodes what MarshalJSON has encoded. It refuses unknown fields.
+func (e *Exit) UnmarshalJSON(text []byte) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	var x exitJSON
+	err := d.Decode(&x)
+	if *e = Exit(x.fields); x.Err != "" {
+		e.Err = errors.New(x.Err)
+	}
+	return err
 }
 
 // String describes the exit: "exited with code 7", "was killed by signal 9 (killed)".

@@ -18,10 +18,10 @@ type (
 		ID     string
 		Slot   plan.Slot
 		Trial  TrialWorld
-		Resets int
+		Resets int `json:",omitempty"`
 		// Again: a previous driver has started the worker or was about to. Forked: its process is
 		// known to have started.
-		Again, Forked bool
+		Again, Forked bool `json:",omitempty"`
 	}
 	// TrialWorld describes, to a starting worker, the world that all wanted slots would form. It
 	// does not list the slots: a thousand starting workers would need a million of them.

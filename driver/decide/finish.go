@@ -20,8 +20,8 @@ func (m *Machine) finish(now time.Time) {
 		}
 	}
 	if len(m.workers) == 0 {
-		if m.late != nil && (m.late.Exit.Signal == 0 || !m.DoneExit) {
-			m.decide(now, m.late)
+		if m.Late != nil && (m.Late.Exit.Signal == 0 || !m.DoneExit) {
+			m.decide(now, m.Late)
 		}
 		m.decide(now, nil)
 		m.windDown(now)
@@ -54,16 +54,16 @@ func (m *Machine) windDown(now time.Time) {
 		return
 	}
 	m.Over = true
-	m.result = m.withUnwritten(m.result)
+	m.Result.Err = m.withUnwritten(m.Result.Err)
 	message := m.remark()
-	if m.result != nil {
-		message = m.result.Error()
+	if m.Result.Err != nil {
+		message = m.Result.Err.Error()
 	}
-	if m.result == nil && message != "" {
+	if m.Result.Err == nil && message != "" {
 		m.log(Warn, "%s", message)
 	}
 	m.account(now)
-	fields := []job.Field{field("status", job.ExitStatus(m.result)), field("message", message), field("goodput", m.ledger.Until(now))}
+	fields := []job.Field{field("status", job.ExitStatus(m.Result.Err)), field("message", message), field("goodput", m.ledger.Until(now))}
 	if n := m.lastCommit(); n > 0 {
 		fields = append(fields, field("commits", n))
 	}
@@ -71,7 +71,7 @@ func (m *Machine) windDown(now time.Time) {
 		fields = append(fields, field("checkpoint", m.Wrote))
 	}
 	m.emit(now, job.JobDone, fields...)
-	m.do(FinishJob{m.result})
+	m.do(FinishJob{m.Result.Err})
 }
 
 // lastCommit returns the number of the job's newest commit as far as the machine knows; 0: none. It
@@ -94,7 +94,7 @@ func (m *Machine) lastCommit() uint64 {
 // trained by itself, or not at all. Empty: nothing is unusual. The machine cannot see whether
 // programs communicate without hvdrun.
 func (m *Machine) remark() string {
-	if m.result != nil || !m.LeftCleanly || !m.Joined.IsZero() || len(m.ran) < 2 {
+	if m.Result.Err != nil || !m.LeftCleanly || !m.Joined.IsZero() || len(m.ran) < 2 {
 		return ""
 	}
 	return fmt.Sprintf("%d programs have ended with status 0, and none has used hvdrun's library: each ran alone, unless they met in "+
@@ -122,8 +122,8 @@ func (m *Machine) checkAlive(now time.Time) {
 	switch {
 	case m.hasState() && !able:
 		m.decide(now, m.stateLost())
-	case alive == 0 && m.firstFailure != nil && !(m.size.TasksOnly && m.size.Elastic): // for tasks alone, slots may come back
-		m.decide(now, m.firstFailure)
+	case alive == 0 && m.FirstFailure != nil && !(m.size.TasksOnly && m.size.Elastic): // for tasks alone, slots may come back
+		m.decide(now, m.FirstFailure)
 	case alive == 0 && m.LeftCleanly && m.Joined.IsZero():
 		m.decide(now, nil) // a command without hvdrun's library ends like this
 	}
@@ -134,12 +134,12 @@ func (m *Machine) hasState() bool { return m.Progress && !m.size.Stateless }
 
 func (m *Machine) stateLost() error {
 	switch {
-	case m.firstFailure == nil:
+	case m.FirstFailure == nil:
 		return fmt.Errorf("%w: the last worker that had it has left", job.ErrStateLost)
-	case m.OtherFailures > 0 && !m.firstFailure.Own():
-		return fmt.Errorf("%w: %s, and %s with errors of their own", job.ErrStateLost, m.firstFailure.What(), ended(m.OtherFailures))
+	case m.OtherFailures > 0 && !m.FirstFailure.Own():
+		return fmt.Errorf("%w: %s, and %s with errors of their own", job.ErrStateLost, m.FirstFailure.What(), ended(m.OtherFailures))
 	}
-	return fmt.Errorf("%w: the last worker that had it failed: %s", job.ErrStateLost, m.firstFailure.What())
+	return fmt.Errorf("%w: the last worker that had it failed: %s", job.ErrStateLost, m.FirstFailure.What())
 }
 
 // ended returns text that says how many other workers have ended.
@@ -153,7 +153,7 @@ func ended(n int) string {
 // decide sets the job's result; later calls do not change it.
 func (m *Machine) decide(now time.Time, err error) {
 	if !m.Decided {
-		m.Decided, m.result = true, err
+		m.Decided, m.Result.Err = true, err
 	}
 }
 
@@ -163,9 +163,9 @@ func (m *Machine) notEnough(now time.Time) error {
 	switch {
 	case !m.Started:
 		need = m.size.NP
-	case m.StartFailed && m.firstFailure != nil:
+	case m.StartFailed && m.FirstFailure != nil:
 		return fmt.Errorf("%w: %d workers needed, %d joined within %v, %d slots available; the first failure: %s",
-			job.ErrNotEnoughSlots, need, m.joinedSoFar(), m.wait.Elastic, there, m.firstFailure.What())
+			job.ErrNotEnoughSlots, need, m.joinedSoFar(), m.wait.Elastic, there, m.FirstFailure.What())
 	}
 	return fmt.Errorf("%w: %d needed, %d available after %v%s", job.ErrNotEnoughSlots, need, there, m.wait.Elastic, m.lackWords())
 }

@@ -178,9 +178,9 @@ func (s *story) command(words []string) error {
 		return s.stall(words[0], args)
 	case "discovery-failed":
 		if args[0] == "first" {
-			s.step(SourceFailed{errors.New("no such script")})
+			s.step(SourceFailed{Cause{errors.New("no such script")}})
 		} else {
-			s.step(SourceStale{errors.New("exit status 1"), 3 * time.Second})
+			s.step(SourceStale{Cause{errors.New("exit status 1")}})
 		}
 	case "resume":
 		d, err := time.ParseDuration(args[0])
@@ -192,7 +192,7 @@ func (s *story) command(words []string) error {
 	case "goodput":
 		fmt.Fprintf(s.out, "  %v\n", s.m.Goodput(s.now))
 	case "interrupt":
-		s.step(Interrupted{job.StopSignal{Signal: syscall.SIGINT}})
+		s.step(Interrupted{Cause{job.StopSignal{Signal: syscall.SIGINT}}})
 	case "status":
 		s.status()
 	case "together":

@@ -18,12 +18,9 @@ type (
 	// HostsFound: discovery returned a list of hosts, which has passed plan.CheckHosts.
 	HostsFound struct{ Hosts []plan.Host }
 	// SourceFailed: the first discovery failed.
-	SourceFailed struct{ Err error }
-	// SourceStale: a later discovery failed. Age is the age of the newest list.
-	SourceStale struct {
-		Err error
-		Age time.Duration
-	}
+	SourceFailed struct{ Cause }
+	// SourceStale: a later discovery failed.
+	SourceStale struct{ Cause }
 )
 
 // Inputs from workers and their processes.
@@ -61,7 +58,7 @@ type (
 	WorkerEnded struct {
 		ID   string
 		Exit job.Exit
-		Ran  []string
+		Ran  []string `json:",omitempty"`
 	}
 )
 
@@ -132,7 +129,7 @@ type (
 // Other inputs.
 type (
 	// Interrupted: the job has to end for this reason.
-	Interrupted struct{ Cause error }
+	Interrupted struct{ Cause }
 	// DeadlinePassed: the time of Machine.Deadline has come.
 	DeadlinePassed struct{}
 	// Resumed: another driver has taken over the job.
@@ -144,6 +141,12 @@ type (
 	// TasksTold is an event of the task scheduler for operators.
 	TasksTold struct{ job.TaskEvent }
 )
+
+// Cause is an error. A journal has its text, and what the exit status needs of it.
+type Cause struct{ Err error }
+
+// Check returns an error if the hosts cannot be those of a list.
+func (e HostsFound) Check() error { return plan.CheckHosts(e.Hosts) }
 
 // Join is a worker's request for a world.
 type Join struct {

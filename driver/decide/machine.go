@@ -67,7 +67,7 @@ type history struct {
 	Stucks     int                          `json:"stucks,omitempty"`   // consecutive worlds given up because all ranks waited, with no commit in between
 	partings
 	faults
-	taken       []takenSlot
+	Taken       []takenSlot       `json:"taken,omitempty"`
 	Resets      int               `json:"resets,omitempty"`
 	ResetCauses map[job.Cause]int `json:"resets_by,omitempty"` // number of resets whose next world was published
 	ResetsAt    []time.Time       `json:"resets_at,omitempty"` // times of the resets that count towards a limit that has a window
@@ -111,9 +111,9 @@ type transition struct {
 	Short         bool             `json:"short,omitempty"`      // too few workers joined to form a world
 	Reminded      bool             `json:"reminded,omitempty"`   // the log has named the late workers of this reset, or of the end
 	StartFailed   bool             `json:"unready,omitempty"`    // a worker has failed before it joined
-	firstFailure  *job.WorkerError // the first failure, or that of a machine that explains it
-	OtherFailures int              `json:"others,omitempty"` // number of failures other than firstFailure
-	LeftCleanly   bool             `json:"went,omitempty"`   // a worker has exited with 0 that never joined, or that was asked to leave
+	FirstFailure  *job.WorkerError `json:"bad,omitempty"`        // the first failure, or that of a machine that explains it
+	OtherFailures int              `json:"others,omitempty"`     // number of failures other than firstFailure
+	LeftCleanly   bool             `json:"went,omitempty"`       // a worker has exited with 0 that never joined, or that was asked to leave
 }
 
 // ending is the end of the job.
@@ -121,10 +121,10 @@ type ending struct {
 	DoneFrom time.Time        `json:"done_from,omitzero"`  // when the first worker reported done
 	Agreed   bool             `json:"agreed,omitempty"`    // enough members of its world have confirmed the report
 	DoneExit bool             `json:"done_exit,omitempty"` // a worker that reported done has exited with 0
-	late     *job.WorkerError // the first failure after done
+	Late     *job.WorkerError `json:"late,omitempty"`      // the first failure after done
 
-	Decided bool `json:"decided,omitempty"` // the result is known; workers are being stopped
-	result  error
+	Decided bool      `json:"decided,omitempty"` // the result is known; workers are being stopped
+	Result  Cause     `json:"result,omitzero"`
 	EndFrom time.Time `json:"end_from,omitzero"` // when the driver began to stop the workers
 	Writes  uint64    `json:"writes,omitempty"`  // newest commit that a worker was told to write as the last checkpoint; 0: none
 	Over    bool      `json:"finished,omitempty"`
@@ -226,7 +226,7 @@ func (m *Machine) log(level Level, format string, args ...any) {
 }
 
 // Finished reports whether the job has ended, and its result.
-func (m *Machine) Finished() (bool, error) { return m.Over, m.result }
+func (m *Machine) Finished() (bool, error) { return m.Over, m.Result.Err }
 
 // Resetting reports whether the current world is being left.
 func (m *Machine) Resetting() bool { return !m.ResetFrom.IsZero() }

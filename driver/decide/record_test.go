@@ -23,8 +23,8 @@ import (
 var all = []Input{
 	HostsFound{[]plan.Host{{Name: "a", Slots: 2}, {Name: "b", Slots: 1, Draining: true}}},
 	HostsFound{},
-	SourceFailed{errors.New("no such script")},
-	SourceStale{errors.New("exit status 1"), 3 * time.Second},
+	SourceFailed{Cause{errors.New("no such script")}},
+	SourceStale{Cause{errors.New("exit status 1")}},
 	WorkerForked{"w1", 4711},
 	WorkerJoined{"w1", Join{
 		After: 3, Commits: 17, HoldsState: true, DataAddrs: []string{"10.0.0.1:7", "[::1]:7"},
@@ -41,8 +41,8 @@ var all = []Input{
 	WorkerEnded{ID: "w1", Exit: job.Exit{Code: 127, Err: errors.New("no such file")}},
 	WorkerEnded{ID: "w1", Exit: job.Exit{Code: 143, Signal: syscall.SIGTERM, Evicted: true}},
 	WorkerEnded{ID: "w1", Exit: job.Exit{Code: 137, Err: errors.New("process 7 is still there"), Unkillable: true}},
-	Interrupted{job.StopSignal{Signal: syscall.SIGTERM}},
-	Interrupted{errors.New("driver: serving the rendezvous: no such luck")},
+	Interrupted{Cause{job.StopSignal{Signal: syscall.SIGTERM}}},
+	Interrupted{Cause{errors.New("driver: serving the rendezvous: no such luck")}},
 	WorkerStalled{"w1", 4, "silent for 5s", 0},
 	WorkerStirred{"w1", 4},
 	WorkerHung{"w1", 4, "silent for 2m0s"},
@@ -135,19 +135,21 @@ func TestReplayRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ records, says string }{
-		"another version":   {`{"version":1,"strange":1}`, "of version 1; this program knows version 7"},
-		"garbage":           {`garbage`, "of version 0"},
-		"an unknown event":  {string(first) + "\n" + `{"t":1,"event":"flood"}`, `"flood", is unknown: this version of hvdrun is too old`},
-		"an unknown field":  {string(first) + "\n" + `{"t":1,"event":"deadline","colour":"red"}`, `unknown field "colour": this version of hvdrun is too old`},
-		"bad hosts":         {string(first) + "\n" + `{"t":1,"event":"hosts","hosts":[{"Name":"a","Slots":-1}]}`, "slots"},
-		"a start too few":   {string(first) + "\n" + `{"t":1,"event":"hosts","hosts":[{"Name":"a","Slots":1}]}`, "decided otherwise"},
-		"a start too many":  {string(first) + "\n" + `{"t":1,"event":"hosts","ids":["x"]}`, "decided otherwise"},
-		"a join of nothing": {string(first) + "\n" + `{"t":1,"event":"joined","worker":"x"}`, "has no join"},
-		"no command":        {string(first) + "\n" + `{"t":1,"event":"commanded"}`, "a command record has no command"},
-		"no snapshot":       {string(first) + "\n" + `{"t":1,"event":"snapshot"}`, "snapshot"},
-		"a late snapshot":   {string(first) + "\n" + `{"t":1,"event":"deadline"}` + "\n" + `{"t":1,"event":"snapshot","snapshot":{}}`, "snapshot"},
-		"a bad snapshot":    {string(first) + "\n" + `{"t":1,"event":"snapshot","snapshot":{"machine":{"size":{"NP":1},"members":["x"]}}}`, "the world is not valid"},
-		"a bad command":     {string(first) + "\n" + `{"t":1,"event":"commanded","command":{"verb":"scale","min_np":0}}`, "at least 1"},
+		"another version":              {`{"version":1,"strange":1}`, "of version 1; this program knows version 8"},
+		"garbage":                      {`garbage`, "of version 0"},
+		"an unknown event":             {string(first) + "\n" + `{"t":1,"flood":{}}`, `unknown field "flood": this version of hvdrun is too old`},
+		"an unknown field":             {string(first) + "\n" + `{"t":1,"deadline":{},"colour":"red"}`, `unknown field "colour": this version of hvdrun is too old`},
+		"bad hosts":                    {string(first) + "\n" + `{"t":1,"hosts":{"Hosts":[{"Name":"a","Slots":-1}]}}`, "slots"},
+		"a start too few":              {string(first) + "\n" + `{"t":1,"hosts":{"Hosts":[{"Name":"a","Slots":1}]}}`, "decided otherwise"},
+		"a start too many":             {string(first) + "\n" + `{"t":1,"ids":["x"],"hosts":{}}`, "decided otherwise"},
+		"an unknown field of an input": {string(first) + "\n" + `{"t":1,"forked":{"colour":"red"}}`, `unknown field "colour": this version of hvdrun is too old`},
+		"an unknown field of an exit":  {string(first) + "\n" + `{"t":1,"ended":{"Exit":{"Colour":1}}}`, `unknown field "Colour": this version of hvdrun is too old`},
+		"no input":                     {string(first) + "\n" + `{"t":1,"joined":null}`, "a record has no input"},
+		"two inputs":                   {string(first) + "\n" + `{"t":1,"resumed":{},"deadline":{}}`, "a record has two inputs"},
+		"no command":                   {string(first) + "\n" + `{"t":1,"commanded":{}}`, "command"},
+		"a late snapshot":              {string(first) + "\n" + `{"t":1,"deadline":{}}` + "\n" + `{"t":1,"snapshot":{}}`, "snapshot"},
+		"a bad snapshot":               {string(first) + "\n" + `{"t":1,"snapshot":{"machine":{"size":{"NP":1},"members":["x"]}}}`, "the world is not valid"},
+		"a bad command":                {string(first) + "\n" + `{"t":1,"commanded":{"verb":"scale","min_np":0}}`, "at least 1"},
 	} {
 		p := &Replay{}
 		var err error
@@ -203,7 +205,7 @@ func FuzzReplay(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(bytes.Join(append(records, []byte(`{"t":1,"event":"deadline"}`)), []byte("\n")))
+		f.Add(bytes.Join(append(records, []byte(`{"t":1,"deadline":{}}`)), []byte("\n")))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		p := &Replay{}
@@ -291,14 +293,13 @@ func dumpTo(b *strings.Builder, v reflect.Value, skip func(of reflect.Type, fiel
 // TestStopIsRecorded: the next driver knows who stopped the job, and that this is not a failure.
 func TestStopIsRecorded(t *testing.T) {
 	for _, cause := range []error{job.StopCommand{UID: "1000"}, job.StopCommand{}, job.StopSignal{Signal: syscall.SIGINT}} {
-		r := NewRecord(time.Unix(0, 0), Interrupted{cause}, nil)
-		in, err := r.input()
-		back, is := in.(Interrupted)
-		if err != nil || !is || back.Cause.Error() != cause.Error() || job.ExitStatus(back.Cause) != job.ExitStatus(cause) {
-			t.Errorf("%v was read for %v, %v", in, cause, err)
+		text, err := json.Marshal(Cause{cause})
+		if err != nil {
+			t.Fatal(err)
 		}
-		if saved := saveError(cause).load(); saved.Error() != cause.Error() || job.ExitStatus(saved) != job.ExitStatus(cause) {
-			t.Errorf("%v was saved as %v", cause, saved)
+		var back Cause
+		if err := decode(text, &back); err != nil || back.Err.Error() != cause.Error() || job.ExitStatus(back.Err) != job.ExitStatus(cause) {
+			t.Errorf("%v was read for %v, %v", back.Err, cause, err)
 		}
 	}
 }

@@ -216,7 +216,7 @@ func (s *sim) resume() {
 	s.m = p.Machine
 	s.m.newID = s.newID
 	if s.m.Over {
-		s.ended, s.result = true, s.m.result
+		s.ended, s.result = true, s.m.Result.Err
 		return
 	}
 	s.now = s.now.Add(time.Duration(s.rnd.IntN(60_000)) * time.Millisecond)

@@ -2,6 +2,7 @@ package decide
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -19,21 +20,16 @@ import (
 type snapshot struct {
 	shown
 	Size   job.Size      `json:"size"`
-	Ledger *ledger.Saved `json:"ledger,omitempty"`
+	Ledger ledger.Ledger `json:"ledger,omitzero"`
 	savedFleet
 
 	history
-	Ran      []savedSlot  `json:"ran,omitempty"`
-	Failures []savedSlot  `json:"failures,omitempty"`
-	Taken    []savedTaken `json:"taken,omitempty"`
+	Ran      []savedSlot `json:"ran,omitempty"`
+	Failures []savedSlot `json:"failures,omitempty"`
 
 	generation
 	savedWorld
-	Bad *savedError `json:"bad,omitempty"` // transition.firstFailure
-
 	ending
-	Late   *savedError `json:"late,omitempty"`
-	Result *savedError `json:"result,omitempty"`
 }
 
 type savedFleet struct {
@@ -52,26 +48,11 @@ type savedWorld struct {
 	RootSeq uint64        `json:"root_seq,omitempty"` // notification number when the world was published
 }
 
-type savedTaken struct {
-	Host string `json:"host"`
-	Slot int    `json:"slot,omitempty"`
-	takenSlot
-}
-
 type savedWorker struct {
-	ID    string     `json:"id"`
-	PID   int        `json:"pid,omitempty"`
-	Start savedStart `json:"start"`
-	Join  Join       `json:"join"`
+	PID   int         `json:"pid,omitempty"`
+	Start StartWorker `json:"start"`
+	Join  Join        `json:"join"`
 	life
-}
-
-type savedStart struct {
-	Slot plan.Slot `json:"slot"`
-	TrialWorld
-	Resets int  `json:"resets,omitempty"`
-	Again  bool `json:"again,omitempty"`
-	Forked bool `json:"forked,omitempty"`
 }
 
 type (
@@ -88,29 +69,12 @@ type (
 		N        int    `json:"n,omitempty"`
 		Unjoined int    `json:"unjoined,omitempty"`
 	}
-	// savedError is an error, reduced to what the machine and the exit status use.
+	// savedError is a Cause.
 	savedError struct {
-		Text   string       `json:"text,omitempty"`
-		Status int          `json:"status,omitempty"` // exit status of the job package's error that it wraps
-		Signal int          `json:"signal,omitempty"` // signal that stopped the job
-		Worker *savedFailed `json:"worker,omitempty"`
-	}
-	// savedFailed is a *WorkerError.
-	savedFailed struct {
-		Host       string `json:"host"`
-		Slot       int    `json:"slot,omitempty"`
-		Rank       int    `json:"rank,omitempty"`
-		Reason     string `json:"reason,omitempty"`
-		Code       int    `json:"code,omitempty"`
-		Signal     int    `json:"signal,omitempty"`
-		Error      string `json:"error,omitempty"`
-		Evicted    bool   `json:"evicted,omitempty"`
-		TakenBy    string `json:"taken_by,omitempty"`
-		Unkillable bool   `json:"unkillable,omitempty"`
-		Early      bool   `json:"early,omitempty"`
-		Said       string `json:"said,omitempty"`
-		Lost       bool   `json:"lost,omitempty"`
-		Why        string `json:"why,omitempty"`
+		Text   string           `json:"text,omitempty"`
+		Status int              `json:"status,omitempty"` // exit status of the job package's error that it wraps
+		Signal int              `json:"signal,omitempty"` // signal that stopped the job
+		Worker *job.WorkerError `json:"worker,omitempty"`
 	}
 )
 
@@ -118,10 +82,9 @@ type (
 func (m *Machine) save() snapshot {
 	s := snapshot{
 		shown: m.shown, history: m.history, generation: m.generation, ending: m.ending,
-		Size: m.size, Ledger: m.ledger.Save(),
+		Size: m.size, Ledger: m.ledger,
 		savedFleet: savedFleet{Hosts: m.hosts.State(), Wants: saveRuns(m.wants), Fixed: saveRuns(m.fixed), Queued: m.queued},
 		savedWorld: savedWorld{Root: m.published.Root, RootSeq: m.published.Seq},
-		Bad:        saveFailed(m.firstFailure), Late: saveFailed(m.late), Result: saveError(m.result),
 	}
 	for _, w := range m.workers {
 		s.Workers = append(s.Workers, w.save())
@@ -130,9 +93,6 @@ func (m *Machine) save() snapshot {
 		if s.Members = append(s.Members, w.id); m.find(w.id) == nil {
 			s.Gone = append(s.Gone, w.save())
 		}
-	}
-	for _, t := range m.taken {
-		s.Taken = append(s.Taken, savedTaken{t.slot.Host, t.slot.Index, t})
 	}
 	for id := range m.ran {
 		s.Ran = append(s.Ran, savedSlot{Host: id.Host, Slot: id.Index})
@@ -156,12 +116,7 @@ func (m *Machine) load(s snapshot) (err error) {
 		s.ResetCauses = m.ResetCauses
 	}
 	m.shown, m.history, m.generation, m.ending = s.shown, s.history, s.generation, s.ending
-	m.size, m.queued, m.ledger = s.Size, s.Queued, s.Ledger.Load()
-	m.firstFailure, m.late, m.result = s.Bad.failed(), s.Late.failed(), s.Result.load()
-	for _, x := range s.Taken {
-		x.slot = plan.SlotID{Host: x.Host, Index: x.Slot}
-		m.taken = append(m.taken, x.takenSlot)
-	}
+	m.size, m.queued, m.ledger = s.Size, s.Queued, s.Ledger
 	for _, x := range s.Ran {
 		m.ran[plan.SlotID{Host: x.Host, Index: x.Slot}] = true
 	}
@@ -184,7 +139,7 @@ func (m *Machine) load(s snapshot) (err error) {
 func (m *Machine) loadWorkers(s snapshot) error {
 	gone := make(map[string]*Worker, len(s.Gone))
 	for _, x := range s.Gone {
-		gone[x.ID] = x.load()
+		gone[x.Start.ID] = x.load()
 	}
 	for _, x := range s.Workers {
 		w := x.load()
@@ -210,17 +165,10 @@ func (m *Machine) loadWorkers(s snapshot) error {
 	return nil
 }
 
-func (w *Worker) save() savedWorker {
-	start := w.start
-	return savedWorker{w.id, w.pid, savedStart{start.Slot, start.Trial, start.Resets, start.Again, start.Forked}, w.join, w.life}
-}
+func (w *Worker) save() savedWorker { return savedWorker{w.pid, w.start, w.join, w.life} }
 
 func (s *savedWorker) load() *Worker {
-	start := s.Start
-	return &Worker{s.life, identity{
-		id: s.ID, slot: start.Slot.SlotID, pid: s.PID, join: s.Join,
-		start: StartWorker{s.ID, start.Slot, start.TrialWorld, start.Resets, start.Again, start.Forked},
-	}}
+	return &Worker{s.life, identity{id: s.Start.ID, slot: s.Start.Slot.SlotID, pid: s.PID, join: s.Join, start: s.Start}}
 }
 
 func saveRuns(ids []plan.SlotID) (runs []slotRun) {
@@ -255,31 +203,36 @@ type storedError struct {
 func (e *storedError) Error() string   { return e.text }
 func (e *storedError) Unwrap() []error { return e.is }
 
-func saveError(err error) *savedError {
-	if err == nil {
-		return nil
+// MarshalJSON encodes the cause, reduced to what the machine and the exit status use.
+func (c Cause) MarshalJSON() ([]byte, error) {
+	if c.Err == nil {
+		return []byte("null"), nil
 	}
-	var failed *job.WorkerError
-	if errors.As(err, &failed) && failed == err {
-		return saveFailed(failed)
+	var s savedError
+	if failed, is := c.Err.(*job.WorkerError); is {
+		s.Worker = failed
+		return json.Marshal(s)
 	}
-	s := &savedError{Text: err.Error()}
-	if status := job.ExitStatus(err); job.Sentinel(status) != nil {
+	s.Text = c.Err.Error()
+	if status := job.ExitStatus(c.Err); job.Sentinel(status) != nil {
 		s.Status = status
 	}
-	var stopped job.StopSignal
-	if errors.As(err, &stopped) {
+	if stopped, is := errors.AsType[job.StopSignal](c.Err); is {
 		s.Signal = int(stopped.Signal)
 	}
-	return s
+	return json.Marshal(s)
 }
 
-func (s *savedError) load() error {
+// UnmarshalJSON decodes what MarshalJSON has encoded.
+func (c *Cause) UnmarshalJSON(text []byte) error {
+	var s *savedError
+	err := decode(text, &s)
 	switch {
 	case s == nil:
-		return nil
+		return err
 	case s.Worker != nil:
-		return s.failed()
+		c.Err = s.Worker
+		return err
 	}
 	e := &storedError{text: s.Text}
 	if known := job.Sentinel(s.Status); known != nil {
@@ -288,40 +241,6 @@ func (s *savedError) load() error {
 	if s.Signal != 0 {
 		e.is = append(e.is, job.StopSignal{Signal: syscall.Signal(s.Signal)})
 	}
-	return e
-}
-
-func saveFailed(e *job.WorkerError) *savedError {
-	if e == nil {
-		return nil
-	}
-	f := &savedFailed{
-		Host: e.Slot.Host, Slot: e.Slot.Index, Rank: e.Rank, Reason: e.Reason,
-		Code: e.Exit.Code, Signal: int(e.Exit.Signal), Evicted: e.Exit.Evicted, Unkillable: e.Exit.Unkillable,
-		TakenBy: e.Exit.TakenBy, Early: e.Exit.Early, Said: e.Exit.Said,
-		Lost: e.Exit.Lost, Why: e.Exit.Why,
-	}
-	if e.Exit.Err != nil {
-		f.Error = e.Exit.Err.Error()
-	}
-	return &savedError{Worker: f}
-}
-
-// failed returns the saved *WorkerError, or nil.
-func (s *savedError) failed() *job.WorkerError {
-	if s == nil || s.Worker == nil {
-		return nil
-	}
-	f := s.Worker
-	e := &job.WorkerError{
-		Slot: plan.SlotID{Host: f.Host, Index: f.Slot}, Rank: f.Rank, Reason: f.Reason,
-		Exit: job.Exit{
-			Code: f.Code, Signal: syscall.Signal(f.Signal), Evicted: f.Evicted, Unkillable: f.Unkillable,
-			TakenBy: f.TakenBy, Early: f.Early, Said: f.Said, Lost: f.Lost, Why: f.Why,
-		},
-	}
-	if f.Error != "" {
-		e.Exit.Err = errors.New(f.Error)
-	}
-	return e
+	c.Err = e
+	return err
 }

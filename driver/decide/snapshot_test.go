@@ -103,7 +103,7 @@ func full() *Machine {
 	f.fill(reflect.ValueOf(m).Elem())
 	m.size = job.Size{NP: 3, Min: 2, Max: 5, Spares: 2, Starts: 7, TasksOnly: true, Elastic: true}
 	m.blame = job.Blame{Policy: job.BlameHost, CooldownMin: time.Second, CooldownMax: time.Minute}
-	m.result = &storedError{"the state is lost, and somebody has stopped it", []error{job.ErrStateLost, job.StopSignal{Signal: syscall.SIGTERM}}}
+	m.Result.Err = &storedError{"the state is lost, and somebody has stopped it", []error{job.ErrStateLost, job.StopSignal{Signal: syscall.SIGTERM}}}
 	// Redundant fields have equal values.
 	gone := m.published.Members[0]
 	m.byID, m.bySlot = map[string]*Worker{}, map[plan.SlotID]*Worker{}
@@ -325,7 +325,7 @@ func TestSnapshotFormat(t *testing.T) {
 // TestEarlierSnapshot: a snapshot without what was added to the format later can be read. The order
 // of its parts does not matter.
 func TestEarlierSnapshot(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("testdata", "journal", "v7-earlier-snapshot.json"))
+	text, err := os.ReadFile(filepath.Join("testdata", "journal", "v8-earlier-snapshot.json"))
 	if err != nil {
 		t.Fatal(err)
 	}

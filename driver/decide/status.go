@@ -21,7 +21,7 @@ func (m *Machine) noteState(now time.Time) {
 
 func (m *Machine) doing() job.State {
 	switch {
-	case m.Over && m.result == nil:
+	case m.Over && m.Result.Err == nil:
 		return job.Done
 	case m.Over:
 		return job.Failed
@@ -88,10 +88,10 @@ func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 		s.State = job.Waiting
 	}
 	if m.Over {
-		s.Message, s.Stopped = m.remark(), job.Stopped(job.ExitStatus(m.result))
+		s.Message, s.Stopped = m.remark(), job.Stopped(job.ExitStatus(m.Result.Err))
 	}
-	if m.result != nil {
-		s.Message = strings.TrimPrefix(m.result.Error(), "driver: ")
+	if m.Result.Err != nil {
+		s.Message = strings.TrimPrefix(m.Result.Err.Error(), "driver: ")
 	}
 	in := maps.Clone(m.bySlot)
 	at := make(map[string]int)

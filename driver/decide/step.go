@@ -59,7 +59,7 @@ func (m *Machine) note(now time.Time, in Input) {
 	case WorkerEnded:
 		m.ended(now, e)
 	case Interrupted:
-		m.decide(now, e.Cause)
+		m.decide(now, e.Err)
 	case WorkerStalled:
 		m.stalled(now, e)
 	case WorkerLocated:
@@ -388,7 +388,7 @@ func (m *Machine) startMissing(now time.Time, wanted []plan.SlotID) {
 			m.lackSlots(now, len(wanted), m.size.NP)
 			return
 		}
-		if m.Started = true; len(m.taken) == 0 { // otherwise the wait continues if the slots are still taken
+		if m.Started = true; len(m.Taken) == 0 { // otherwise the wait continues if the slots are still taken
 			m.ShortFrom = time.Time{}
 		}
 		if !m.size.Elastic {

@@ -20,7 +20,7 @@ var takenBackoff = retry.Backoff{First: time.Second, Most: 8 * time.Second}
 
 // takenSlot is a slot that had another job's worker when it was last tried.
 type takenSlot struct {
-	slot  plan.SlotID
+	Slot  plan.SlotID   `json:"slot"`
 	Run   string        `json:"run,omitempty"`
 	Until time.Time     `json:"until,omitzero"`  // time of the next try
 	Pause time.Duration `json:"pause,omitempty"` // pause before that try
@@ -29,11 +29,11 @@ type takenSlot struct {
 // slotTaken records that a worker was not started because its slot has a worker of another job.
 func (m *Machine) slotTaken(now time.Time, w *Worker, x job.Exit) {
 	delete(m.ran, w.slot)
-	i := slices.IndexFunc(m.taken, func(t takenSlot) bool { return t.slot == w.slot })
+	i := slices.IndexFunc(m.Taken, func(t takenSlot) bool { return t.Slot == w.slot })
 	if i < 0 {
-		m.taken, i = append(m.taken, takenSlot{slot: w.slot}), len(m.taken)
+		m.Taken, i = append(m.Taken, takenSlot{Slot: w.slot}), len(m.Taken)
 	}
-	t := &m.taken[i]
+	t := &m.Taken[i]
 	if t.Run != x.TakenBy {
 		t.Run = x.TakenBy
 		m.log(Info, "slot %s is taken by run %s, and is tried again", w.slot, t.Run)
@@ -47,11 +47,11 @@ func (m *Machine) slotTaken(now time.Time, w *Worker, x job.Exit) {
 
 // slotFree records that a worker of this job runs in the slot, so that the slot is no longer taken.
 func (m *Machine) slotFree(id plan.SlotID) {
-	if len(m.taken) == 0 {
+	if len(m.Taken) == 0 {
 		return
 	}
-	m.taken = slices.DeleteFunc(m.taken, func(t takenSlot) bool { return t.slot == id })
-	if len(m.taken) == 0 && m.Started && m.Current.Generation == 0 {
+	m.Taken = slices.DeleteFunc(m.Taken, func(t takenSlot) bool { return t.Slot == id })
+	if len(m.Taken) == 0 && m.Started && m.Current.Generation == 0 {
 		m.ShortFrom = time.Time{}
 	}
 }
@@ -59,18 +59,18 @@ func (m *Machine) slotFree(id plan.SlotID) {
 // withoutTaken returns the free slots without those that must not be tried yet. It forgets taken
 // slots that are no longer in free.
 func (m *Machine) withoutTaken(now time.Time, free []plan.SlotID) []plan.SlotID {
-	if len(m.taken) == 0 {
+	if len(m.Taken) == 0 {
 		return free
 	}
-	m.taken = slices.DeleteFunc(m.taken, func(t takenSlot) bool { return !slices.Contains(free, t.slot) })
+	m.Taken = slices.DeleteFunc(m.Taken, func(t takenSlot) bool { return !slices.Contains(free, t.Slot) })
 	return slices.DeleteFunc(slices.Clone(free), func(id plan.SlotID) bool {
-		return slices.ContainsFunc(m.taken, func(t takenSlot) bool { return t.slot == id && now.Before(t.Until) })
+		return slices.ContainsFunc(m.Taken, func(t takenSlot) bool { return t.Slot == id && now.Before(t.Until) })
 	})
 }
 
 // nextTry returns when the next taken slot is tried; false: no slot is taken.
 func (m *Machine) nextTry() (next time.Time, ok bool) {
-	for _, t := range m.taken {
+	for _, t := range m.Taken {
 		if t.Until.After(m.Stepped) && (!ok || t.Until.Before(next)) {
 			next, ok = t.Until, true
 		}
@@ -90,7 +90,7 @@ func (m *Machine) lackWords() string {
 	}
 	var runs []string
 	count := make(map[string]int)
-	for _, t := range m.taken {
+	for _, t := range m.Taken {
 		if count[t.Run]++; count[t.Run] == 1 {
 			runs = append(runs, t.Run)
 		}

@@ -219,8 +219,8 @@ func (m *Machine) clocks() []*time.Time {
 		&m.Joined, &m.ShortFrom, &m.ResetFrom, &m.ChangeFrom, &m.DoneFrom, &m.EndFrom, &m.StartsFrom, &m.DeadFrom,
 		&m.partings.From,
 	}
-	for i := range m.taken {
-		all = append(all, &m.taken[i].Until)
+	for i := range m.Taken {
+		all = append(all, &m.Taken[i].Until)
 	}
 	for _, w := range m.workers {
 		all = append(all, &w.Since, &w.Begun, &w.WroteAt, &w.DoneFrom, &w.MovedFrom)

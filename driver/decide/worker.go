@@ -382,12 +382,12 @@ func (m *Machine) taskStuck(now time.Time, e TasksTold) {
 func (m *Machine) noteFailure(err *job.WorkerError) {
 	switch {
 	case m.size.Stateless && !err.Own():
-	case m.firstFailure == nil:
-		m.firstFailure = err
+	case m.FirstFailure == nil:
+		m.FirstFailure = err
 	case err.Own():
 		m.OtherFailures++
-	case m.firstFailure.Own():
-		m.firstFailure, m.OtherFailures = err, m.OtherFailures+1
+	case m.FirstFailure.Own():
+		m.FirstFailure, m.OtherFailures = err, m.OtherFailures+1
 	}
 }
 
@@ -472,8 +472,8 @@ func (m *Machine) failedLate(w *Worker, err *job.WorkerError) {
 		return // the missing checkpoint is the more precise error
 	}
 	m.log(Warn, "%s (rank %d) %s after training was done", w.slot, w.Rank, err.Exit)
-	if m.late == nil || (m.late.Exit.Signal != 0 && err.Exit.Signal == 0) {
-		m.late = err
+	if m.Late == nil || (m.Late.Exit.Signal != 0 && err.Exit.Signal == 0) {
+		m.Late = err
 	}
 }
 

@@ -21,30 +21,31 @@ import (
 // from the training that follows: no part ever becomes smaller, because the parts are exported as
 // counters.
 //
-// The zero value has not begun. A Ledger is not safe for concurrent use.
+// The zero value has not begun. A journal holds a Ledger as JSON, with durations in nanoseconds;
+// only this package sets its fields. A Ledger is not safe for concurrent use.
 type Ledger struct {
-	begun time.Time // zero: nothing is counted yet
-	at    time.Time // time up to which everything is counted
-	part  job.Part  // part to which the time after at belongs
-	by    plan.SlotID
-	spent map[job.Part]time.Duration
-	owed  []debt
-	held  []held // the stalled time by slot, longest first
-	ended bool
+	Start time.Time                  `json:"start,omitzero"` // zero: nothing is counted yet
+	At    time.Time                  `json:"at,omitzero"`    // time up to which everything is counted
+	Part  job.Part                   `json:"part,omitempty"` // part to which the time after At belongs
+	By    plan.SlotID                `json:"by,omitzero"`
+	Spent map[job.Part]time.Duration `json:"spent,omitempty"`
+	Owed  []debt                     `json:"owed,omitempty"`
+	Held  []held                     `json:"held,omitempty"` // the stalled time by slot, longest first
+	Ended bool                       `json:"ended,omitempty"`
 }
 
 // debt is time that was counted as training but belongs to another part.
 type debt struct {
-	part job.Part
-	by   plan.SlotID // slot to which the debt is charged if it is stalled time
-	long time.Duration
+	Part job.Part      `json:"part"`
+	By   plan.SlotID   `json:"by,omitzero"` // slot to which the debt is charged if it is stalled time
+	Long time.Duration `json:"long"`
 }
 
 // held is the stalled time of one slot. The zero SlotID stands for time in which all workers waited
 // for each other, and for the slots beyond mostHeld.
 type held struct {
-	slot plan.SlotID
-	long time.Duration
+	Slot plan.SlotID   `json:"slot,omitzero"`
+	Long time.Duration `json:"long"`
 }
 
 // mostHeld is the number of slots whose stalled time is counted separately: a job may have
@@ -56,52 +57,52 @@ const shownHeld = 8
 
 // Begin starts counting at now. If counting has started already, it does nothing.
 func (l *Ledger) Begin(now time.Time) {
-	if l.begun.IsZero() {
-		l.begun, l.at, l.part, l.spent = now, now, job.PartWaiting, map[job.Part]time.Duration{}
+	if l.Start.IsZero() {
+		l.Start, l.At, l.Part = now, now, job.PartWaiting
 	}
 }
 
 // Begun returns when counting started; zero if it has not.
-func (l *Ledger) Begun() time.Time { return l.begun }
+func (l *Ledger) Begun() time.Time { return l.Start }
 
 // Enter counts the time until now, and assigns the time from now on to part. by is the slot that
 // holds up the others, for PartStalled. Enter has no effect after End.
 func (l *Ledger) Enter(now time.Time, part job.Part, by plan.SlotID) {
-	if l.ended {
+	if l.Ended {
 		return
 	}
 	l.Begin(now)
 	l.Count(now)
-	l.part, l.by = part, by
+	l.Part, l.By = part, by
 }
 
 // Count counts the time until now.
 func (l *Ledger) Count(now time.Time) {
-	long := now.Sub(l.at)
+	long := now.Sub(l.At)
 	if long <= 0 {
 		return
 	}
-	l.at = now
-	if l.part == job.PartTraining {
+	l.At = now
+	if l.Part == job.PartTraining {
 		long -= l.pay(long)
 	}
-	l.add(l.part, l.by, long)
+	l.add(l.Part, l.By, long)
 }
 
 // pay pays debts, oldest first, from a training time of long, and returns how much of that time it
 // used.
 func (l *Ledger) pay(long time.Duration) (paid time.Duration) {
-	for len(l.owed) > 0 && paid < long {
-		d := &l.owed[0]
-		some := min(d.long, long-paid)
-		l.add(d.part, d.by, some)
+	for len(l.Owed) > 0 && paid < long {
+		d := &l.Owed[0]
+		some := min(d.Long, long-paid)
+		l.add(d.Part, d.By, some)
 		paid += some
-		if d.long -= some; d.long == 0 {
-			l.owed = l.owed[1:]
+		if d.Long -= some; d.Long == 0 {
+			l.Owed = l.Owed[1:]
 		}
 	}
-	if len(l.owed) == 0 {
-		l.owed = nil
+	if len(l.Owed) == 0 {
+		l.Owed = nil
 	}
 	return paid
 }
@@ -110,7 +111,10 @@ func (l *Ledger) add(part job.Part, by plan.SlotID, long time.Duration) {
 	if long == 0 {
 		return
 	}
-	l.spent[part] += long
+	if l.Spent == nil {
+		l.Spent = map[job.Part]time.Duration{}
+	}
+	l.Spent[part] += long
 	if part == job.PartStalled {
 		l.blame(by, long)
 	}
@@ -118,40 +122,40 @@ func (l *Ledger) add(part job.Part, by plan.SlotID, long time.Duration) {
 
 // blame adds stalled time to the total of a slot.
 func (l *Ledger) blame(slot plan.SlotID, long time.Duration) {
-	at := slices.IndexFunc(l.held, func(h held) bool { return h.slot == slot })
-	if at < 0 && len(l.held) >= mostHeld {
+	at := slices.IndexFunc(l.Held, func(h held) bool { return h.Slot == slot })
+	if at < 0 && len(l.Held) >= mostHeld {
 		slot = plan.SlotID{}
-		at = slices.IndexFunc(l.held, func(h held) bool { return h.slot == slot })
+		at = slices.IndexFunc(l.Held, func(h held) bool { return h.Slot == slot })
 	}
 	if at < 0 {
-		at = len(l.held)
-		l.held = append(l.held, held{slot: slot})
+		at = len(l.Held)
+		l.Held = append(l.Held, held{Slot: slot})
 	}
-	l.held[at].long += long
-	slices.SortStableFunc(l.held, func(x, y held) int { return cmp.Compare(y.long, x.long) })
+	l.Held[at].Long += long
+	slices.SortStableFunc(l.Held, func(x, y held) int { return cmp.Compare(y.Long, x.Long) })
 }
 
 // Owe records that a time of long, counted as training until now, belongs to another part. It has
 // no effect after End.
 func (l *Ledger) Owe(now time.Time, part job.Part, by plan.SlotID, long time.Duration) {
-	if long <= 0 || l.ended {
+	if long <= 0 || l.Ended {
 		return
 	}
 	l.Count(now)
-	if n := len(l.owed); n > 0 && l.owed[n-1].part == part && l.owed[n-1].by == by {
-		l.owed[n-1].long += long
+	if n := len(l.Owed); n > 0 && l.Owed[n-1].Part == part && l.Owed[n-1].By == by {
+		l.Owed[n-1].Long += long
 		return
 	}
-	if len(l.owed) == mostHeld { // there were so many stalls without training between them
-		l.owed[mostHeld-1].long += long
+	if len(l.Owed) == mostHeld { // there were so many stalls without training between them
+		l.Owed[mostHeld-1].Long += long
 		return
 	}
-	l.owed = append(l.owed, debt{part, by, long})
+	l.Owed = append(l.Owed, debt{part, by, long})
 }
 
 // Trained returns the time counted as training so far, debts included.
 func (l *Ledger) Trained() time.Duration {
-	return l.spent[job.PartTraining] + l.spent[job.PartRecomputing]
+	return l.Spent[job.PartTraining] + l.Spent[job.PartRecomputing]
 }
 
 // End counts the time until now and closes the ledger. No training follows, so the training counted
@@ -159,29 +163,31 @@ func (l *Ledger) Trained() time.Duration {
 func (l *Ledger) End(now time.Time) {
 	l.Begin(now)
 	l.Count(now)
-	l.spent[job.PartTraining] -= l.pay(l.spent[job.PartTraining])
-	l.owed, l.ended = nil, true
+	if trained := l.Spent[job.PartTraining]; trained > 0 {
+		l.Spent[job.PartTraining] -= l.pay(trained)
+	}
+	l.Owed, l.Ended = nil, true
 }
 
 // Until returns how the time until now was spent. It does not change the ledger.
 func (l *Ledger) Until(now time.Time) job.Goodput {
 	g := job.Goodput{Parts: make([]job.Spent, 0, len(job.Parts()))}
 	upTo := *l
-	upTo.spent = make(map[job.Part]time.Duration, len(l.spent))
-	maps.Copy(upTo.spent, l.spent)
-	upTo.owed, upTo.held = slices.Clone(l.owed), slices.Clone(l.held)
-	if !l.ended && !l.begun.IsZero() {
+	upTo.Spent = make(map[job.Part]time.Duration, len(l.Spent))
+	maps.Copy(upTo.Spent, l.Spent)
+	upTo.Owed, upTo.Held = slices.Clone(l.Owed), slices.Clone(l.Held)
+	if !l.Ended && !l.Start.IsZero() {
 		upTo.Count(now)
 	}
-	if !l.begun.IsZero() {
-		g.Seconds = upTo.at.Sub(upTo.begun).Seconds()
+	if !l.Start.IsZero() {
+		g.Seconds = upTo.At.Sub(upTo.Start).Seconds()
 	}
 	for _, part := range job.Parts() {
-		g.Parts = append(g.Parts, job.Spent{Part: part, Seconds: upTo.spent[part].Seconds()})
+		g.Parts = append(g.Parts, job.Spent{Part: part, Seconds: upTo.Spent[part].Seconds()})
 	}
-	for _, h := range upTo.held {
-		if h.slot.Host != "" && len(g.StalledBy) < shownHeld {
-			g.StalledBy = append(g.StalledBy, job.StalledBy{Host: h.slot.Host, Slot: h.slot.Index, Seconds: h.long.Seconds()})
+	for _, h := range upTo.Held {
+		if h.Slot.Host != "" && len(g.StalledBy) < shownHeld {
+			g.StalledBy = append(g.StalledBy, job.StalledBy{Host: h.Slot.Host, Slot: h.Slot.Index, Seconds: h.Long.Seconds()})
 		}
 	}
 	return g

@@ -35,16 +35,14 @@ func TestLedgerAddsUp(t *testing.T) {
 				part := rapid.SampledFrom([]job.Part{job.PartStalled, job.PartRecomputing}).Draw(t, "owed")
 				l.Owe(now, part, slots.Draw(t, "to"), time.Duration(span.Draw(t, "long")))
 			case 3:
-				text, err := json.Marshal(l.Save())
+				text, err := json.Marshal(l)
 				if err != nil {
 					t.Fatal(err)
 				}
-				var s *Saved
-				if err := json.Unmarshal(text, &s); err != nil {
+				l = &Ledger{}
+				if err := json.Unmarshal(text, l); err != nil {
 					t.Fatal(err)
 				}
-				loaded := s.Load()
-				l = &loaded
 			}
 			g := l.Until(now)
 			checkSum(t, g, now.Sub(begun))
@@ -55,11 +53,11 @@ func TestLedgerAddsUp(t *testing.T) {
 			}
 			before = g
 			var by time.Duration
-			for _, h := range l.held {
-				by += h.long
+			for _, h := range l.Held {
+				by += h.Long
 			}
-			if by != l.spent[job.PartStalled] {
-				t.Fatalf("slots: %v of %v stalled", by, l.spent[job.PartStalled])
+			if by != l.Spent[job.PartStalled] {
+				t.Fatalf("slots: %v of %v stalled", by, l.Spent[job.PartStalled])
 			}
 		}
 		l.End(now)
@@ -97,8 +95,8 @@ func TestManyStalls(t *testing.T) {
 		l.Owe(now, job.PartStalled, plan.SlotID{Host: "b", Index: i}, time.Second)
 	}
 	l.End(now)
-	if len(l.held) > mostHeld+1 || len(l.Until(now).StalledBy) != shownHeld {
-		t.Errorf("%d slots are kept, %d shown", len(l.held), len(l.Until(now).StalledBy))
+	if len(l.Held) > mostHeld+1 || len(l.Until(now).StalledBy) != shownHeld {
+		t.Errorf("%d slots are kept, %d shown", len(l.Held), len(l.Until(now).StalledBy))
 	}
 	checkSum(t, l.Until(now), 1000*time.Second)
 }
