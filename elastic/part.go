@@ -54,10 +54,12 @@ type Exposed interface {
 	Exposed() bool
 }
 
-// part implements Part for its content.
+// part implements Part for its content. A State uses only the content; store and sources hold the
+// last save of a part that is used without a State.
 type part struct {
-	c    content
-	kept savedAlone
+	c       content
+	store   snapshot.Store
+	sources []snapshot.Source
 }
 
 func newPart(c content) *part {
@@ -67,36 +69,35 @@ func newPart(c content) *part {
 }
 
 func (p *part) content() *content { return &p.c }
-func (p *part) Save() error       { return p.kept.save(&p.c) }
-func (p *part) Restore() error    { return p.kept.restore(&p.c) }
 
-func (p *part) Sync(ctx context.Context, g *collective.Group, root int) error {
-	return p.c.sync(ctx, g, root)
-}
-
-// savedAlone holds the last save of a part that is used without a State.
-type savedAlone struct {
-	store   snapshot.Store
-	sources []snapshot.Source
-}
-
-func (a *savedAlone) save(c *content) error {
-	if a.sources == nil {
-		a.sources = make([]snapshot.Source, c.blobs())
+// Save keeps a copy of the live value.
+func (p *part) Save() error {
+	if p.sources == nil {
+		p.sources = make([]snapshot.Source, p.c.blobs())
 	}
-	if err := c.sources(a.sources); err != nil {
+	if err := p.c.sources(p.sources); err != nil {
 		return err
 	}
-	p := a.store.Begin(0, a.sources)
-	p.Copy()
-	p.Seal()
+	next := p.store.Begin(0, p.sources)
+	next.Copy()
+	next.Seal()
 	return nil
 }
 
-func (a *savedAlone) restore(c *content) error {
-	last := a.store.Last()
+// Restore sets the live value to that of the last Save.
+func (p *part) Restore() error {
+	last := p.store.Last()
 	if last == nil {
 		return errNothingSaved
 	}
-	return c.restore(last.Blobs(), allChanged)
+	return p.c.restore(last.Blobs(), allChanged)
+}
+
+// Sync sets the live value to root's, and the rank and size of the part, if it has them, to those
+// of g. It is collective.
+func (p *part) Sync(ctx context.Context, g *collective.Group, root int) error {
+	if p.c.setRank != nil {
+		p.c.setRank(g.Rank(), g.Size())
+	}
+	return p.c.sync(ctx, g, root)
 }

@@ -1,13 +1,10 @@
 package elastic
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-
-	"github.com/hvdrun/hvdrun/collective"
 )
 
 // SamplerOptions configure a Sampler. All ranks must use the same.
@@ -35,12 +32,12 @@ type SamplerOptions struct {
 // A Sampler must be used by one goroutine at a time. Until NewState sets its rank, it is rank 0 of
 // 1.
 type Sampler struct {
+	part
 	n    int
 	opts SamplerOptions
 
 	rank, size int
 	live       samplerState
-	kept       savedAlone
 
 	order      []int // of orderEpoch; nil: not shuffled or not computed yet
 	orderEpoch int
@@ -58,7 +55,22 @@ type samplerState struct {
 // different n or options, the first sync fails.
 func NewSampler(n int, opts SamplerOptions) *Sampler {
 	opts.Batch = max(opts.Batch, 1)
-	return &Sampler{n: max(n, 0), opts: opts, size: 1}
+	s := &Sampler{n: max(n, 0), opts: opts, size: 1}
+	order := fmt.Sprintf("shuffle %t, seed %d", opts.Shuffle, opts.Seed)
+	s.c = content{
+		self:   s,
+		layout: func() string { return fmt.Sprintf("sampler of %d indices, batch %d, %s", s.n, opts.Batch, order) },
+		kind:   func() string { return fmt.Sprintf("sampler of %d indices, %s", s.n, order) },
+		encode: s.encode, decode: s.decode, setRank: s.setRank,
+		text: func(b []byte) string {
+			fresh := NewSampler(s.n, s.opts)
+			if fresh.decode(b) != nil {
+				return ""
+			}
+			return fmt.Sprintf("epoch %d, position %d", fresh.live.epoch, fresh.live.pos)
+		},
+	}
+	return s
 }
 
 // SetEpoch moves to the beginning of epoch e. If e is the current epoch it keeps the position, so a
@@ -132,38 +144,6 @@ func (s *Sampler) at(i int) int {
 		return i
 	}
 	return s.order[i]
-}
-
-// Save keeps the epoch and the position.
-func (s *Sampler) Save() error { return s.kept.save(s.content()) }
-
-// Restore goes back to the last Save.
-func (s *Sampler) Restore() error { return s.kept.restore(s.content()) }
-
-// Sync sets the epoch and the position to root's, and the rank and size to those of g. It is
-// collective.
-func (s *Sampler) Sync(ctx context.Context, g *collective.Group, root int) error {
-	s.setRank(g.Rank(), g.Size())
-	return s.content().sync(ctx, g, root)
-}
-
-func (s *Sampler) content() *content {
-	order := fmt.Sprintf("shuffle %t, seed %d", s.opts.Shuffle, s.opts.Seed)
-	return &content{
-		self: s,
-		layout: func() string {
-			return fmt.Sprintf("sampler of %d indices, batch %d, %s", s.n, s.opts.Batch, order)
-		},
-		kind:   func() string { return fmt.Sprintf("sampler of %d indices, %s", s.n, order) },
-		encode: s.encode, decode: s.decode, setRank: s.setRank,
-		text: func(b []byte) string {
-			fresh := NewSampler(s.n, s.opts)
-			if fresh.decode(b) != nil {
-				return ""
-			}
-			return fmt.Sprintf("epoch %d, position %d", fresh.live.epoch, fresh.live.pos)
-		},
-	}
 }
 
 func (s *Sampler) setRank(rank, size int) { s.rank, s.size = rank, size }

@@ -1,13 +1,10 @@
 package elastic
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
-
-	"github.com/hvdrun/hvdrun/collective"
 )
 
 // ScalingRule says how a learning rate depends on the number of workers, and so on the number of
@@ -57,10 +54,10 @@ type ScalingOptions struct {
 // that continues from a checkpoint continues with its factor. A Scaling must be used by one
 // goroutine at a time.
 type Scaling struct {
+	part
 	opts ScalingOptions
 	size int // of the world
 	live scalingState
-	kept savedAlone
 }
 
 // scalingState is what a Scaling saves: the transition to the factor of a number of workers.
@@ -74,7 +71,21 @@ type scalingState struct {
 // number.
 func NewScaling(o ScalingOptions) *Scaling {
 	o.Of, o.Warmup = max(o.Of, 1), max(o.Warmup, 0)
-	return &Scaling{opts: o, size: 1}
+	s := &Scaling{opts: o, size: 1}
+	s.c = content{
+		self:   s,
+		layout: func() string { return fmt.Sprintf("scaling, %v, of %d, warm-up of %d steps", o.Rule, o.Of, o.Warmup) },
+		kind:   func() string { return "scaling" },
+		encode: s.encode, decode: s.decode, setRank: s.setRank,
+		text: func(b []byte) string {
+			fresh := NewScaling(o)
+			if fresh.decode(b) != nil {
+				return ""
+			}
+			return fmt.Sprintf("factor %.4g for %d workers", fresh.Factor(), fresh.live.size)
+		},
+	}
+	return s
 }
 
 // Next returns the factor for the next step. Every rank must call it the same number of times.
@@ -113,36 +124,6 @@ func (s *Scaling) target(size int) float64 {
 		return math.Sqrt(f)
 	}
 	return f
-}
-
-// Save keeps the factor and the progress of its transition.
-func (s *Scaling) Save() error { return s.kept.save(s.content()) }
-
-// Restore goes back to the last Save.
-func (s *Scaling) Restore() error { return s.kept.restore(s.content()) }
-
-// Sync sets the factor to root's and the number of workers to the size of g. It is collective.
-func (s *Scaling) Sync(ctx context.Context, g *collective.Group, root int) error {
-	s.setRank(g.Rank(), g.Size())
-	return s.content().sync(ctx, g, root)
-}
-
-func (s *Scaling) content() *content {
-	return &content{
-		self: s,
-		layout: func() string {
-			return fmt.Sprintf("scaling, %v, of %d, warm-up of %d steps", s.opts.Rule, s.opts.Of, s.opts.Warmup)
-		},
-		kind:   func() string { return "scaling" },
-		encode: s.encode, decode: s.decode, setRank: s.setRank,
-		text: func(b []byte) string {
-			fresh := NewScaling(s.opts)
-			if fresh.decode(b) != nil {
-				return ""
-			}
-			return fmt.Sprintf("factor %.4g for %d workers", fresh.Factor(), fresh.live.size)
-		},
-	}
 }
 
 func (s *Scaling) setRank(_, size int) { s.size = size }

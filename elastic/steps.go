@@ -62,12 +62,12 @@ type StepsOptions struct {
 //
 // Steps are a Part of one State. They must be used by one goroutine at a time.
 type Steps[T collective.Element] struct {
+	part
 	options StepsOptions
 	lengths []int // of the tensors
 	invalid error // why the steps cannot be used; nil: they can
 	state   *State
 	live    stepsPosition
-	kept    savedAlone
 
 	within bool                   // a call of Step is in progress
 	apply  func(mean [][]T) error // of that call
@@ -141,6 +141,27 @@ func NewSteps[T collective.Element](w *Worker, o StepsOptions, lengths ...int) *
 		o.Name = "steps"
 	}
 	s := &Steps[T]{options: o, lengths: lengths}
+	s.c = content{
+		self: s,
+		name: o.Name,
+		layout: func() string {
+			data := "no samples"
+			if o.Batches != nil {
+				data = o.Batches.String()
+			}
+			return fmt.Sprintf("steps %q of %d microbatches, gradients %v of %T, seed %d, %s",
+				o.Name, o.Microbatches, lengths, *new(T), o.Seed, data)
+		},
+		kind:   func() string { return fmt.Sprintf("steps %q", o.Name) },
+		encode: s.encode, decode: s.decode,
+		text: func(b []byte) string {
+			p, err := parsePosition(b)
+			if err != nil {
+				return ""
+			}
+			return fmt.Sprintf("%d steps applied, epoch %d, microbatch %d", p.applied, p.epoch, p.next)
+		},
+	}
 	switch {
 	case w == nil:
 		s.invalid = errors.New("elastic: steps: the worker is nil")
@@ -267,41 +288,6 @@ func (s *Steps[T]) advance() {
 		s.live.epoch, s.live.next = s.live.epoch+1, 0
 	}
 	s.forget()
-}
-
-// Save saves the position.
-func (s *Steps[T]) Save() error { return s.kept.save(s.content()) }
-
-// Restore goes back to the position of the last Save, and drops computations for any other step.
-func (s *Steps[T]) Restore() error { return s.kept.restore(s.content()) }
-
-// Sync sets the position to root's. It is collective.
-func (s *Steps[T]) Sync(ctx context.Context, g *collective.Group, root int) error {
-	return s.content().sync(ctx, g, root)
-}
-
-func (s *Steps[T]) content() *content {
-	return &content{
-		self: s,
-		name: s.options.Name,
-		layout: func() string {
-			data := "no samples"
-			if s.options.Batches != nil {
-				data = s.options.Batches.String()
-			}
-			return fmt.Sprintf("steps %q of %d microbatches, gradients %v of %T, seed %d, %s",
-				s.options.Name, s.options.Microbatches, s.lengths, *new(T), s.options.Seed, data)
-		},
-		kind:   func() string { return fmt.Sprintf("steps %q", s.options.Name) },
-		encode: s.encode, decode: s.decode,
-		text: func(b []byte) string {
-			p, err := parsePosition(b)
-			if err != nil {
-				return ""
-			}
-			return fmt.Sprintf("%d steps applied, epoch %d, microbatch %d", p.applied, p.epoch, p.next)
-		},
-	}
 }
 
 func (s *Steps[T]) encode() ([]byte, error) {
