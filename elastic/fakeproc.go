@@ -5,12 +5,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/line"
 )
 
-// killable is a meeting that can end as if its process was killed: without messages and without
-// blocking.
-type killable interface{ kill() }
-
-// kill closes everything of this worker that other processes can see. The goroutines for which
-// close waits then end.
+// kill closes everything of this worker that other processes can see, without messages and without
+// blocking. The goroutines for which close waits then end.
 func (d *driven) kill() {
 	d.endpoint.Kill()
 	d.Client.Kill()
@@ -25,7 +21,7 @@ func (w *Worker) appear() {
 	w.doing.entered = func(p line.Phase) { w.reach(p, false) }
 	w.fake.Enter(func() {
 		w.reports.stop()
-		if m, ok := w.meeting.(killable); ok {
+		if m, ok := w.meeting.(*driven); ok {
 			m.kill()
 		}
 	}, func() { w.use.closing.Do(func() { w.use.closeErr = w.close() }) })

@@ -22,9 +22,8 @@ var Late = InitOption{}
 // firstWorld is the entry of a worker into its first world, which only enterFirst makes. Init calls
 // enterFirst if the job has no world yet; otherwise Run does, or a call of Group before Run.
 type firstWorld struct {
-	mu      sync.Mutex // held while entering
-	outside bool       // the worker has been in no world yet; guarded by mu once Init has returned
-	stop    func()     // stops the reports of prepare; nil: prepare was not called
+	mu   sync.Mutex // held while entering
+	stop func()     // stops the reports of prepare; nil: prepare was not called
 
 	none atomic.Pointer[collective.Group] // the group that Group returns while train runs in no world; nil: it does not
 }
@@ -32,12 +31,6 @@ type firstWorld struct {
 // refuses returns the error of collective operations while train runs in no world.
 func (f *firstWorld) refuses() error {
 	return collective.Barrier(context.Background(), f.none.Load())
-}
-
-// preparing is a meeting whose driver may have a world already.
-type preparing interface {
-	// trains reports whether the job has a world. Errors count as no: joining reports why.
-	trains(ctx context.Context) bool
 }
 
 // stayOut leaves the entry into the first world to Run or Group. Until then the worker has the rank
@@ -73,22 +66,11 @@ func (w *Worker) enterFirst(ctx context.Context, called func()) error {
 	defer called()
 	w.first.mu.Lock()
 	defer w.first.mu.Unlock()
-	if !w.first.outside {
+	if p := w.member.Load(); p != nil && p.group != nil {
 		return nil
 	}
 	w.prepared()
-	if err := w.enter(ctx, called, line.Joining{}); err != nil {
-		return err
-	}
-	w.first.outside = false
-	return nil
-}
-
-// isOutside reports whether the worker has been in no world yet.
-func (w *Worker) isOutside() bool {
-	w.first.mu.Lock()
-	defer w.first.mu.Unlock()
-	return w.first.outside
+	return w.enter(ctx, called, line.Joining{})
 }
 
 // firstGroup enters the first world, for a program that uses collective operations before Run. If
@@ -102,6 +84,7 @@ func (w *Worker) firstGroup() *collective.Group {
 	return w.group()
 }
 
+// trains reports whether the job has a world. Errors count as no: joining reports why.
 func (d *driven) trains(ctx context.Context) bool {
 	world, err := d.look(ctx)
 	return err == nil && world.Generation > 0

@@ -89,7 +89,7 @@ func Init(ctx context.Context, options ...InitOption) (*Worker, error) {
 	}
 	w.verification = verification{every: env.VerifyState, heal: env.HealState}
 	w.replicas, w.shared = env.CommitReplicas, env.ShareOutput
-	if p, ok := m.(preparing); ok && p.trains(ctx) {
+	if d, ok := m.(*driven); ok && d.trains(ctx) {
 		w.stayOut(env)
 		return w, nil
 	}
@@ -111,7 +111,7 @@ func newWorker(ctx context.Context, m meeting) *Worker {
 		chosen := func(generation uint64, backend string) { w.chosen(d, generation, backend) }
 		d.chosen.Store(&chosen)
 	}
-	w.first.outside = true
+	w.placed, w.place = context.WithCancel(context.Background())
 	w.doing.enter(line.Outside)
 	w.reports.stopPulse = w.startPulse()
 	w.appear()
@@ -127,7 +127,7 @@ func (w *Worker) enter(ctx context.Context, left func(), j line.Joining) error {
 			return err
 		}
 		left()
-		w.placed.note()
+		w.place()
 		p, err := w.connect(ctx, world)
 		if err == nil {
 			w.member.Store(p)
@@ -175,10 +175,10 @@ func (w *Worker) join(ctx context.Context, j line.Joining) (line.World, error) {
 	switch {
 	case errors.Is(err, line.ErrRemoved):
 		w.run.last = errors.Is(err, line.ErrLast)
-		w.setOver()
+		w.use.over.Store(true)
 		return world, ErrRemoved
 	case errors.Is(err, line.ErrFinished):
-		w.setOver()
+		w.use.over.Store(true)
 		return world, ErrFinished
 	case ctx.Err() != nil:
 		return world, ctx.Err()

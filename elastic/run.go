@@ -225,7 +225,7 @@ func (r *runner) begin() error {
 		r.state.steps.prepare()
 	}
 	switch {
-	case r.worker.isOutside():
+	case r.worker.group() == nil:
 		if synced, err := r.arrive(); synced || err != nil {
 			return err
 		}
@@ -283,7 +283,7 @@ func (r *runner) trainOnce() error {
 	if err != nil {
 		return fmt.Errorf("elastic: training is done, but reporting it to the driver failed: %w", err)
 	}
-	r.worker.setOver()
+	r.worker.use.over.Store(true)
 	return nil
 }
 

@@ -178,7 +178,7 @@ func (h *termHandler) request() bool {
 // report reports the request to the driver, unless the driver has already dismissed this worker.
 func (h *termHandler) report() {
 	w := h.worker
-	if w.isOver() {
+	if w.use.over.Load() {
 		return
 	}
 	err := w.meeting.Report(h.ctx, line.Draining, w.Generation(), 0)

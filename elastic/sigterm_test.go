@@ -101,7 +101,9 @@ func TestAskedToLeave(t *testing.T) {
 // A worker can be dismissed long after it was asked to leave, when it no longer handles SIGTERM.
 func TestDismissedLongAfterTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newTermHandler(&Worker{use: use{over: true}})
+		w := &Worker{}
+		w.use.over.Store(true)
+		h := newTermHandler(w)
 		h.wg.Go(h.watch)
 		h.caught <- syscall.SIGTERM
 		<-time.After(2 * sameRequest)

@@ -42,8 +42,9 @@ type Worker struct {
 	replicas     int          // number of ranks that keep copies of each rank's Local pieces
 	shared       bool         // other users may read the job's checkpoints
 	doing        doing
-	entering     atomic.Uint64 // generation of the world that the worker enters or has entered
-	placed       placement
+	entering     atomic.Uint64   // generation of the world that the worker enters or has entered
+	placed       context.Context // ends when the worker is first given a place in a world
+	place        func()          // ends placed
 
 	reports reports
 	first   firstWorld
@@ -76,7 +77,7 @@ type use struct {
 	mu       sync.Mutex
 	running  bool
 	closed   bool
-	over     bool // the driver expects nothing more from this worker: it is done, removed or finished
+	over     atomic.Bool // the driver expects nothing more from this worker: it is done, removed or finished
 	closing  sync.Once
 	closeErr error    // result of closing
 	closers  []func() // called by Close at its end
@@ -87,7 +88,7 @@ type use struct {
 func (w *Worker) endWithoutDriver(last bool) error {
 	w.log.Warn("all workers were asked to leave and the driver is unreachable: the job ends")
 	w.run.last = last
-	w.setOver()
+	w.use.over.Store(true)
 	return ErrRemoved
 }
 
@@ -136,7 +137,7 @@ func (w *Worker) begin() error {
 		return errors.New("elastic: Run was called after the worker was closed")
 	case w.use.running:
 		return errors.New("elastic: Run was called while another Run of the worker runs")
-	case w.use.over:
+	case w.use.over.Load():
 		return errors.New("elastic: Run was called after the worker's job had ended")
 	}
 	w.use.running = true
@@ -155,18 +156,6 @@ func (w *Worker) isClosed() bool {
 	return w.use.closed
 }
 
-func (w *Worker) isOver() bool {
-	w.use.mu.Lock()
-	defer w.use.mu.Unlock()
-	return w.use.over
-}
-
-func (w *Worker) setOver() {
-	w.use.mu.Lock()
-	defer w.use.mu.Unlock()
-	w.use.over = true
-}
-
 // Close leaves the job. It closes the connections so that peers that are still in the last
 // operation can finish it and, if training has not ended, reports to the driver that this worker
 // leaves. It blocks until everything that the worker started has ended, and at most about two
@@ -181,7 +170,6 @@ func (w *Worker) Close() error {
 func (w *Worker) close() error {
 	w.use.mu.Lock()
 	w.use.closed = true
-	over := w.use.over
 	w.use.mu.Unlock()
 	w.reports.stopPulse()
 	w.prepared()
@@ -190,7 +178,7 @@ func (w *Worker) close() error {
 	defer stop.Stop()
 	var err error
 	if p := w.member.Load(); p != nil {
-		if !over && !w.isOutside() {
+		if !w.use.over.Load() && p.group != nil {
 			// Ignored on failure: the driver notices the end of the process.
 			_ = w.meeting.Report(w.reports.ctx, line.Leaving, p.world.Generation, 0)
 		}
