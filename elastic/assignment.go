@@ -1,9 +1,7 @@
 package elastic
 
 import (
-	"bytes"
 	"context"
-	"encoding/gob"
 	"fmt"
 	"slices"
 	"strings"
@@ -41,25 +39,6 @@ func (a *announcement) of(id saveID) *announcedSet {
 		}
 	}
 	return nil
-}
-
-// gatherAnnouncements returns the announcements of all ranks, by rank.
-func gatherAnnouncements(ctx context.Context, g *collective.Group, mine announcement) ([]announcement, error) {
-	var b bytes.Buffer
-	if err := gob.NewEncoder(&b).Encode(mine); err != nil {
-		return nil, fmt.Errorf("elastic: local parts: %w", err)
-	}
-	encoded, err := collective.AllGather(ctx, g, b.Bytes())
-	if err != nil {
-		return nil, err
-	}
-	all := make([]announcement, len(encoded))
-	for r := range encoded {
-		if err := gob.NewDecoder(bytes.NewReader(encoded[r])).Decode(&all[r]); err != nil {
-			return nil, fmt.Errorf("elastic: local parts: announcement of rank %d: %w", r, err)
-		}
-	}
-	return all, nil
 }
 
 // assignment maps the bundles of a set to the ranks of a new world. It depends only on the
@@ -143,7 +122,7 @@ func (l *locals) distribute(ctx context.Context, g *collective.Group, root int) 
 	if len(l.parts) == 0 {
 		return nil
 	}
-	all, err := gatherAnnouncements(ctx, g, l.announce())
+	all, err := tell(ctx, g, l.announce())
 	if err != nil {
 		return err
 	}

@@ -3,11 +3,9 @@ package elastic
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/hvdrun/hvdrun/collective"
-	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/line"
 )
 
@@ -61,53 +59,22 @@ func (s *Steps[T]) together() bool { return s.joined == s.state.worker.Generatio
 
 // standing is what one rank reports to the others in a settlement.
 type standing struct {
-	state   bool // the rank has the state
-	within  bool // the rank is in a Step
-	sealed  bool // it has the averages of the step after applied, and has not applied them
-	replays bool // it has arrived by applying the averages of others, and can apply another step
-	keeps   bool // it has kept the averages of the last applied step
-	applied uint64
-	feed    uint64            // feed that it follows or by which others follow it; 0: neither
-	nodes   []collective.Node // what it has computed of the step after applied
+	State   bool `json:",omitempty"` // the rank has the state
+	Within  bool `json:",omitempty"` // the rank is in a Step
+	Sealed  bool `json:",omitempty"` // it has the averages of the step after Applied, and has not applied them
+	Replays bool `json:",omitempty"` // it has arrived by applying the averages of others, and can apply another step
+	Keeps   bool `json:",omitempty"` // it has kept the averages of the last applied step
+	Applied uint64
+	Feed    uint64            `json:",omitempty"` // feed that it follows or by which others follow it; 0: neither
+	Nodes   []collective.Node `json:",omitempty"` // what it has computed of the step after Applied
 }
 
 // reached returns the number of steps that the rank has applied or can apply.
 func (r standing) reached() uint64 {
-	if r.sealed {
-		return r.applied + 1
+	if r.Sealed {
+		return r.Applied + 1
 	}
-	return r.applied
-}
-
-func (r standing) append(b []byte) []byte {
-	flags := byte(0)
-	for i, set := range []bool{r.state, r.within, r.sealed, r.replays, r.keeps} {
-		if set {
-			flags |= 1 << i
-		}
-	}
-	b = transfer.AppendWord(transfer.AppendNumber(append(b, flags), r.applied), r.feed)
-	b = transfer.AppendNumber(b, len(r.nodes))
-	for _, n := range r.nodes {
-		b = transfer.AppendNumber(b, n.Level, n.Index)
-	}
-	return b
-}
-
-func parseStanding(b []byte) (r standing, err error) {
-	p := transfer.NewReader(b)
-	if flags := p.Take(1); flags != nil {
-		r.state, r.within, r.sealed, r.replays, r.keeps = flags[0]&1 != 0, flags[0]&2 != 0, flags[0]&4 != 0, flags[0]&8 != 0, flags[0]&16 != 0
-	}
-	r.applied = uint64(p.Number())
-	r.feed = p.Word()
-	for range p.Count() {
-		r.nodes = append(r.nodes, collective.Node{Level: min(p.Number(), 64), Index: p.Number()})
-	}
-	if err := p.End(); err != nil {
-		return standing{}, err
-	}
-	return r, nil
+	return r.Applied
 }
 
 // settle determines what happens to the step in which the previous world has ended, and returns the
@@ -125,7 +92,7 @@ func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (i
 			return root, err
 		}
 	}
-	if !slices.ContainsFunc(all, func(o standing) bool { return !o.within }) {
+	if !slices.ContainsFunc(all, func(o standing) bool { return !o.Within }) {
 		s.joined = g.Generation()
 	}
 	v := verdictOf(all, root)
@@ -151,18 +118,18 @@ func (s *Steps[T]) settle(ctx context.Context, g *collective.Group, root int) (i
 		}
 	}
 	s.others = roster{generation: g.Generation(), next: v.reached, held: v.held}
-	s.caught, s.caughtAt = all[g.Rank()].replays && s.live.applied == v.reached, s.live
+	s.caught, s.caughtAt = all[g.Rank()].Replays && s.live.applied == v.reached, s.live
 	return v.root, nil
 }
 
 // standing returns the report of this rank.
 func (s *Steps[T]) standing() standing {
-	mine := standing{state: s.state.holds, within: s.within, sealed: s.sealed && s.within, applied: s.live.applied, feed: s.state.following(), keeps: s.keepsLast()}
+	mine := standing{State: s.state.holds, Within: s.within, Sealed: s.sealed && s.within, Applied: s.live.applied, Feed: s.state.following(), Keeps: s.keepsLast()}
 	if c := s.state.catchUp; c != nil {
-		mine.within, mine.replays = false, s.within && c.follower != nil && !c.spoiled
+		mine.Within, mine.Replays = false, s.within && c.follower != nil && !c.spoiled
 	}
 	for _, h := range s.nodes {
-		mine.nodes = append(mine.nodes, h.node)
+		mine.Nodes = append(mine.Nodes, h.node)
 	}
 	return mine
 }
@@ -176,12 +143,12 @@ func (r standing) awaits(all []standing, v verdict) bool {
 }
 
 // lacksLast reports whether the rank lacks only the averages of the last of reached steps.
-func (r standing) lacksLast(reached uint64) bool { return r.replays && r.applied+1 == reached }
+func (r standing) lacksLast(reached uint64) bool { return r.Replays && r.Applied+1 == reached }
 
 // follows reports whether the rank follows a member that has applied reached steps.
 func (r standing) follows(all []standing, reached uint64) bool {
-	return r.feed != 0 && slices.ContainsFunc(all, func(o standing) bool {
-		return o.state && o.feed == r.feed && o.applied == reached
+	return r.Feed != 0 && slices.ContainsFunc(all, func(o standing) bool {
+		return o.State && o.Feed == r.Feed && o.Applied == reached
 	})
 }
 
@@ -213,33 +180,33 @@ type verdict struct {
 func verdictOf(all []standing, root int) verdict {
 	v := verdict{source: -1, root: root, held: make([][]collective.Node, len(all))}
 	for _, o := range all {
-		if o.state {
+		if o.State {
 			v.reached = max(v.reached, o.reached())
 		}
 	}
 	for r, o := range all {
-		if !o.state {
+		if !o.State {
 			continue
 		}
-		if o.applied == v.reached {
-			v.held[r] = o.nodes
+		if o.Applied == v.reached {
+			v.held[r] = o.Nodes
 		} else if o.reached() == v.reached && v.source < 0 {
 			v.source = r
 		}
 	}
 	if v.source < 0 && slices.ContainsFunc(all, func(o standing) bool { return o.lacksLast(v.reached) && !o.follows(all, v.reached) }) {
-		v.source = slices.IndexFunc(all, func(o standing) bool { return o.state && o.keeps && o.applied == v.reached })
+		v.source = slices.IndexFunc(all, func(o standing) bool { return o.State && o.Keeps && o.Applied == v.reached })
 		v.kept = v.source >= 0
 	}
 	arrives := func(o standing) bool {
-		return o.state && (o.applied == v.reached || v.source >= 0 && o.applies(v.reached))
+		return o.State && (o.Applied == v.reached || v.source >= 0 && o.applies(v.reached))
 	}
 	for _, o := range all {
 		applies := v.source >= 0 && o.applies(v.reached)
-		v.lacking = v.lacking || applies && !o.sealed
-		v.replayed = v.replayed || applies && o.replays
+		v.lacking = v.lacking || applies && !o.Sealed
+		v.replayed = v.replayed || applies && o.Replays
 	}
-	if all[root].state && !arrives(all[root]) {
+	if all[root].State && !arrives(all[root]) {
 		v.root = slices.IndexFunc(all, arrives)
 	}
 	return v
@@ -248,7 +215,7 @@ func verdictOf(all []standing, root int) verdict {
 // applies reports whether the rank applies the last of reached steps, provided that any rank has
 // its averages.
 func (r standing) applies(reached uint64) bool {
-	return (r.state && r.within || r.replays) && r.applied+1 == reached
+	return (r.State && r.Within || r.Replays) && r.Applied+1 == reached
 }
 
 // give broadcasts the averages from one rank to all. Afterwards the ranks with wanted set have
@@ -295,25 +262,6 @@ func (s *Steps[T]) settleApply() error {
 	s.state.saved.mark = mark
 	s.state.commits++
 	return nil
-}
-
-// tell exchanges the reports of all ranks. It returns them by rank.
-func tell(ctx context.Context, g *collective.Group, mine standing) ([]standing, error) {
-	texts, err := collective.AllGather(ctx, g, transfer.Seal(mine.append(nil)))
-	if err != nil {
-		return nil, err
-	}
-	all := make([]standing, len(texts))
-	for r, t := range texts {
-		b, err := transfer.Unseal(t)
-		if err == nil {
-			all[r], err = parseStanding(b)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("elastic: sync: rank %d: %w", r, err)
-		}
-	}
-	return all, nil
 }
 
 // goOn enters the next world within a Step, with the live state, and reports whether all its

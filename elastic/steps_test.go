@@ -2,6 +2,7 @@ package elastic
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math/rand/v2"
 	"reflect"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/internal/micro"
 	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 )
 
@@ -20,13 +22,13 @@ func TestVerdict(t *testing.T) {
 	node := func(i int) []collective.Node { return []collective.Node{{Index: i}} }
 	newcomer := standing{}
 	at := func(applied uint64) standing {
-		return standing{state: true, within: true, applied: applied, nodes: node(int(applied))}
+		return standing{State: true, Within: true, Applied: applied, Nodes: node(int(applied))}
 	}
-	sealed := func(s standing) standing { s.sealed = true; return s }
-	outside := func(s standing) standing { s.within = false; return s }
-	keeps := func(s standing) standing { s.keeps = true; return s }
-	feeds := func(s standing) standing { s.feed = 7; return s }
-	follower := func(applied uint64) standing { return standing{replays: true, applied: applied, feed: 7} }
+	sealed := func(s standing) standing { s.Sealed = true; return s }
+	outside := func(s standing) standing { s.Within = false; return s }
+	keeps := func(s standing) standing { s.Keeps = true; return s }
+	feeds := func(s standing) standing { s.Feed = 7; return s }
+	follower := func(applied uint64) standing { return standing{Replays: true, Applied: applied, Feed: 7} }
 	for name, c := range map[string]struct {
 		all  []standing
 		root int
@@ -70,10 +72,10 @@ func TestVerdict(t *testing.T) {
 // member it follows is one of them and has applied that step.
 func TestAwaits(t *testing.T) {
 	member := func(applied, feed uint64) standing {
-		return standing{state: true, within: true, applied: applied, feed: feed}
+		return standing{State: true, Within: true, Applied: applied, Feed: feed}
 	}
-	sealed := func(s standing) standing { s.sealed = true; return s }
-	follower := func(applied, feed uint64) standing { return standing{replays: true, applied: applied, feed: feed} }
+	sealed := func(s standing) standing { s.Sealed = true; return s }
+	follower := func(applied, feed uint64) standing { return standing{Replays: true, Applied: applied, Feed: feed} }
 	for name, c := range map[string]struct {
 		all  []standing
 		want bool
@@ -85,10 +87,10 @@ func TestAwaits(t *testing.T) {
 		"it is given one":         {[]standing{follower(4, 7), sealed(member(4, 7))}, false},
 		"it lacks none":           {[]standing{follower(5, 7), member(5, 7)}, false},
 		"it follows a dead one":   {[]standing{follower(4, 7), member(5, 8)}, false},
-		"it follows a newcomer":   {[]standing{follower(4, 7), {feed: 7, applied: 5}, member(5, 0)}, false},
+		"it follows a newcomer":   {[]standing{follower(4, 7), {Feed: 7, Applied: 5}, member(5, 0)}, false},
 		"it follows one behind":   {[]standing{follower(4, 7), member(4, 7), member(5, 0)}, false},
 		"it follows nobody":       {[]standing{follower(4, 0), member(5, 0)}, false},
-		"it has another state":    {[]standing{{applied: 4, feed: 7}, member(5, 7)}, false},
+		"it has another state":    {[]standing{{Applied: 4, Feed: 7}, member(5, 7)}, false},
 		"it is a member, and old": {[]standing{member(4, 7), member(5, 7)}, false},
 	} {
 		if got := c.all[0].awaits(c.all, verdictOf(c.all, len(c.all)-1)); got != c.want {
@@ -97,35 +99,54 @@ func TestAwaits(t *testing.T) {
 	}
 }
 
-// TestStanding: an encoded message decodes to the same standing.
-func TestStanding(t *testing.T) {
+// TestTell: each rank gets the standings of all ranks.
+func TestTell(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
-	for range 1000 {
-		s := standing{state: r.IntN(2) > 0, within: r.IntN(2) > 0, sealed: r.IntN(2) > 0, replays: r.IntN(2) > 0, keeps: r.IntN(2) > 0,
-			applied: r.Uint64N(1 << 40), feed: r.Uint64()}
-		for range r.IntN(20) {
-			s.nodes = append(s.nodes, collective.Node{Level: r.IntN(17), Index: r.IntN(1 << 16)})
+	groups := collective.Local(3)
+	for range 100 {
+		want := make([]standing, len(groups))
+		for i := range want {
+			s := standing{State: r.IntN(2) > 0, Within: r.IntN(2) > 0, Sealed: r.IntN(2) > 0, Replays: r.IntN(2) > 0, Keeps: r.IntN(2) > 0,
+				Applied: r.Uint64(), Feed: r.Uint64()}
+			for range r.IntN(20) {
+				s.Nodes = append(s.Nodes, collective.Node{Level: r.IntN(17), Index: r.IntN(1 << 16)})
+			}
+			want[i] = s
 		}
-		b := s.append(nil)
-		if got, err := parseStanding(b); err != nil || !reflect.DeepEqual(got, s) {
-			t.Fatalf("%+v becomes %+v, %v", s, got, err)
+		var ranks sync.WaitGroup
+		for i, g := range groups {
+			ranks.Go(func() {
+				if got, err := tell(t.Context(), g, want[i]); err != nil || !reflect.DeepEqual(got, want) {
+					t.Errorf("rank %d got %+v, %v, want %+v", i, got, err, want)
+				}
+			})
 		}
-		if got, err := parseStanding(b[:len(b)-1]); err == nil {
-			t.Fatalf("a part of the message of %+v is %+v", s, got)
-		}
+		ranks.Wait()
 	}
 }
 
+// FuzzStanding: of the nodes in a standing that is accepted, only those of the tree count.
 func FuzzStanding(f *testing.F) {
-	f.Add(standing{state: true, applied: 7, nodes: []collective.Node{{Level: 3, Index: 1}}}.append(nil))
-	f.Add([]byte{7, 0xff, 0xff, 0xff})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		s, err := parseStanding(b)
-		if err != nil {
+	f.Add([]byte(`{"State":true,"Applied":7,"Nodes":[{"Level":3,"Index":1},{"Level":1,"Index":2}]}`), uint8(20))
+	f.Add([]byte(`{"State":true,"Nodes":[{"Level":-1,"Index":-5},{"Level":900,"Index":9}]}`), uint8(8))
+	f.Fuzz(func(t *testing.T, b []byte, leaves uint8) {
+		var s standing
+		if json.Unmarshal(b, &s) != nil || leaves == 0 {
 			return
 		}
-		if again, err := parseStanding(s.append(nil)); err != nil || !reflect.DeepEqual(again, s) {
-			t.Errorf("%+v is read as %+v, %v", s, again, err)
+		n := int(leaves)
+		v := verdictOf([]standing{s, {State: true, Applied: s.Applied}}, 1)
+		kept, missing := micro.Accept(n, v.held)
+		for _, nodes := range kept {
+			for _, node := range nodes {
+				if node.Level < 0 || node.Index < 0 || node.End(n) > n || node.First() >= node.End(n) {
+					t.Fatalf("%s: %+v counts in a tree of %d leaves", b, node, n)
+				}
+				missing = append(missing, make([]int, node.End(n)-node.First())...)
+			}
+		}
+		if len(missing) != n {
+			t.Errorf("%s: %d leaves of %d", b, len(missing), n)
 		}
 	})
 }

@@ -2,6 +2,7 @@ package elastic
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -185,6 +186,29 @@ func readOpening(b []byte, layout []string) (opening, error) {
 		return opening{}, fmt.Errorf("elastic: sync: the root's opening message has %d parts of %d", len(roots.Carried), len(layout))
 	}
 	return roots, nil
+}
+
+// tell exchanges a value of each rank, as JSON. It returns them by rank.
+func tell[T any](ctx context.Context, g *collective.Group, mine T) ([]T, error) {
+	b, err := json.Marshal(mine)
+	if err != nil {
+		return nil, fmt.Errorf("elastic: sync: %w", err)
+	}
+	texts, err := collective.AllGather(ctx, g, transfer.Seal(b))
+	if err != nil {
+		return nil, err
+	}
+	all := make([]T, len(texts))
+	for r, t := range texts {
+		b, err := transfer.Unseal(t)
+		if err == nil {
+			err = json.Unmarshal(b, &all[r])
+		}
+		if err != nil {
+			return nil, fmt.Errorf("elastic: sync: the report of rank %d: %w", r, err)
+		}
+	}
+	return all, nil
 }
 
 // run is a sequence of adjacent chunks of one slice.
