@@ -180,12 +180,9 @@ func (c *Checkpoints) acquire(job string, shared bool) error {
 	if c.lock != nil {
 		return nil
 	}
-	if err := checkpoint.MakeDir(c.Dir, c.Shared || shared); err != nil {
-		return err
-	}
 	host, _ := os.Hostname()
 	var err error
-	c.lock, err = checkpoint.Acquire(c.Dir, checkpoint.Owner{Job: job, Process: fmt.Sprintf("process %d on %s", os.Getpid(), host)})
+	c.lock, err = checkpoint.Acquire(c.Dir, c.Shared || shared, checkpoint.Owner{Job: job, Process: fmt.Sprintf("process %d on %s", os.Getpid(), host)})
 	return err
 }
 
@@ -236,7 +233,7 @@ func (s *State) write(c *Checkpoints, m *snapshot.Snapshot, size int, locals *pi
 		return err
 	}
 	written := func(bytes int64) { c.bytes.Add(uint64(bytes)) }
-	if err := checkpoint.WriteTelling(c.Dir, c.Shared || s.worker.shared, about, tensors, pieces, written); err != nil {
+	if err := checkpoint.Write(c.Dir, c.Shared || s.worker.shared, about, tensors, pieces, written); err != nil {
 		return err
 	}
 	if err := checkpoint.Prune(c.Dir, m.Number(), c.keep()); err != nil {

@@ -428,7 +428,7 @@ func TestFolderLockedLater(t *testing.T) {
 	l := logrus.New()
 	l.SetOutput(log)
 	w.log, w.job = l, "mine"
-	lock, err := checkpoint.Acquire(dir, checkpoint.Owner{Job: "theirs", Process: "process 1 on b"})
+	lock, err := checkpoint.Acquire(dir, false, checkpoint.Owner{Job: "theirs", Process: "process 1 on b"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -108,9 +108,9 @@ type entry struct {
 var sizes = map[string]int{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
 	"I8": 1, "U8": 1, "BOOL": 1}
 
-// Encode writes a checkpoint to w. tensors describes the tensors of each part, and blobs contains
-// their bytes in the same order. Encode sets Tensors and Sums of the parts.
-func Encode(w io.Writer, about About, tensors [][]Tensor, blobs []snapshot.Blob) error {
+// encode writes a checkpoint to w. tensors describes the tensors of each part, and blobs contains
+// their bytes in the same order. encode sets Tensors and Sums of the parts.
+func encode(w io.Writer, about About, tensors [][]Tensor, blobs []snapshot.Blob) error {
 	about.Version = Version
 	about.Parts = slices.Clone(about.Parts)
 	header := map[string]any{}

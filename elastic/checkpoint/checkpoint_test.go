@@ -31,7 +31,7 @@ func sampleBytes() [][]byte {
 }
 
 // Progress is reported as data reaches the disk.
-func TestWriteTelling(t *testing.T) {
+func TestWriteReportsProgress(t *testing.T) {
 	const size = 5*settleEvery + 1000
 	var s snapshot.Store
 	p := s.Begin(1, []snapshot.Source{{Bytes: bytes.Repeat([]byte("x"), size), Given: true}})
@@ -39,7 +39,7 @@ func TestWriteTelling(t *testing.T) {
 	p.Seal()
 	dir, parts, all := t.TempDir(), 0, int64(0)
 	about := About{Commits: 1, Parts: []Part{{Name: "x", Kind: "bytes"}}}
-	err := WriteTelling(dir, false, about, [][]Tensor{{{Name: "x", Type: "U8"}}}, s.Last().Blobs(), func(n int64) {
+	err := Write(dir, false, about, [][]Tensor{{{Name: "x", Type: "U8"}}}, s.Last().Blobs(), func(n int64) {
 		parts, all = parts+1, all+n
 	})
 	if err != nil || parts != 4 || all != 4*settleEvery {
@@ -73,7 +73,7 @@ func small(t *testing.T) []byte {
 	about, tensors := sample, slices.Clone(sampleTensors)
 	about.Parts = about.Parts[:1]
 	var b bytes.Buffer
-	if err := Encode(&b, about, tensors[:1], blobs()[:1]); err != nil {
+	if err := encode(&b, about, tensors[:1], blobs()[:1]); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -99,7 +99,7 @@ func read(path string) (*File, [][]byte, error) {
 
 func TestWriteAndRead(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
-	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {
+	if err := Write(dir, false, sample, sampleTensors, blobs(), func(int64) {}); err != nil {
 		t.Fatal(err)
 	}
 	f, got, err := read(Path(dir, 7))
@@ -127,7 +127,7 @@ func TestWriteAndRead(t *testing.T) {
 // The file follows the safetensors format, as read by code that knows only that format.
 func TestFormat(t *testing.T) {
 	var b bytes.Buffer
-	if err := Encode(&b, sample, sampleTensors, blobs()); err != nil {
+	if err := encode(&b, sample, sampleTensors, blobs()); err != nil {
 		t.Fatal(err)
 	}
 	file := b.Bytes()
@@ -207,7 +207,7 @@ func TestDamage(t *testing.T) {
 	}
 	try(append(slices.Clone(file), 0), "a byte more than", len(file))
 	var b bytes.Buffer // a tensor of two chunks
-	if err := Encode(&b, sample, sampleTensors, blobs()); err != nil {
+	if err := encode(&b, sample, sampleTensors, blobs()); err != nil {
 		t.Fatal(err)
 	}
 	large := b.Bytes()
@@ -281,7 +281,7 @@ func TestPruneAndSetAside(t *testing.T) {
 	for _, n := range []uint64{5, 1, 20, 3} {
 		about := sample
 		about.Commits = n
-		if err := Write(dir, about, sampleTensors, blobs()); err != nil {
+		if err := Write(dir, false, about, sampleTensors, blobs(), func(int64) {}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -317,7 +317,7 @@ func TestSweep(t *testing.T) {
 	if err := errors.Join(os.WriteFile(dead, []byte("x"), 0o600), syscall.Flock(int(f.Fd()), syscall.LOCK_EX)); err != nil {
 		t.Fatal(err)
 	}
-	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {
+	if err := Write(dir, false, sample, sampleTensors, blobs(), func(int64) {}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(dead); !errors.Is(err, os.ErrNotExist) {
@@ -344,14 +344,14 @@ func TestFullDisk(t *testing.T) {
 			if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: limit, Max: math.MaxUint64}); err != nil {
 				t.Fatal(err)
 			}
-			if err := Write(dir, about, sampleTensors, blobs()); !errors.Is(err, syscall.EFBIG) {
+			if err := Write(dir, false, about, sampleTensors, blobs(), func(int64) {}); !errors.Is(err, syscall.EFBIG) {
 				t.Errorf("at %d bytes: %v", limit, err)
 			}
 		}
 		return
 	}
 	dir := t.TempDir()
-	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {
+	if err := Write(dir, false, sample, sampleTensors, blobs(), func(int64) {}); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(os.Args[0], "-test.run", "^TestFullDisk$")
@@ -370,7 +370,7 @@ func TestFullDisk(t *testing.T) {
 func TestNamesThatClash(t *testing.T) {
 	for _, name := range []string{"epoch", sealName, metadataKey} {
 		tensors := [][]Tensor{{{"epoch", "I64", true}}, {{name, "F32", false}, {"b", "F16", false}}, {{"c", "U8", false}}}
-		if err := Encode(&bytes.Buffer{}, sample, tensors, blobs()); err == nil || !strings.Contains(err.Error(), "two tensors are named") {
+		if err := encode(&bytes.Buffer{}, sample, tensors, blobs()); err == nil || !strings.Contains(err.Error(), "two tensors are named") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -379,28 +379,28 @@ func TestNamesThatClash(t *testing.T) {
 func TestAcquire(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	mine, other := Owner{"mine", "process 1 on a"}, Owner{"other", "process 2 on b"}
-	first, err := Acquire(dir, mine)
+	first, err := Acquire(dir, false, mine)
 	if err != nil || first == nil {
 		t.Fatal(first, err)
 	}
-	if again, err := Acquire(dir, Owner{"mine", "process 3 on c"}); again != nil || err != nil {
+	if again, err := Acquire(dir, false, Owner{"mine", "process 3 on c"}); again != nil || err != nil {
 		t.Error(again, err)
 	}
 	var locked *LockedError
-	if l, err := Acquire(dir, other); l != nil || !errors.As(err, &locked) || locked.Owner != mine || locked.Dir != dir {
+	if l, err := Acquire(dir, false, other); l != nil || !errors.As(err, &locked) || locked.Owner != mine || locked.Dir != dir {
 		t.Error(l, err)
 	}
 	if want := "checkpoint: the job mine writes into " + dir + " (process 1 on a): each job"; !strings.HasPrefix(locked.Error(), want) {
 		t.Error(locked)
 	}
 	first.Release()
-	second, err := Acquire(dir, Owner{"", "p"})
+	second, err := Acquire(dir, false, Owner{"", "p"})
 	if err != nil || second == nil {
 		t.Fatal(second, err)
 	}
 	defer second.Release()
 	// Two programs without a job do not count as the same job.
-	if l, err := Acquire(dir, Owner{}); l != nil || !errors.As(err, &locked) || locked.Owner != (Owner{"", "p"}) ||
+	if l, err := Acquire(dir, false, Owner{}); l != nil || !errors.As(err, &locked) || locked.Owner != (Owner{"", "p"}) ||
 		!strings.HasPrefix(locked.Error(), "checkpoint: another program writes") {
 		t.Error(l, err)
 	}
@@ -409,7 +409,7 @@ func TestAcquire(t *testing.T) {
 	}
 	var none *Lock
 	none.Release()
-	if _, err := Acquire(filepath.Join(dir, lockName, "below"), mine); err == nil || errors.As(err, &locked) {
+	if _, err := Acquire(filepath.Join(dir, lockName, "below"), false, mine); err == nil || errors.As(err, &locked) {
 		t.Error(err)
 	}
 }
@@ -433,7 +433,7 @@ func full(t *testing.T) string {
 // space. Each time it is either complete or absent, and earlier checkpoints are intact.
 func TestFullFileSystem(t *testing.T) {
 	dir := full(t)
-	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {
+	if err := Write(dir, false, sample, sampleTensors, blobs(), func(int64) {}); err != nil {
 		t.Fatal(err)
 	}
 	ballast, err := os.Create(filepath.Join(dir, "ballast"))
@@ -453,7 +453,7 @@ func TestFullFileSystem(t *testing.T) {
 	about.Commits = 8
 	failed := 0
 	for err = syscall.ENOSPC; err != nil; failed++ {
-		if err = Write(dir, about, sampleTensors, blobs()); err != nil && !errors.Is(err, syscall.ENOSPC) {
+		if err = Write(dir, false, about, sampleTensors, blobs(), func(int64) {}); err != nil && !errors.Is(err, syscall.ENOSPC) {
 			t.Fatal(err)
 		}
 		if _, _, err := read(Path(dir, 7)); err != nil {
@@ -478,7 +478,7 @@ func TestPythonReadsIt(t *testing.T) {
 		t.Skipf("Python's safetensors is not there: %v: %s", err, bytes.TrimSpace(out))
 	}
 	dir := t.TempDir()
-	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {
+	if err := Write(dir, false, sample, sampleTensors, blobs(), func(int64) {}); err != nil {
 		t.Fatal(err)
 	}
 	const program = `

@@ -51,29 +51,24 @@ func List(dir string) ([]uint64, error) {
 	return all, nil
 }
 
-// MakeDir creates a folder for checkpoints if necessary, with mode 0700, or 0755 if it is shared
+// makeDir creates a folder for checkpoints if necessary, with mode 0700, or 0755 if it is shared
 // with all users. An existing folder keeps its mode.
-func MakeDir(dir string, shared bool) error {
+func makeDir(dir string, shared bool) error {
 	if err := safefile.MakeDir(dir, safefile.Mode(shared)); err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
 	}
 	return nil
 }
 
-// Write writes a checkpoint into dir, which it creates if necessary. Only this user may read the
-// file. It gets its name after all of it is on disk, so a crash or an error leaves existing
-// checkpoints intact; a later Write removes incomplete files. It blocks until the data is on disk.
-func Write(dir string, about About, tensors [][]Tensor, blobs []snapshot.Blob) error {
-	return WriteTelling(dir, false, about, tensors, blobs, func(int64) {})
-}
-
-// WriteTelling is like Write, and reports progress: it calls progress, from the calling goroutine,
-// with the number of bytes that have reached the disk since the last call. If shared is set, all
-// users may read the file.
-func WriteTelling(
+// Write writes a checkpoint into dir, which it creates if necessary. If shared is set, all users may
+// read the file, otherwise only this one. It gets its name after all of it is on disk, so a crash or
+// an error leaves existing checkpoints intact; a later Write removes incomplete files. Write blocks
+// until the data is on disk. Meanwhile it calls progress, from the calling goroutine, with the
+// number of bytes that have reached the disk since the last call.
+func Write(
 	dir string, shared bool, about About, tensors [][]Tensor, blobs []snapshot.Blob, progress func(bytes int64),
 ) (err error) {
-	if err := MakeDir(dir, shared); err != nil {
+	if err := makeDir(dir, shared); err != nil {
 		return err
 	}
 	sweep(dir)
@@ -94,7 +89,7 @@ func WriteTelling(
 	if _, err := safefile.TryOptionalLock(f, "checkpoints that are incomplete stay there"); err != nil {
 		return err
 	}
-	if err := Encode(&settling{f: f, progress: progress}, about, tensors, blobs); err != nil {
+	if err := encode(&settling{f: f, progress: progress}, about, tensors, blobs); err != nil {
 		return err
 	}
 	if err := safefile.Sync(f); err != nil {

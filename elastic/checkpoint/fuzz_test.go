@@ -13,7 +13,7 @@ import (
 // not protect against forged headers, so the test also seals arbitrary headers.
 func FuzzOpen(f *testing.F) {
 	var b bytes.Buffer
-	if err := Encode(&b, sample, sampleTensors, blobs()); err != nil {
+	if err := encode(&b, sample, sampleTensors, blobs()); err != nil {
 		f.Fatal(err)
 	}
 	file := b.Bytes()

@@ -41,13 +41,13 @@ func (e *LockedError) Error() string {
 // Lock is the exclusive right to write to a folder. It ends with the process.
 type Lock struct{ file *os.File }
 
-// Acquire locks dir, which it creates if necessary, for a job. It does not block. If another job
-// has locked dir, it returns a *LockedError. It returns a nil Lock and no error in two cases, in
+// Acquire locks dir for a job. It creates dir if necessary, for all users if shared is set. It does
+// not block. If another job has locked dir, it returns a *LockedError. It returns a nil Lock and no error in two cases, in
 // which the caller may try again: another process of the same job has locked dir, and is about to
 // end; or the file system does not support locks. It returns an error if the lock file belongs to
 // another user.
-func Acquire(dir string, owner Owner) (*Lock, error) {
-	if err := MakeDir(dir, false); err != nil {
+func Acquire(dir string, shared bool, owner Owner) (*Lock, error) {
+	if err := makeDir(dir, shared); err != nil {
 		return nil, err
 	}
 	// The lock file is truncated below, so it must belong to this user: in a folder in which others

@@ -20,7 +20,7 @@ func TestPlantedLock(t *testing.T) {
 	if err := errors.Join(os.WriteFile(victim, []byte("precious"), 0o600), os.Symlink(victim, filepath.Join(dir, lockName))); err != nil {
 		t.Fatal(err)
 	}
-	lock, err := Acquire(dir, Owner{Job: "mine"})
+	lock, err := Acquire(dir, false, Owner{Job: "mine"})
 	lock.Release()
 	if err == nil || !strings.Contains(err.Error(), "symbolic link") || !strings.Contains(err.Error(), "remove the link") {
 		t.Errorf("a link in place of the lock: %v", err)
@@ -36,7 +36,7 @@ func TestForeignLock(t *testing.T) {
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Acquire(dir, Owner{}); err == nil || !strings.Contains(err.Error(), "named pipe") {
+	if _, err := Acquire(dir, false, Owner{}); err == nil || !strings.Contains(err.Error(), "named pipe") {
 		t.Errorf("a pipe in place of the lock: %v", err)
 	}
 	if os.Geteuid() != 0 {
@@ -45,7 +45,7 @@ func TestForeignLock(t *testing.T) {
 	if err := errors.Join(os.Remove(path), os.WriteFile(path, []byte("theirs"), 0o666), os.Chown(path, stranger, stranger)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Acquire(dir, Owner{}); err == nil || !strings.Contains(err.Error(), "belongs to user 65534") {
+	if _, err := Acquire(dir, false, Owner{}); err == nil || !strings.Contains(err.Error(), "belongs to user 65534") {
 		t.Errorf("a lock of another user: %v", err)
 	}
 	if text, err := os.ReadFile(path); err != nil || string(text) != "theirs" {
@@ -59,7 +59,7 @@ func TestPlantedPipe(t *testing.T) {
 	if err := unix.Mkfifo(filepath.Join(dir, strings.Replace(temporary, "*", "x", 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {
+	if err := Write(dir, false, sample, sampleTensors, blobs(), func(int64) {}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -68,7 +68,7 @@ func TestPlantedPipe(t *testing.T) {
 // belong to one of them too. Other checkpoints can be opened for reading.
 func TestOpenOwn(t *testing.T) {
 	dir := t.TempDir()
-	if err := Write(dir, sample, sampleTensors, blobs()); err != nil {
+	if err := Write(dir, false, sample, sampleTensors, blobs(), func(int64) {}); err != nil {
 		t.Fatal(err)
 	}
 	path, link := Path(dir, 7), Path(dir, 8)
@@ -112,13 +112,8 @@ func TestModes(t *testing.T) {
 		old := syscall.Umask(umask)
 		for shared, want := range map[bool][2]os.FileMode{false: {0o700, 0o600}, true: {0o755, 0o644}} {
 			dir := filepath.Join(t.TempDir(), "a")
-			lock, err := func() (*Lock, error) {
-				if err := MakeDir(dir, shared); err != nil {
-					return nil, err
-				}
-				return Acquire(dir, Owner{})
-			}()
-			if err = errors.Join(err, WriteTelling(dir, shared, sample, sampleTensors, blobs(), func(int64) {})); err != nil {
+			lock, err := Acquire(dir, shared, Owner{})
+			if err = errors.Join(err, Write(dir, shared, sample, sampleTensors, blobs(), func(int64) {})); err != nil {
 				t.Fatal(err)
 			}
 			lock.Release()
