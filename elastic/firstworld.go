@@ -25,6 +25,9 @@ type firstWorld struct {
 	mu   sync.Mutex // held while entering
 	stop func()     // stops the reports of prepare; nil: prepare was not called
 
+	placed context.Context // ends when the worker is first given a place in a world
+	place  func()          // ends placed
+
 	none atomic.Pointer[collective.Group] // the group that Group returns while train runs in no world; nil: it does not
 }
 

@@ -111,7 +111,7 @@ func newWorker(ctx context.Context, m meeting) *Worker {
 		chosen := func(generation uint64, backend string) { w.chosen(d, generation, backend) }
 		d.chosen.Store(&chosen)
 	}
-	w.placed, w.place = context.WithCancel(context.Background())
+	w.first.placed, w.first.place = context.WithCancel(context.Background())
 	w.doing.enter(line.Outside)
 	w.reports.stopPulse = w.startPulse()
 	w.appear()
@@ -127,7 +127,7 @@ func (w *Worker) enter(ctx context.Context, left func(), j line.Joining) error {
 			return err
 		}
 		left()
-		w.place()
+		w.first.place()
 		p, err := w.connect(ctx, world)
 		if err == nil {
 			w.member.Store(p)

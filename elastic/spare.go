@@ -13,7 +13,7 @@ import "context"
 // The caller must call cancel when it no longer needs the context.
 func (w *Worker) WhileSpare(ctx context.Context) (spare context.Context, cancel context.CancelFunc) {
 	spare, end := context.WithCancel(ctx)
-	stop := context.AfterFunc(w.placed, end)
+	stop := context.AfterFunc(w.first.placed, end)
 	return spare, func() {
 		stop()
 		end()

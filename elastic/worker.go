@@ -42,9 +42,7 @@ type Worker struct {
 	replicas     int          // number of ranks that keep copies of each rank's Local pieces
 	shared       bool         // other users may read the job's checkpoints
 	doing        doing
-	entering     atomic.Uint64   // generation of the world that the worker enters or has entered
-	placed       context.Context // ends when the worker is first given a place in a world
-	place        func()          // ends placed
+	entering     atomic.Uint64 // generation of the world that the worker enters or has entered
 
 	reports reports
 	first   firstWorld

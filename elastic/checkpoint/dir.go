@@ -60,11 +60,11 @@ func makeDir(dir string, shared bool) error {
 	return nil
 }
 
-// Write writes a checkpoint into dir, which it creates if necessary. If shared is set, all users may
-// read the file, otherwise only this one. It gets its name after all of it is on disk, so a crash or
-// an error leaves existing checkpoints intact; a later Write removes incomplete files. Write blocks
-// until the data is on disk. Meanwhile it calls progress, from the calling goroutine, with the
-// number of bytes that have reached the disk since the last call.
+// Write writes a checkpoint into dir, which it creates if necessary. If shared is set, all users
+// may read the file, otherwise only this one. The file gets its name after all of it is on disk, so
+// a crash or an error leaves existing checkpoints intact; a later Write removes incomplete files.
+// Write blocks until the data is on disk. Meanwhile it calls progress, from the calling goroutine,
+// with the number of bytes that have reached the disk since the last call.
 func Write(
 	dir string, shared bool, about About, tensors [][]Tensor, blobs []snapshot.Blob, progress func(bytes int64),
 ) (err error) {

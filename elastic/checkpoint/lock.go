@@ -42,10 +42,10 @@ func (e *LockedError) Error() string {
 type Lock struct{ file *os.File }
 
 // Acquire locks dir for a job. It creates dir if necessary, for all users if shared is set. It does
-// not block. If another job has locked dir, it returns a *LockedError. It returns a nil Lock and no error in two cases, in
-// which the caller may try again: another process of the same job has locked dir, and is about to
-// end; or the file system does not support locks. It returns an error if the lock file belongs to
-// another user.
+// not block. If another job has locked dir, it returns a *LockedError. It returns a nil Lock and no
+// error in two cases, in which the caller may try again: another process of the same job has locked
+// dir, and is about to end; or the file system does not support locks. It returns an error if the
+// lock file belongs to another user.
 func Acquire(dir string, shared bool, owner Owner) (*Lock, error) {
 	if err := makeDir(dir, shared); err != nil {
 		return nil, err
