@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"sync"
 	"syscall"
 	"time"
 
@@ -60,21 +59,21 @@ func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV, w *watched
 		})
 		return
 	}
-	var serving sync.WaitGroup
-	d.Peers.answer(of, func(conn net.Conn) {
+	d.Peers.answer(of, func(conn net.Conn) error {
 		var rank [4]byte
 		if _, err := io.ReadFull(conn, rank[:]); err != nil {
-			return
+			return err
 		}
 		from := binary.BigEndian.Uint32(rank[:])
-		if _, err := conn.Write([]byte{0}); err == nil && from > 0 && from < uint32(len(r.Members)) {
+		_, err := conn.Write([]byte{0})
+		if err == nil && from > 0 && from < uint32(len(r.Members)) {
 			stay(conn, int(from))
 		}
-	}, &serving)
+		return err
+	})
 	d.wg.Go(func() {
 		<-ctx.Done()
-		d.Peers.answer(of, nil, nil)
-		serving.Wait()
+		d.Peers.refuse(of).Wait()
 	})
 }
 

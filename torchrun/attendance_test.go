@@ -114,12 +114,12 @@ func TestFirstMemberDies(t *testing.T) {
 	var connected sync.WaitGroup
 	connected.Add(1)
 	of := attendance.of(rounds[0].Number)
-	serve, done := nodes[0].Peers.answerTo(of)
-	done()
-	if serve == nil {
+	a := nodes[0].Peers.answerTo(of)
+	if a == nil {
 		t.Fatal("nothing is served")
 	}
-	nodes[0].Peers.answer(of, func(conn net.Conn) {
+	a.serving.Done()
+	nodes[0].Peers.answer(of, func(conn net.Conn) error {
 		var rank [4]byte
 		if _, err := io.ReadFull(conn, rank[:]); err != nil || binary.BigEndian.Uint32(rank[:]) != 1 {
 			t.Errorf("%v: %v", rank, err)
@@ -127,7 +127,8 @@ func TestFirstMemberDies(t *testing.T) {
 		_, _ = conn.Write([]byte{0})
 		conn.Close() // as the kernel of a killed process does
 		connected.Done()
-	}, new(sync.WaitGroup))
+		return nil
+	})
 	sayStore(t, nodes[0], rounds[0])
 	connected.Wait()
 	<-nodes[1].Changed()

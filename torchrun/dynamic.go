@@ -15,7 +15,7 @@ import (
 type Dynamic struct {
 	// Handler is the handler of this node.
 	Handler *dynamic.Handler
-	// Peers, if not nil, connects this node to the others, so that it notices their deaths at once.
+	// Peers connects this node to the others, so that it notices their deaths at once.
 	Peers *Peers
 	// End, if not nil, is called by Leave when this node no longer needs the store.
 	End func(ctx context.Context)
@@ -57,8 +57,8 @@ func (w *watched) fire() {
 // Next implements Rendezvous.
 func (d *Dynamic) Next(ctx context.Context, failed bool) (Round, error) {
 	d.endWatch()
-	if d.Peers != nil {
-		d.Peers.copyStore()
+	if s := d.Peers.moving; s != nil {
+		s.copies()
 	}
 	var err error
 	if failed {
@@ -83,11 +83,11 @@ func (d *Dynamic) Next(ctx context.Context, failed bool) (Round, error) {
 		}
 	})
 	kv := storeKV{r.Store}
-	if d.Peers != nil {
-		d.Peers.watch(namesOf(r.Members))
-		d.Peers.tellMembers(ctx, r, func(ctx context.Context, rank int) { d.drop(ctx, r, rank) })
+	d.Peers.watch(namesOf(r.Members))
+	if s := d.Peers.moving; s != nil {
+		s.enter(ctx, r, func(ctx context.Context, rank int) { d.drop(ctx, r, rank) })
 	}
-	if d.Peers != nil && len(r.Members) > 1 {
+	if len(r.Members) > 1 {
 		d.attend(ctx, r, kv, w)
 	}
 	return Round{Number: r.Number, Rank: r.Rank, World: len(r.Members), Restarts: r.Restarts, Store: kv, Agents: namesOf(r.Members)}, nil

@@ -107,12 +107,7 @@ func (e Elastic) Run(ctx context.Context) (status int, err error) {
 		ended: make(chan int, 2), drove: make(chan outcome, 1), ceded: -1,
 	}
 	r.node.Name = e.Peers.Member()
-	var answering sync.WaitGroup
-	e.Peers.answer(journalCopy.of(0), func(conn net.Conn) {
-		if err := r.node.Serve(conn); err != nil {
-			e.Log.Debugf("torchrun: the node that leads: %v", err)
-		}
-	}, &answering)
+	e.Peers.answer(journalCopy.of(0), r.node.Serve)
 	r.wg.Go(r.meet)
 	r.wg.Go(r.awaitEnd)
 	status, err = r.run(ctx)
@@ -131,8 +126,7 @@ func (e Elastic) Run(ctx context.Context) (status int, err error) {
 	if lerr := e.Rendezvous.Leave(bounded); lerr != nil {
 		e.Log.Debugf("torchrun: leaving the rendezvous: %v", lerr)
 	}
-	e.Peers.answer(journalCopy.of(0), nil, nil)
-	answering.Wait()
+	e.Peers.refuse(journalCopy.of(0)).Wait()
 	return status, err
 }
 

@@ -56,8 +56,6 @@ type movingStore struct {
 func newMovingStore(p *Peers, endpoint string, host bool) *movingStore {
 	s := &movingStore{peers: p, endpoint: endpoint, host: host}
 	s.over, s.end = context.WithCancel(context.Background())
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.moving = s
 	return s
 }
@@ -71,34 +69,15 @@ func (s *movingStore) copies() {
 		return
 	}
 	s.node.Name = s.peers.Member()
-	s.peers.answer(storeCopy.of(0), func(conn net.Conn) {
-		stop := context.AfterFunc(s.over, func() { conn.Close() }) // so that Peers.Close does not wait for it
-		defer stop()
-		if err := s.node.Serve(conn); err != nil {
-			s.peers.log.Debugf("torchrun: the node that has the store: %v", err)
-		}
-	}, new(sync.WaitGroup))
+	s.peers.answer(storeCopy.of(0), func(conn net.Conn) error {
+		defer context.AfterFunc(s.over, func() { conn.Close() })() // so that Peers.Close does not wait for it
+		return s.node.Serve(conn)
+	})
 }
 
-// copyStore makes this node keep a copy of the moving store, if there is one.
-func (p *Peers) copyStore() {
-	p.mu.Lock()
-	s := p.moving
-	p.mu.Unlock()
-	if s != nil {
-		s.copies()
-	}
-}
-
-// tellMembers sets the members of a round, which have copies of the store and may take it over.
-// Then drop is called with members that are found dead during a takeover.
-func (p *Peers) tellMembers(ctx context.Context, r dynamic.Round, drop func(ctx context.Context, rank int)) {
-	p.mu.Lock()
-	s := p.moving
-	p.mu.Unlock()
-	if s == nil {
-		return
-	}
+// enter sets the members of a round, which have copies of the store and may take it over. Then drop
+// is called with members that are found dead during a takeover.
+func (s *movingStore) enter(ctx context.Context, r dynamic.Round, drop func(ctx context.Context, rank int)) {
 	members := namesOf(r.Members)
 	s.mu.Lock()
 	s.members, s.drop = members, drop
@@ -110,7 +89,7 @@ func (p *Peers) tellMembers(ctx context.Context, r dynamic.Round, drop func(ctx 
 	defer cancel()
 	err := s.setMembers(ctx, r.Number, members)
 	if err != nil && ctx.Err() == nil {
-		p.log.Warnf("torchrun: the nodes of round %d may not have what they share when this one is gone: %v", r.Number, err)
+		s.peers.log.Warnf("torchrun: the nodes of round %d may not have what they share when this one is gone: %v", r.Number, err)
 	}
 }
 
@@ -378,31 +357,32 @@ func (s *movingStore) tellOnce() {
 }
 
 // told handles, in an agent at the endpoint, a message of an agent that has the store.
-func (s *movingStore) told(conn net.Conn) {
+func (s *movingStore) told(conn net.Conn) error {
 	var size [2]byte
 	if _, err := io.ReadFull(conn, size[:]); err != nil {
-		return
+		return err
 	}
 	addr := make([]byte, binary.BigEndian.Uint16(size[:]))
 	if _, err := io.ReadFull(conn, addr); err != nil {
-		return
+		return err
 	}
 	defer func() { _, _ = conn.Write([]byte{0}) }()
 	s.mu.Lock()
 	r, is := s.at.(*remoteStore)
 	s.mu.Unlock()
 	if is && r.addr == string(addr) {
-		return
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(s.over, probeTimeout)
 	defer cancel()
 	at := &remoteStore{peers: s.peers, addr: string(addr)}
 	if _, err := at.Get(ctx, "hello"); err != nil {
 		at.close()
-		return
+		return nil // the other agent tries again
 	}
 	s.peers.log.Infof("torchrun: the job runs already: the node at %s has the store of the nodes", addr)
 	s.set(at)
+	return nil
 }
 
 func (s *movingStore) set(at store.Store) {
@@ -422,9 +402,9 @@ func (s *movingStore) set(at store.Store) {
 		r.close()
 	}
 	if !remote {
-		s.peers.haveVersions(s)
+		s.peers.answer(versionStore.of(0), func(conn net.Conn) error { return serveVersions(conn, s) })
 	} else if !s.host {
-		s.peers.haveVersions(nil)
+		s.peers.refuse(versionStore.of(0))
 	}
 }
 

@@ -22,7 +22,6 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/internal/tcpstore"
-	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
 // Peers connects the agents of a job to each other's stores: over TCP with mutual TLS, with
@@ -41,26 +40,15 @@ type Peers struct {
 	log   logrus.FieldLogger
 	ln    *identity.Listener // nil: this node only dials
 
-	mu sync.Mutex
-	served
-	conns  map[net.Conn]bool
-	lives  map[string]*watchedLife // by name of the member
-	closed bool
-	idle   *sync.Cond     // uses mu; signals that conns has become empty
-	gone   func(node int) // called when a node has closed its connection for agentsStore; may be nil
-	wg     sync.WaitGroup
-}
+	moving *movingStore // the store of a dynamic rendezvous, set by Meet; nil: none, or another one
 
-// served are the stores and services that this node provides to others or forwards.
-type served struct {
-	stores map[service]*tcpstore.Store
-	// versions is the store with versions that this node has; nil: it has none.
-	versions store.Store
-	// moving is the store of a dynamic rendezvous that can move between nodes; nil: no such store
-	// exists.
-	moving *movingStore
-	// answers are the functions that serve services other than stores.
-	answers map[service]answer
+	mu      sync.Mutex
+	answers map[service]*answer
+	conns   map[net.Conn]bool
+	lives   map[string]*watchedLife // by name of the member
+	closed  bool
+	idle    *sync.Cond // uses mu; signals that conns has become empty
+	wg      sync.WaitGroup
 }
 
 // service is what an agent requests from another when it connects: its highest byte is the kind,
@@ -87,8 +75,6 @@ func (k kind) of(number int) service { return service(k)<<56 | service(number) }
 
 func (s service) kind() kind { return kind(s >> 56) }
 
-func (s service) number() int { return int(s & (1<<56 - 1)) }
-
 // dialTimeout bounds one attempt to connect to another agent.
 const dialTimeout = 20 * time.Second
 
@@ -101,8 +87,7 @@ const helloTimeout = 5 * time.Second
 // stores. NewPeers does not listen.
 func NewPeers(key []byte, runID, host string, log logrus.FieldLogger) (*Peers, error) {
 	p := &Peers{Host: host, life: rand.Text(), log: log,
-		served: served{stores: make(map[service]*tcpstore.Store), answers: make(map[service]answer)},
-		conns:  make(map[net.Conn]bool), lives: make(map[string]*watchedLife)}
+		answers: make(map[service]*answer), conns: make(map[net.Conn]bool), lives: make(map[string]*watchedLife)}
 	p.alive, p.end = context.WithCancel(context.Background())
 	p.idle = sync.NewCond(&p.mu)
 	if key == nil {
@@ -161,27 +146,17 @@ func (p *Peers) serve(raw *identity.Conn) {
 		p.serveLife(conn)
 		return
 	}
-	store, versions := p.find(of)
-	answer, done := p.answerTo(of)
-	defer done()
-	if store == nil && versions == nil && answer == nil || !p.keep(raw) {
+	a := p.answerTo(of)
+	if a == nil {
+		return
+	}
+	defer a.serving.Done()
+	if !p.keep(raw) {
 		return
 	}
 	defer p.forget(raw)
-	if of.kind() == agentsStore && p.gone != nil {
-		defer p.gone(of.number())
-	}
 	keepAlive(raw)
-	var err error
-	switch {
-	case answer != nil:
-		answer(conn)
-	case versions != nil:
-		err = serveVersions(conn, versions)
-	default:
-		err = tcpstore.Serve(conn, store)
-	}
-	logServed(p.log, fmt.Sprintf("the connection of %v", raw.RemoteAddr()), err)
+	logServed(p.log, fmt.Sprintf("the connection of %v", raw.RemoteAddr()), a.serve(conn))
 }
 
 // logServed logs why a store has ended a connection, because the other end sees only the end. It
@@ -197,56 +172,42 @@ func logServed(log logrus.FieldLogger, what string, err error) {
 	}
 }
 
-// find returns the store of a service; both are nil if no store serves it.
-func (p *Peers) find(of service) (*tcpstore.Store, store.Store) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if of.kind() == versionStore {
-		return nil, p.versions
-	}
-	return p.stores[of], nil
-}
-
-// offer provides a store as a service; nil ends that.
-func (p *Peers) offer(of service, store *tcpstore.Store) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if store == nil {
-		delete(p.stores, of)
-	} else {
-		p.stores[of] = store
-	}
-}
-
-// answer serves connections for a service with the function, until it is called with nil. wg counts
-// the connections that are being served.
-func (p *Peers) answer(of service, serve func(net.Conn), wg *sync.WaitGroup) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if serve == nil {
-		delete(p.answers, of)
-	} else {
-		p.answers[of] = answer{serve, wg}
-	}
-}
-
-// answer is a function that serves connections, with the group that counts them.
+// answer is a function that serves connections for a service. It returns why it has ended one.
 type answer struct {
-	serve func(net.Conn)
-	wg    *sync.WaitGroup
+	serve   func(net.Conn) error
+	serving sync.WaitGroup // the connections that are being served
 }
 
-// answerTo returns the function that serves connections for a service, or nil. The caller must call
-// done afterwards.
-func (p *Peers) answerTo(of service) (serve func(net.Conn), done func()) {
+// answer serves connections for a service with the function, instead of an earlier one, until
+// refuse is called.
+func (p *Peers) answer(of service, serve func(net.Conn) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a, is := p.answers[of]
-	if !is {
-		return nil, func() {}
+	p.answers[of] = &answer{serve: serve}
+}
+
+// refuse ends answer. Connections that are being served continue; the caller may wait for them.
+func (p *Peers) refuse(of service) (serving *sync.WaitGroup) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a := p.answers[of]
+	delete(p.answers, of)
+	if a == nil {
+		return new(sync.WaitGroup)
 	}
-	a.wg.Add(1)
-	return a.serve, a.wg.Done
+	return &a.serving
+}
+
+// answerTo returns the answer for a service, or nil. The caller must call Done of its serving
+// afterwards.
+func (p *Peers) answerTo(of service) *answer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a := p.answers[of]
+	if a != nil {
+		a.serving.Add(1)
+	}
+	return a
 }
 
 func (p *Peers) keep(conn net.Conn) bool {
@@ -380,8 +341,8 @@ func ServeStore(number int, peers *Peers, log logrus.FieldLogger) (*WorkerStore,
 func serveStore(number int, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (*WorkerStore, error) {
 	store, end := new(tcpstore.Store), func() {}
 	if of := workersStore.of(number); peers != nil {
-		peers.offer(of, store)
-		end = func() { peers.offer(of, nil) }
+		peers.answer(of, func(conn net.Conn) error { return tcpstore.Serve(conn, store) })
+		end = func() { peers.refuse(of) }
 	}
 	return openStore(end, admit, log, func(_ *tcpstore.Door, conn net.Conn) {
 		logServed(log, "a worker's connection to the store", tcpstore.Serve(conn, store))

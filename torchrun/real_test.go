@@ -259,7 +259,7 @@ func meeting(t *testing.T, s store.Store, least, most, workers int, f launch.Lau
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &Dynamic{Handler: h, End: peers.Close}
+	d := &Dynamic{Handler: h, Peers: peers, End: peers.Close}
 	return newAgent(t, Config{Rendezvous: d, Peers: peers, Launcher: f, Workers: workers, MaxRestarts: 3})
 }
 
@@ -377,7 +377,7 @@ func TestOtherKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	peers.offer(agentsStore.of(0), new(tcpstore.Store))
+	peers.answer(agentsStore.of(0), func(conn net.Conn) error { return tcpstore.Serve(conn, new(tcpstore.Store)) })
 	over, cancel := context.WithCancel(t.Context())
 	defer peers.Close(over)
 	defer cancel()

@@ -126,11 +126,14 @@ func (s *Static) connect(ctx context.Context) error {
 	}
 	if s.Node == 0 {
 		s.own = new(tcpstore.Store)
-		s.Peers.gone = s.gone
+		serve := func(conn net.Conn) error { return tcpstore.Serve(conn, s.own) }
 		for node := range s.Nodes {
-			s.Peers.offer(agentsStore.of(node), s.own)
+			s.Peers.answer(agentsStore.of(node), func(conn net.Conn) error {
+				defer s.gone(node)
+				return serve(conn)
+			})
 		}
-		s.Peers.offer(agentsWatch.of(0), s.own)
+		s.Peers.answer(agentsWatch.of(0), serve)
 		s.kv = memoryKV{s.own}
 		return nil
 	}

@@ -297,7 +297,7 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 			return nil, nil, err
 		}
 		s.set(at)
-		p.answer(leaderIs.of(0), s.told, new(sync.WaitGroup))
+		p.answer(leaderIs.of(0), s.told)
 		return s, end, nil
 	}
 	if err := inUse(ctx, addr); err != nil {
@@ -330,11 +330,4 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 	s = newMovingStore(p, addr, false)
 	s.set(r)
 	return s, end, nil
-}
-
-// haveVersions serves a store to the other agents; nil ends that.
-func (p *Peers) haveVersions(s store.Store) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.versions = s
 }
