@@ -59,10 +59,7 @@ after --drain-timeout, leaves the gossip, and exits with 0. A second signal ends
 				return runJobAgent(cmd.Context(), p)
 			}
 			if newKey != "" {
-				if err := identity.GenerateClusterKey(newKey); err != nil {
-					return cli.Failed(err)
-				}
-				return nil
+				return cli.Failed(identity.GenerateClusterKey(newKey))
 			}
 			s, err := settings.Load(cmd.Flags(), p.Env)
 			if err != nil {

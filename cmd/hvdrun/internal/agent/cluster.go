@@ -75,10 +75,7 @@ func addDuration(fs *pflag.FlagSet, name string, standard time.Duration, usage s
 // runE returns a cobra.Command.RunE of a command whose errors are never about its usage.
 func runE(run func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := run(cmd.Context(), args); err != nil {
-			return cli.Failed(err)
-		}
-		return nil
+		return cli.Failed(run(cmd.Context(), args))
 	}
 }
 
@@ -191,11 +188,7 @@ stopped. Agents warn when they have not reached it for half of the life of their
 		if err := dir.Record(audit.Record{What: "serve", How: "at " + ln.Addr().String(), Outcome: audit.Done}); err != nil {
 			return cli.Failed(errors.Join(err, ln.Close()))
 		}
-		err = enroll.Server{Dir: dir, AgentLife: *life, Pause: *pause, Log: log}.Serve(cmd.Context(), ln)
-		if err != nil {
-			return cli.Failed(err)
-		}
-		return nil
+		return cli.Failed(enroll.Server{Dir: dir, AgentLife: *life, Pause: *pause, Log: log}.Serve(cmd.Context(), ln))
 	}
 	return cmd
 }

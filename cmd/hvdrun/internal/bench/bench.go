@@ -2,6 +2,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -250,13 +251,11 @@ func rankCommand(p *cli.Program) *cobra.Command {
 			if err := json.Unmarshal([]byte(args[0]), &spec); err != nil {
 				return err
 			}
-			if err := bench.Rank(cmd.Context(), spec, p.Stdout); err != nil {
-				if cause := context.Cause(cmd.Context()); cause != nil {
-					err = cause
-				}
-				return cli.Failed(err)
+			err := bench.Rank(cmd.Context(), spec, p.Stdout)
+			if err != nil {
+				err = cmp.Or(context.Cause(cmd.Context()), err)
 			}
-			return nil
+			return cli.Failed(err)
 		},
 	}
 }

@@ -45,21 +45,21 @@ func runBench(ctx context.Context, p *cli.Program, s *settings.Settings, m measu
 		if file, err = safefile.Rewrite(m.tsv, safefile.Private); err != nil {
 			return fmt.Errorf("--tsv: %w", err)
 		}
-		defer func() { err = joinRunError(err, file.Close()) }()
+		defer func() { err = errors.Join(err, cli.Failed(file.Close())) }()
 		tsv = file
 	}
 	folder, err := os.MkdirTemp("", "hvdrun-bench")
 	if err != nil {
 		return cli.Failed(err)
 	}
-	defer func() { err = joinRunError(err, os.RemoveAll(folder)) }()
+	defer func() { err = errors.Join(err, cli.Failed(os.RemoveAll(folder))) }()
 	r := benchRun{Program: p, m: m, settings: s, log: settings.Logger(p, s), folder: folder, id: driver.NewRunID(),
 		launcher: &benchLauncher{groups: map[int]bool{}}}
 	guard, err := proc.StartGuard(plan.EnvRunID, r.id)
 	if err != nil {
 		return cli.Failed(err)
 	}
-	defer func() { err = joinRunError(err, guard.Close()) }()
+	defer func() { err = errors.Join(err, cli.Failed(guard.Close())) }()
 	if err := r.findHosts(ctx); err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func runBench(ctx context.Context, p *cli.Program, s *settings.Settings, m measu
 			rows, err := r.measure(ctx, name)
 			if err != nil {
 				if ctx.Err() != nil && len(report.Results) > 0 { // the user stopped the measurement early
-					err = joinRunError(err, tell(p, report, tsv))
+					err = errors.Join(err, cli.Failed(tell(p, report, tsv)))
 				}
 				return err
 			}
@@ -87,19 +87,12 @@ func runBench(ctx context.Context, p *cli.Program, s *settings.Settings, m measu
 			}
 		}
 	}
-	return joinRunError(nil, tell(p, report, tsv))
+	return cli.Failed(tell(p, report, tsv))
 }
 
 // tell writes the results to stdout and to the file of --tsv.
 func tell(p *cli.Program, report *bench.Report, tsv io.Writer) error {
 	return errors.Join(report.WriteTable(p.Stdout), report.WriteTSV(tsv))
-}
-
-func joinRunError(err, more error) error {
-	if more == nil {
-		return err
-	}
-	return cli.Failed(errors.Join(err, more))
 }
 
 // benchRun is one measurement in progress.
@@ -283,10 +276,7 @@ func (r *benchRun) run(ctx context.Context, command []string) (stdout *bytes.Buf
 func (r *benchRun) measure(ctx context.Context, name string) ([]bench.Row, error) {
 	if name == bench.Ours {
 		rows, err := r.ours(ctx)
-		if err != nil {
-			return nil, cli.Failed(err)
-		}
-		return rows, nil
+		return rows, cli.Failed(err)
 	}
 	i := slices.IndexFunc(r.m.peers, func(p bench.Peer) bool { return p.Name == name })
 	rows, err := r.peer(ctx, r.m.peers[i])

@@ -108,10 +108,7 @@ JSON.`,
 			default:
 				err = thisBuild().print(p)
 			}
-			if err != nil {
-				return cli.Failed(err)
-			}
-			return nil
+			return cli.Failed(err)
 		},
 	}
 	cmd.Flags().BoolVar(&all, "licenses", false, "print the licences, of the discovery plugins too")

@@ -42,8 +42,13 @@ type RunError struct{ error }
 
 func (e RunError) Unwrap() error { return e.error }
 
-// Failed returns an error of the work itself.
-func Failed(err error) error { return RunError{err} }
+// Failed returns err as an error of the work itself. Nil stays nil.
+func Failed(err error) error {
+	if err == nil {
+		return nil
+	}
+	return RunError{err}
+}
 
 // programExit is the failure of a program whose exit status becomes the exit status of this
 // process.

@@ -173,10 +173,7 @@ func discover(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON 
 		return cli.Failed(err)
 	}
 	askUsed(ctx, s, found.Hosts, log)
-	if err := printHosts(p, found, asJSON); err != nil {
-		return cli.Failed(err)
-	}
-	return nil
+	return cli.Failed(printHosts(p, found, asJSON))
 }
 
 func printHosts(p *cli.Program, found understood, asJSON bool) error {

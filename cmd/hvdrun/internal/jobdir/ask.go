@@ -92,39 +92,45 @@ func (d *Dir) Stopped(ctx context.Context) error {
 		d.About.RunID, driver.PID)
 }
 
-// Ask calls the job's driver. It retries for a moment while the driver is starting. It returns a
-// *NoDriverError if the job has no driver.
-func (d *Dir) Ask(ctx context.Context, call func(*control.Client) error) error {
+// Ask calls the job's driver, and returns its answer. It retries for a moment while the driver is
+// starting. It returns a *NoDriverError if the job has no driver.
+func Ask[T any](ctx context.Context, d *Dir, call func(*control.Client) (T, error)) (answer T, err error) {
 	const moment, pause = 3 * time.Second, 20 * time.Millisecond
 	client, err := control.Dial(d.ControlPath())
 	if err != nil {
-		return err
+		return answer, err
 	}
 	defer client.Close()
 	if err := d.Stopped(ctx); err != nil {
-		return err
+		return answer, err
 	}
 	for begin := time.Now(); ; {
-		switch running, err := journal.Locked(d.Journal()); {
-		case err != nil: // the driver may have stopped writing its journal, or something else has its name
-			if err := call(client); !errors.Is(err, control.ErrNoDriver) {
-				return err
-			}
-			return d.NoDriver()
-		case !running:
+		running, unread := journal.Locked(d.Journal())
+		if unread == nil && !running {
 			job, err := d.Inspect()
-			return &NoDriverError{d.About.RunID, d.About.Ended != nil || err == nil && job.Finished}
+			return answer, &NoDriverError{d.About.RunID, d.About.Ended != nil || err == nil && job.Finished}
 		}
-		err := call(client)
-		if !errors.Is(err, control.ErrNoDriver) || time.Since(begin) > moment {
-			return err
+		answer, err = call(client)
+		switch {
+		case !errors.Is(err, control.ErrNoDriver):
+			return answer, err
+		case unread != nil: // the driver may have stopped writing its journal, or something else has its name
+			return answer, d.NoDriver()
+		case time.Since(begin) > moment:
+			return answer, err
 		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return answer, context.Cause(ctx)
 		}
 	}
+}
+
+// Command makes the job's driver carry out a command, and returns what it has done. Its errors are
+// those of Ask.
+func (d *Dir) Command(ctx context.Context, c job.Command) (done string, err error) {
+	return Ask(ctx, d, func(driver *control.Client) (string, error) { return driver.Command(ctx, c) })
 }
 
 // A child process that a driver had just forked when it was killed holds the driver's lock until it
@@ -146,10 +152,7 @@ const driverLeaves = 20 * time.Millisecond
 // exited and reads the complete journal.
 func (d *Dir) Status(ctx context.Context) (s job.Status, err error) {
 	for {
-		err = d.Ask(ctx, func(driver *control.Client) (err error) {
-			s, err = driver.Status(ctx)
-			return err
-		})
+		s, err = Ask(ctx, d, func(driver *control.Client) (job.Status, error) { return driver.Status(ctx) })
 		if _, none := errors.AsType[*NoDriverError](err); none {
 			s, err = driver.InspectStatus(d.Journal())
 			if err == nil && d.About.Ended != nil && !s.State.Ended() {

@@ -536,10 +536,7 @@ func (d *Dir) Close() error {
 		d.About.Status = cli.Status(cli.Failed(job.StopSignal{Signal: syscall.SIGTERM}))
 		err = errors.Join(err, d.Write())
 	}
-	if err != nil {
-		return cli.Failed(err)
-	}
-	return nil
+	return cli.Failed(err)
 }
 
 // gone returns err, or nil if err reports that the file does not exist.

@@ -52,8 +52,5 @@ func (*prepareHook) start(ctx context.Context, r *run) error {
 	if r.resumed || r.localOnly {
 		return nil
 	}
-	if err := hostsource.Prepare(ctx, r.agents, r.Fixed, r.Size, r.log); err != nil {
-		return cli.Failed(err)
-	}
-	return nil
+	return cli.Failed(hostsource.Prepare(ctx, r.agents, r.Fixed, r.Size, r.log))
 }

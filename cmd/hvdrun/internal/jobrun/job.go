@@ -234,8 +234,5 @@ func Drive(ctx context.Context, p *cli.Program, s *settings.Settings, j Spec) (e
 	if j.resumed {
 		drive = driver.Resume
 	}
-	if err := drive(ctx, r.cfg); err != nil {
-		return cli.Failed(err)
-	}
-	return nil
+	return cli.Failed(drive(ctx, r.cfg))
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
-	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/job"
 )
 
@@ -210,11 +209,7 @@ func order(ctx context.Context, p *cli.Program, job string, c job.Command) error
 
 // orderOf is order for the job with the folder d.
 func orderOf(ctx context.Context, p *cli.Program, d *jobdir.Dir, c job.Command) error {
-	var done string
-	err := d.Ask(ctx, func(driver *control.Client) (err error) {
-		done, err = driver.Command(ctx, c)
-		return err
-	})
+	done, err := d.Command(ctx, c)
 	if err != nil {
 		return cli.Failed(err)
 	}

@@ -36,10 +36,7 @@ status is 1 if something is damaged. Any program that reads safetensors can read
 					}
 				}
 			}
-			if len(bad) > 0 {
-				return cli.Failed(errors.Join(bad...))
-			}
-			return nil
+			return cli.Failed(errors.Join(bad...))
 		},
 	}
 }

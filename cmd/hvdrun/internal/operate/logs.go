@@ -109,10 +109,8 @@ func printLogs(ctx context.Context, d *jobdir.Dir, out io.Writer, follow bool) e
 }
 
 func copyLogs(to io.Writer, from io.Reader) error {
-	if _, err := io.Copy(to, from); err != nil {
-		return cli.Failed(err)
-	}
-	return nil
+	_, err := io.Copy(to, from)
+	return cli.Failed(err)
 }
 
 // linesThat is a writer that passes on only the lines that begin with begin, as they arrive.

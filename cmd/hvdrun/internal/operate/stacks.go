@@ -88,11 +88,7 @@ func stacksOfJob(ctx context.Context, p *cli.Program, job string, ranks []int, a
 	if err != nil {
 		return err
 	}
-	var found []control.Stacks
-	err = d.Ask(ctx, func(driver *control.Client) (err error) {
-		found, err = driver.Stacks(ctx, ranks, all)
-		return err
-	})
+	found, err := jobdir.Ask(ctx, d, func(driver *control.Client) ([]control.Stacks, error) { return driver.Stacks(ctx, ranks, all) })
 	if err != nil {
 		return cli.Failed(err)
 	}

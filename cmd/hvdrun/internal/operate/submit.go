@@ -71,10 +71,8 @@ it can run programs in the job's pods.`,
 			if err := s.complete(args); err != nil {
 				return err
 			}
-			if _, err := io.WriteString(p.Stdout, s.manifest()); err != nil {
-				return cli.Failed(err)
-			}
-			return nil
+			_, err := io.WriteString(p.Stdout, s.manifest())
+			return cli.Failed(err)
 		},
 	}
 	fs := kubernetes.Flags()

@@ -42,10 +42,7 @@ those of this one first, or name all files.`,
 				}
 				output = strings.TrimSuffix(args[0], ".json") + ".json"
 			}
-			if err := mergeTimelines(p, files, output); err != nil {
-				return cli.Failed(err)
-			}
-			return nil
+			return cli.Failed(mergeTimelines(p, files, output))
 		},
 	}
 	cmd.Flags().StringVar(&output, "output", "", "file to write (default: F.json)")

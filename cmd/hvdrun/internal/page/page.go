@@ -3,6 +3,7 @@
 package page
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -20,7 +21,6 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/driver"
-	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/internal/dashboard"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/journal"
@@ -74,10 +74,7 @@ With --url it prints the URLs of the page that the job's own hvdrun serves (--da
 				return cli.Failed(err)
 			}
 			printURLs(p, pageFile{URL: server.URL(), Fingerprint: server.Fingerprint(), Tokens: cfg.Tokens}, d.About.RunID)
-			if err := server.Serve(cmd.Context()); err != nil {
-				return cli.Failed(err)
-			}
-			return cli.Failed(context.Cause(cmd.Context()))
+			return cli.Failed(cmp.Or(server.Serve(cmd.Context()), context.Cause(cmd.Context())))
 		},
 	}
 	cmd.Flags().StringVar(&listen, "listen", "", "address and port (default: port 8470 of loopback, or another if that is in use)")
@@ -148,10 +145,7 @@ func (s jobSource) Status(ctx context.Context) (job.Status, error) { return s.d.
 
 // Command asks the driver to carry out a command. Without a driver the command is refused.
 func (s jobSource) Command(ctx context.Context, c job.Command) (done string, err error) {
-	err = s.d.Ask(ctx, func(driver *control.Client) (err error) {
-		done, err = driver.Command(ctx, c)
-		return err
-	})
+	done, err = s.d.Command(ctx, c)
 	if none, is := errors.AsType[*jobdir.NoDriverError](err); is {
 		err = &job.RefusedError{Reason: none.Error()}
 	}

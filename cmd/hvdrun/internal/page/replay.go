@@ -1,6 +1,7 @@
 package page
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -48,10 +49,7 @@ URL; Ctrl-C ends the page. Only this machine can reach the page unless --listen 
 			if server.Fingerprint() != "" {
 				fmt.Fprintf(p.Stdout, "the browser does not know the certificate; its SHA-256 is %s\n", server.Fingerprint())
 			}
-			if err := server.Serve(cmd.Context()); err != nil {
-				return cli.Failed(err)
-			}
-			return cli.Failed(context.Cause(cmd.Context()))
+			return cli.Failed(cmp.Or(server.Serve(cmd.Context()), context.Cause(cmd.Context())))
 		},
 	}
 	cmd.Flags().StringVar(&listen, "listen", "", "address and port (default: port 8470 of loopback, or another if that is in use)")

@@ -51,10 +51,7 @@ config refuses contradictory settings, as a job does.`,
 			if err != nil {
 				return err
 			}
-			if err := printConfig(p.Stdout, effective(&s, &a), asJSON); err != nil {
-				return cli.Failed(err)
-			}
-			return nil
+			return cli.Failed(printConfig(p.Stdout, effective(&s, &a), asJSON))
 		},
 	}
 	AddFlags(cmd.Flags(), false)

@@ -1,6 +1,7 @@
 package tasks
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -67,10 +68,7 @@ an hvdrun that is resumed on this machine.
 			if err != nil {
 				return err
 			}
-			if err := serveGateway(cmd.Context(), p, d, listen, invitation, valid); err != nil {
-				return cli.Failed(err)
-			}
-			return stopped(cmd.Context())
+			return cli.Failed(cmp.Or(serveGateway(cmd.Context(), p, d, listen, invitation, valid), context.Cause(cmd.Context())))
 		},
 	}
 	cmd.Flags().StringVar(&listen, "listen", "", "the `ADDRESS` by which other machines reach this one, host:port; port 0: any")
@@ -244,12 +242,4 @@ func whileJob(ctx context.Context, d *jobdir.Dir) (_ context.Context, cancel fun
 		end()
 		looking.Wait()
 	}
-}
-
-// stopped returns the signal that ended a command as an error, or nil.
-func stopped(ctx context.Context) error {
-	if cause := context.Cause(ctx); cause != nil {
-		return cli.Failed(cause)
-	}
-	return nil
 }
