@@ -1,6 +1,7 @@
 package jobdir
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -215,15 +215,13 @@ func (d *Dir) Guard(places []secretPlace, log logrus.FieldLogger) (stop func()) 
 	if d.Secrets.Dir == "" {
 		return func() {}
 	}
-	done := make(chan struct{})
-	var guarding sync.WaitGroup
-	guarding.Go(func() {
+	return cli.Background(func(ctx context.Context) {
 		tick := time.NewTicker(touchEvery)
 		defer tick.Stop()
 		for {
 			select {
 			case <-tick.C:
-			case <-done:
+			case <-ctx.Done():
 				return
 			}
 			if d.Secrets.touch() == nil {
@@ -238,10 +236,6 @@ func (d *Dir) Guard(places []secretPlace, log logrus.FieldLogger) (stop func()) 
 			}
 		}
 	})
-	return func() {
-		close(done)
-		guarding.Wait()
-	}
 }
 
 // PutSecrets writes the secrets and job.json, which says where they are.

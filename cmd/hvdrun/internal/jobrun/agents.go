@@ -10,15 +10,13 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 )
 
-// agentsHook makes agents start the workers. If another driver may take over the job, the hook
-// records the agents for it. It starts the agent of this machine at once, while the driver opens
-// its journal.
-type agentsHook struct{ starting sync.WaitGroup }
-
-func (h *agentsHook) start(ctx context.Context, r *run) error {
+// startAgents makes agents start the workers. If another driver may take over the job, it records
+// the agents for it. It starts the agent of this machine at once, while the driver opens its
+// journal.
+func startAgents(ctx context.Context, r *run) (stop func(), err error) {
 	cfg, err := hostsource.Agents(ctx, r.settings, r.Authority, r.Fixed, r.log)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	cfg.Await = !r.Size.Elastic // an elastic job continues without the host and retries it
 	if r.dir == nil || r.dir.Secrets.Dir == "" {
@@ -33,24 +31,21 @@ func (h *agentsHook) start(ctx context.Context, r *run) error {
 	}
 	r.agents, r.localOnly = client.New(cfg), cfg.LocalOnly
 	r.cfg.Launcher = r.agents
+	var starting sync.WaitGroup
 	if r.localOnly && !r.resumed {
-		h.starting.Go(func() { r.agents.Prepare(ctx, hostsource.HostNames(r.Fixed)) }) // the start of a worker reports a failure
+		starting.Go(func() { r.agents.Prepare(ctx, hostsource.HostNames(r.Fixed)) }) // the start of a worker reports a failure
 	}
-	return nil
+	return func() {
+		r.agents.Close()
+		starting.Wait()
+	}, nil
 }
 
-func (h *agentsHook) stop(r *run) {
-	r.agents.Close()
-	h.starting.Wait()
-}
-
-// prepareHook starts the agents of fixed hosts before the driver waits for a worker. The agents of
-// a job on this machine alone are started by agentsHook, and those of a resumed job run already.
-type prepareHook struct{ startOnly }
-
-func (*prepareHook) start(ctx context.Context, r *run) error {
+// prepareAgents starts the agents of fixed hosts before the driver waits for a worker. The agent of
+// a job on this machine alone is started by startAgents, and those of a resumed job run already.
+func prepareAgents(ctx context.Context, r *run) (stop func(), err error) {
 	if r.resumed || r.localOnly {
-		return nil
+		return nil, nil
 	}
-	return cli.Failed(hostsource.Prepare(ctx, r.agents, r.Fixed, r.Size, r.log))
+	return nil, cli.Failed(hostsource.Prepare(ctx, r.agents, r.Fixed, r.Size, r.log))
 }

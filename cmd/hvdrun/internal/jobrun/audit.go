@@ -7,11 +7,9 @@ import (
 	"github.com/hvdrun/hvdrun/audit"
 )
 
-// auditHook keeps the audit record of who requests what. The first record is the request to run the
+// keepAudit keeps the audit record of who requests what. The first record is the request to run the
 // job.
-type auditHook struct{ startOnly }
-
-func (*auditHook) start(_ context.Context, r *run) error {
+func keepAudit(_ context.Context, r *run) (stop func(), err error) {
 	r.settings.Trail = audit.NewTrail()
 	r.cfg.Audit = r.settings.Trail
 	wish := audit.Record{What: "run", Program: r.Command[0], Outcome: audit.Done}
@@ -22,5 +20,5 @@ func (*auditHook) start(_ context.Context, r *run) error {
 		wish.Dir = dir
 	}
 	r.settings.Record(wish)
-	return nil
+	return nil, nil
 }

@@ -41,24 +41,22 @@ type bringer struct {
 	listed bool // the source has listed hosts; a failure before that ends the job with its own error
 }
 
-// bringHook runs a bringer if the source can provide hosts.
-type bringHook struct{ bringer *bringer }
-
-func (h *bringHook) start(ctx context.Context, r *run) error {
+// bringHosts runs a bringer if the source can provide hosts.
+func bringHosts(ctx context.Context, r *run) (stop func(), err error) {
 	size, _ := hostsource.Size(r.settings, r.Fixed) // it was valid when the job began
-	if h.bringer = bring(ctx, r.cfg.Source, size, r.log); h.bringer != nil {
-		r.events = append(r.events, h.bringer.hear)
-		r.replayed = append(r.replayed, h.bringer.hear)
+	b := bring(ctx, r.cfg.Source, size, r.log)
+	if b == nil {
+		return nil, nil
 	}
-	return nil
-}
-
-func (h *bringHook) stop(r *run) {
-	select {
-	case <-r.again: // an earlier request was for the workers
-	default:
-	}
-	h.bringer.end(r.again, r.over())
+	r.events = append(r.events, b.hear)
+	r.replayed = append(r.replayed, b.hear)
+	return func() {
+		select {
+		case <-r.again: // an earlier request was for the workers
+		default:
+		}
+		b.end(r.again, r.over())
+	}, nil
 }
 
 // bring starts a bringer, which sends requests to the source until end is called. It returns nil if
@@ -146,11 +144,8 @@ func (b *bringer) lists() bool {
 }
 
 // end stops the requests and, if the job is over, returns the hosts to the source. It blocks until
-// that is done, or again receives. A nil b does nothing.
+// that is done, or again receives.
 func (b *bringer) end(again <-chan struct{}, over bool) {
-	if b == nil {
-		return
-	}
 	b.cancel()
 	b.asking.Wait()
 	if !over || b.cannot && !b.brought {

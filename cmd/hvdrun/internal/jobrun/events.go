@@ -18,33 +18,27 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// eventsHook writes the events file, if one is requested. A driver that takes over a job first
-// appends the events that the previous driver did not write.
-type eventsHook struct{ file *eventFile }
-
-func (h *eventsHook) start(_ context.Context, r *run) (err error) {
-	if h.file, err = openEvents(r.settings, r.log); err != nil || h.file == nil {
-		return err
+// writeEvents writes the events file, if one is requested. A driver that takes over a job first
+// appends the events that the previous driver did not write. stop writes the queued events, and
+// gives up once the file has accepted nothing for the patience.
+func writeEvents(_ context.Context, r *run) (stop func(), err error) {
+	file, err := openEvents(r.settings, r.log)
+	if err != nil || file == nil {
+		return nil, err
 	}
-	r.events = append(r.events, h.file.write)
+	r.events = append(r.events, file.write)
 	if r.dir != nil {
-		r.cfg.Mark = h.file.mark
+		r.cfg.Mark = file.mark
 	}
 	if r.resumed {
-		marked, replayed := h.file.replay(r.dir.About.EventsFrom)
+		marked, replayed := file.replay(r.dir.About.EventsFrom)
 		r.cfg.Marked, r.replayed = marked, append(r.replayed, replayed)
 	}
-	return nil
-}
-
-// stop writes the queued events. It gives up once the file has accepted nothing for the patience.
-func (h *eventsHook) stop(r *run) {
-	if h.file == nil {
-		return
-	}
-	if err := h.file.close(r.program.FlushPatience()); err != nil {
-		r.log.WithError(err).Error("the events file may lack events")
-	}
+	return func() {
+		if err := file.close(r.program.FlushPatience()); err != nil {
+			r.log.WithError(err).Error("the events file may lack events")
+		}
+	}, nil
 }
 
 // eventFile writes the events of a job, one JSON object per line.

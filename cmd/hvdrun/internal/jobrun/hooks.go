@@ -15,49 +15,38 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// hook is a part of a job that runs beside its driver.
-type hook interface {
-	// start starts the part before the driver, and adds to r the things that the driver needs and
-	// the functions that it calls. An error names the setting that cannot be met, or the package
-	// that failed; the job then ends, and stop is not called.
-	start(ctx context.Context, r *run) error
-	// stop ends the part after the driver has ended, or was not started, with r.result. It blocks
-	// until everything that start started has ended. Failures are logged only: they do not change
-	// the job's result.
-	stop(r *run)
-}
+// hook starts a part of a job that runs beside its driver. It is called before the driver, and adds
+// to r the things that the driver needs and the functions that it calls. stop, unless it is nil,
+// ends the part after the driver has ended, or was not started, with r.result. It blocks until
+// everything that hook has started has ended, and only logs failures: they do not change the job's
+// result. An error of hook names the setting that cannot be met, or the package that failed; the
+// job then ends.
+type hook func(ctx context.Context, r *run) (stop func(), err error)
 
-// hooks returns the hooks of a job in the order in which they are started. They are stopped in
-// reverse order. Hooks that write events and output come late, so that they have written everything
+// hooks are the hooks of a job in the order in which they are called. The parts are stopped in
+// reverse order. Those that write events and output come late, so that they have written everything
 // before the page, the tasks and the metrics stop.
-func hooks() []hook {
-	return []hook{
-		new(auditHook),    // the record of commands
-		new(orphansHook),  // processes that workers leave behind
-		new(copyHook),     // the claim on the job, and the copy of its journal
-		new(folderHook),   // the job's folder, its journal, its socket, its secrets
-		new(slurmHook),    // the settings for nodes of Slurm
-		new(sourceHook),   // the hosts
-		new(agentsHook),   // the agents that start the workers
-		new(timelineHook), // the driver's part of the timeline
-		new(metricsHook),
-		new(tasksHook),
-		new(pageHook),
-		new(membersHook), // some members of the agents' cluster, for the next driver
-		new(eventsHook),
-		new(tracesHook),
-		new(storyHook), // the log's lines about what happens
-		new(outputHook),
-		new(signalsHook), // requests of the user by signals
-		new(prepareHook), // the agents of fixed hosts
-		new(bringHook),   // requests to the source for hosts
-	}
+var hooks = []hook{
+	keepAudit,     // the record of commands
+	adoptOrphans,  // processes that workers leave behind
+	copyJournal,   // the claim on the job, and the copy of its journal
+	keepFolder,    // the job's folder, its journal, its socket, its secrets
+	takeSlurm,     // the settings for nodes of Slurm
+	openSource,    // the hosts
+	startAgents,   // the agents that start the workers
+	writeTimeline, // the driver's part of the timeline
+	serveMetrics,
+	scheduleTasks,
+	servePage,
+	recordMembers, // some members of the agents' cluster, for the next driver
+	writeEvents,
+	exportTraces,
+	tellStory, // the log's lines about what happens
+	writeOutput,
+	passSignals,   // requests of the user by signals
+	prepareAgents, // the agents of fixed hosts
+	bringHosts,    // requests to the source for hosts
 }
-
-// startOnly is embedded by hooks that have nothing to stop.
-type startOnly struct{}
-
-func (startOnly) stop(*run) {}
 
 // run is one run of a job's driver, which hooks prepare.
 type run struct {
@@ -77,8 +66,8 @@ type run struct {
 	tracks    *tracks   // of the timeline; nil: no timeline
 	again     wake.Flag // the user has asked again to stop
 
-	started []hook
-	result  error // of the job, once its driver has ended
+	stops  []func() // of the hooks that have been called
+	result error    // of the job, once its driver has ended
 }
 
 // newRun returns a run without hooks.
@@ -98,14 +87,17 @@ func newRun(p *cli.Program, s *settings.Settings, j Spec) *run {
 	}}
 }
 
-// start starts the hooks in this order, up to the first that fails.
+// start calls the hooks in this order, up to the first that fails.
 func (r *run) start(ctx context.Context, all []hook) error {
 	r.cfg.Log = r.log
-	for _, h := range all {
-		if err := h.start(ctx, r); err != nil {
+	for _, start := range all {
+		stop, err := start(ctx, r)
+		if err != nil {
 			return err
 		}
-		r.started = append(r.started, h)
+		if stop != nil {
+			r.stops = append(r.stops, stop)
+		}
 	}
 	r.cfg.Events, r.cfg.Replayed, r.cfg.Traces = each(r.events), each(r.replayed), each(r.traces)
 	return nil
@@ -124,10 +116,10 @@ func each[T any](all []func(T)) func(T) {
 	}
 }
 
-// stop stops the started hooks, the last one first. result is the job's result.
+// stop stops what the hooks have started, the last part first. result is the job's result.
 func (r *run) stop(result error) {
 	r.result = result
-	for _, h := range slices.Backward(r.started) {
-		h.stop(r)
+	for _, stop := range slices.Backward(r.stops) {
+		stop()
 	}
 }

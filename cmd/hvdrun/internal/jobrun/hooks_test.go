@@ -9,26 +9,26 @@ import (
 	"github.com/hvdrun/hvdrun/job"
 )
 
-// noted is a hook that records its calls.
-type noted struct {
-	name string
-	fail error
-	all  *[]string
-}
-
-func (h noted) start(_ context.Context, r *run) error {
-	*h.all = append(*h.all, "start "+h.name)
-	r.events = append(r.events, func(e job.Event) { *h.all = append(*h.all, h.name+" hears of "+string(e.Name)) })
-	return h.fail
-}
-
-func (h noted) stop(r *run) {
-	text := "stop " + h.name
-	if r.result != nil {
-		text += ": " + r.result.Error()
+// noted returns a hook that records the calls.
+func noted(name string, fail error, all *[]string) hook {
+	return func(_ context.Context, r *run) (stop func(), err error) {
+		*all = append(*all, "start "+name)
+		r.events = append(r.events, func(e job.Event) { *all = append(*all, name+" hears of "+string(e.Name)) })
+		if fail != nil {
+			return nil, fail
+		}
+		return func() {
+			text := "stop " + name
+			if r.result != nil {
+				text += ": " + r.result.Error()
+			}
+			*all = append(*all, text)
+		}, nil
 	}
-	*h.all = append(*h.all, text)
 }
+
+// idle is a hook that has nothing to stop.
+func idle(context.Context, *run) (stop func(), err error) { return nil, nil }
 
 // TestHooks: hooks start in their order, receive events in that order, and stop in the reverse
 // order with the job's result. If one fails to start, those after it are not started, and it is not
@@ -45,7 +45,7 @@ func TestHooks(t *testing.T) {
 	} {
 		var got []string
 		r := &run{}
-		err := r.start(t.Context(), []hook{noted{"a", nil, &got}, noted{"b", c.fail, &got}, noted{"c", nil, &got}})
+		err := r.start(t.Context(), []hook{noted("a", nil, &got), idle, noted("b", c.fail, &got), noted("c", nil, &got)})
 		if !errors.Is(err, c.fail) {
 			t.Errorf("%s: %v", c.name, err)
 		}

@@ -210,9 +210,6 @@ func (j Spec) begun(k client.KnownAgent) error {
 	return j.copy.begun(k)
 }
 
-// ended reports whether the job has ended, and not only its driver.
-func (j Spec) ended() bool { return j.dir.About.Ended != nil }
-
 // over reports whether no other driver can take over the job.
 func (j Spec) over() bool {
 	if j.dir == nil {
@@ -227,7 +224,7 @@ func (j Spec) over() bool {
 func Drive(ctx context.Context, p *cli.Program, s *settings.Settings, j Spec) (err error) {
 	r := newRun(p, s, j)
 	defer func() { r.stop(err) }()
-	if err := r.start(ctx, hooks()); err != nil {
+	if err := r.start(ctx, hooks); err != nil {
 		return err
 	}
 	drive := driver.Run

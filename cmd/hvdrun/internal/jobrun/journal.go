@@ -81,25 +81,17 @@ type Claimed struct {
 	mu     sync.Mutex
 	agents []client.KnownAgent // the agents in the copy: the last one of each host
 
-	done     chan struct{}
-	watching sync.WaitGroup
+	unwatch func() // ends the goroutine of Holds
 }
 
-// copyHook makes the driver copy its journal if the process has a claim on the job, and releases
-// the claim.
-type copyHook struct{}
-
-func (*copyHook) start(_ context.Context, r *run) error {
-	if r.copy != nil {
-		r.cfg.Mirror = r.copy
+// copyJournal makes the driver copy its journal if the process has a claim on the job. stop
+// releases the claim.
+func copyJournal(_ context.Context, r *run) (stop func(), err error) {
+	if r.copy == nil {
+		return nil, nil
 	}
-	return nil
-}
-
-func (*copyHook) stop(r *run) {
-	if r.copy != nil {
-		r.copy.Release(r.ended())
-	}
+	r.cfg.Mirror = r.copy
+	return func() { r.copy.Release(r.dir.About.Ended != nil) }, nil
 }
 
 // claimJob makes this process the job's only driver. It returns the id of the previous claim too.
@@ -118,13 +110,13 @@ func claimJob(ctx context.Context, p *cli.Program, store *etcd.Store, run string
 // Holds returns claim as a Claimed. When the claim is lost, it logs why and ends this process.
 // Release ends the watch.
 func Holds(p *cli.Program, claim Claim, why string, log *logrus.Logger) *Claimed {
-	c := &Claimed{Claim: claim, close: func() error { return nil }, log: log, done: make(chan struct{})}
+	c := &Claimed{Claim: claim, close: func() error { return nil }, log: log}
 	c.die = sync.OnceFunc(func() { leave(p, log, why) })
-	c.watching.Go(func() {
+	c.unwatch = cli.Background(func(ctx context.Context) {
 		select {
 		case <-claim.Lost():
 			c.die()
-		case <-c.done:
+		case <-ctx.Done():
 		}
 	})
 	return c
@@ -194,8 +186,7 @@ func (c *Claimed) putAgents(begun ...client.KnownAgent) error {
 // Release ends the claim. If finished is true, it also removes the copy. It waits for the goroutine
 // of Holds.
 func (c *Claimed) Release(finished bool) {
-	close(c.done)
-	c.watching.Wait()
+	c.unwatch()
 	if err := c.Claim.Release(finished); err != nil {
 		c.log.WithError(err).Warn("etcd keeps the job's journal until its lease ends")
 	}

@@ -6,15 +6,11 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/measure"
 )
 
-// metricsHook serves the driver's metrics, if the settings request it.
-type metricsHook struct{ close func() }
-
-func (h *metricsHook) start(_ context.Context, r *run) error {
+// serveMetrics serves the driver's metrics, if the settings request it.
+func serveMetrics(_ context.Context, r *run) (stop func(), err error) {
 	event, stop, err := measure.Job(r.settings, &r.cfg, r.resumed, r.log)
-	if h.close = stop; event != nil {
+	if event != nil {
 		r.events = append(r.events, event)
 	}
-	return err
+	return stop, err
 }
-
-func (h *metricsHook) stop(*run) { h.close() }

@@ -6,12 +6,7 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 )
 
-// orphansHook makes this process the parent of processes that workers leave behind.
-type orphansHook struct{ release func() }
-
-func (h *orphansHook) start(_ context.Context, r *run) error {
-	h.release = cli.Inherit(r.log, cli.DriverReaps)
-	return nil
+// adoptOrphans makes this process the parent of processes that workers leave behind.
+func adoptOrphans(_ context.Context, r *run) (stop func(), err error) {
+	return cli.Inherit(r.log, cli.DriverReaps), nil
 }
-
-func (h *orphansHook) stop(*run) { h.release() }

@@ -37,28 +37,26 @@ const (
 	grpcPort = "4317"
 )
 
-// traceExport sends traces of resets to a collector. A nil *traceExport drops them. It never waits
-// for the collector, except for lastSpans at the end.
+// traceExport sends traces of resets to a collector. It never waits for the collector, except for
+// lastSpans at the end.
 type traceExport struct {
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
 	job      string
 }
 
-// tracesHook sends traces of resets to a collector, if one is named.
-type tracesHook struct{ export *traceExport }
-
-func (h *tracesHook) start(_ context.Context, r *run) (err error) {
-	if h.export, err = openTraces(r.settings, r.program.Env, r.log); h.export != nil {
-		r.traces = append(r.traces, h.export.write)
+// exportTraces sends traces of resets to a collector, if one is named.
+func exportTraces(_ context.Context, r *run) (stop func(), err error) {
+	export, err := openTraces(r.settings, r.program.Env, r.log)
+	if export == nil {
+		return nil, err
 	}
-	return err
-}
-
-func (h *tracesHook) stop(r *run) {
-	if err := h.export.close(); err != nil {
-		r.log.Warnf("the last traces are not exported: %v", err)
-	}
+	r.traces = append(r.traces, export.write)
+	return func() {
+		if err := export.close(); err != nil {
+			r.log.Warnf("the last traces are not exported: %v", err)
+		}
+	}, nil
 }
 
 // openTraces returns the export of traces, or nil if neither --otlp-endpoint nor OpenTelemetry's
@@ -153,9 +151,6 @@ func newExporter(s *settings.Settings, target, protocol string) (sdktrace.SpanEx
 
 // write queues a trace.
 func (e *traceExport) write(t driver.Trace) {
-	if e == nil {
-		return
-	}
 	var root context.Context
 	for i, s := range t.Spans {
 		attributes := []attribute.KeyValue{attribute.String("hvdrun.role", s.Role)}
@@ -184,9 +179,6 @@ func (e *traceExport) write(t driver.Trace) {
 
 // close sends the queued traces. It blocks for at most lastSpans.
 func (e *traceExport) close() error {
-	if e == nil {
-		return nil
-	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), lastSpans, errors.New("the collector does not answer"))
 	defer cancel()
 	return e.provider.Shutdown(ctx)

@@ -218,7 +218,7 @@ func TestTracesAreOff(t *testing.T) {
 	for _, env := range [][]string{nil, {"OTEL_EXPORTER_OTLP_ENDPOINT=http://a:1", "OTEL_SDK_DISABLED=true"},
 		{"OTEL_EXPORTER_OTLP_ENDPOINT=http://a:1", "OTEL_TRACES_EXPORTER=none"},
 		{"OTEL_EXPORTER_OTLP_ENDPOINT=http://a:1", "OTEL_TRACES_EXPORTER=console"}, {"OTEL_EXPORTER_OTLP_ENDPOINT=http://a:1", "OTEL_TRACES_EXPORTER=zipkin"}} {
-		if e, err := openTraces(&settings.Settings{}, env, logrus.New()); e != nil || err != nil || e.close() != nil {
+		if e, err := openTraces(&settings.Settings{}, env, logrus.New()); e != nil || err != nil {
 			t.Errorf("%v: %v, %v", env, e, err)
 		}
 	}
@@ -264,7 +264,9 @@ func TestVariablesOfTheProgram(t *testing.T) {
 			if c.takes && len(warnings) != 0 || !c.takes && len(warnings) != 1 {
 				t.Errorf("%d lines: %v", len(warnings), warnings)
 			}
-			_ = e.close() // nothing is queued
+			if e != nil {
+				_ = e.close() // nothing is queued
+			}
 		})
 	}
 }

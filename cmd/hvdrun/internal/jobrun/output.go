@@ -7,17 +7,13 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// outputHook writes the output of the workers.
-type outputHook struct{}
-
-func (*outputHook) start(_ context.Context, r *run) error {
+// writeOutput writes the output of the workers.
+func writeOutput(_ context.Context, r *run) (stop func(), err error) {
 	s := r.settings
 	r.output = &launch.Output{
-		Stdout: cli.Lossy(r.program.Stdout), Stderr: cli.Lossy(r.program.Stderr), Dir: s.OutputDir, Timestamps: s.Timestamps, Log: r.log,
+		Stdout: cli.Lossy(r.program.Stdout), Stderr: cli.Lossy(r.program.Stderr), Dir: s.OutputDir, Shared: s.Tuning.ShareOutput,
+		Timestamps: s.Timestamps, Log: r.log,
 	}
-	r.output.Shared = s.Tuning.ShareOutput
 	r.cfg.Output = r.output
-	return nil
+	return func() { _ = r.output.Close() }, nil // a failure has been logged already
 }
-
-func (*outputHook) stop(r *run) { _ = r.output.Close() } // a failure has been logged already

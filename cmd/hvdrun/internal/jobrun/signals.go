@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"syscall"
 
 	"github.com/sirupsen/logrus"
@@ -13,47 +12,37 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 )
 
-// signalsHook kills the workers when the user asks a second time to stop, and passes on signals
+// passSignals kills the workers when the user asks a second time to stop, and passes on signals
 // that are meant for the workers.
-type signalsHook struct{ end func() }
-
-func (h *signalsHook) start(ctx context.Context, r *run) error {
-	done := make(chan struct{})
-	var passing sync.WaitGroup
-	passing.Go(func() {
+func passSignals(ctx context.Context, r *run) (stop func(), err error) {
+	pass := cli.Background(func(ctx context.Context) {
 		for {
 			select {
 			case s := <-r.program.Signals:
 				sig := s.(syscall.Signal)
 				r.log.Infof("%s is passed on to the workers", unix.SignalName(sig))
 				r.agents.Signal(sig)
-			case <-done:
+			case <-ctx.Done():
 				return
 			}
 		}
 	})
-	stopped := WatchStop(ctx, r.program, r.log, func() {
+	watch := WatchStop(ctx, r.program, r.log, func() {
 		r.again.Set()
 		r.agents.Kill()
 		r.output.Hurry()
 	}, fmt.Sprintf("%v at most, or as long as the last checkpoint grows", r.settings.Timeouts.WithDefaults().Drain))
-	h.end = func() {
-		close(done)
-		passing.Wait()
-		stopped()
-	}
-	return nil
+	return func() {
+		pass()
+		watch()
+	}, nil
 }
-
-func (h *signalsHook) stop(*run) { h.end() }
 
 // WatchStop starts a goroutine that logs when the job is asked to stop, and how long that may take,
 // and calls kill when it is asked again. The function that it returns ends the goroutine and waits
 // for it.
 func WatchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kill func(), howLong string) func() {
-	done := make(chan struct{})
-	var watching sync.WaitGroup
-	watching.Go(func() {
+	return cli.Background(func(done context.Context) {
 		select {
 		case <-ctx.Done():
 			level := logrus.WarnLevel
@@ -61,7 +50,7 @@ func WatchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kill fun
 				level = logrus.DebugLevel // like other programs, silent when a closed pipe ends it
 			}
 			log.Logf(level, "%v: stopping the workers, %s; again to kill them", context.Cause(ctx), howLong)
-		case <-done:
+		case <-done.Done():
 			return
 		}
 		for {
@@ -70,13 +59,9 @@ func WatchStop(ctx context.Context, p *cli.Program, log *logrus.Logger, kill fun
 				p.Hurried.Store(true)
 				log.Warn("killing the workers")
 				kill()
-			case <-done:
+			case <-done.Done():
 				return
 			}
 		}
 	})
-	return func() {
-		close(done)
-		watching.Wait()
-	}
 }

@@ -63,17 +63,13 @@ type pace struct {
 	timer   *time.Timer
 }
 
-// storyHook logs what happens to the job.
-type storyHook struct{ story *story }
-
-func (h *storyHook) start(_ context.Context, r *run) error {
-	h.story = newStory(r.settings, r.log)
-	r.events = append(r.events, h.story.event)
-	r.replayed = append(r.replayed, h.story.replay)
-	return nil
+// tellStory logs what happens to the job.
+func tellStory(_ context.Context, r *run) (stop func(), err error) {
+	t := newStory(r.settings, r.log)
+	r.events = append(r.events, t.event)
+	r.replayed = append(r.replayed, t.replay)
+	return t.close, nil
 }
-
-func (h *storyHook) stop(*run) { h.story.close() }
 
 func newStory(s *settings.Settings, log logrus.FieldLogger) *story {
 	t := &story{log: log, run: s.RunID, name: cmp.Or(s.Name, s.RunID[:min(4, len(s.RunID))]), stateless: s.Restart.Workers}

@@ -14,42 +14,33 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
-// tasksHook is the job's scheduler of tasks. Clients of this machine reach it by a socket in the
-// job's folder, if it has one.
-type tasksHook struct {
-	side  *scheduler.Scheduler
-	leave func() // ends serve; nil: it was not called
-}
-
-func (h *tasksHook) start(_ context.Context, r *run) error {
+// scheduleTasks runs the job's scheduler of tasks. Clients of this machine reach it by a socket in
+// the job's folder, if it has one.
+func scheduleTasks(_ context.Context, r *run) (stop func(), err error) {
 	events := make(chan job.TaskEvent, 256)
 	side, err := openTasks(r, events)
 	if err != nil {
-		return cli.Failed(err)
+		return nil, cli.Failed(err)
 	}
-	h.side = side
 	r.cfg.Tasks, r.cfg.TaskEvents, r.cfg.TasksStatus = side, events, side.Summary
-	if r.dir != nil {
-		h.leave = cli.Background(func(ctx context.Context) { h.serve(ctx, r) })
+	if r.dir == nil {
+		return side.Close, nil
 	}
-	return nil
+	leave := cli.Background(func(ctx context.Context) { r.serveTasks(ctx, side) })
+	return func() {
+		leave()
+		side.Close()
+	}, nil
 }
 
-// serve takes clients of this machine until ctx ends.
-func (h *tasksHook) serve(ctx context.Context, r *run) {
+// serveTasks takes clients of this machine until ctx ends.
+func (r *run) serveTasks(ctx context.Context, side *scheduler.Scheduler) {
 	refused := func(from net.Addr, why error) {
 		r.settings.Record(audit.Record{What: "connect", Outcome: audit.Refused(why), Who: audit.Who{From: from.String()}})
 	}
-	if err := h.side.ServeLocal(ctx, r.dir.TasksPath(), refused); err != nil {
+	if err := side.ServeLocal(ctx, r.dir.TasksPath(), refused); err != nil {
 		r.log.WithError(err).Warn("programs that the job has not started cannot submit tasks")
 	}
-}
-
-func (h *tasksHook) stop(*run) {
-	if h.leave != nil {
-		h.leave()
-	}
-	h.side.Close()
 }
 
 // openTasks makes the job's scheduler of tasks, which continues from the journal of tasks.

@@ -19,21 +19,14 @@ import (
 // tasks.
 type tracks struct{ file *timeline.Driver }
 
-// timelineHook writes the driver's part of the timeline, if the settings request one.
-type timelineHook struct{}
-
-func (*timelineHook) start(_ context.Context, r *run) error {
-	if r.tracks = openTracks(r.settings, r.log); r.tracks != nil {
-		r.events = append(r.events, r.tracks.event)
-		r.traces = append(r.traces, r.tracks.trace)
+// writeTimeline writes the driver's part of the timeline, if the settings request one.
+func writeTimeline(_ context.Context, r *run) (stop func(), err error) {
+	if r.tracks = openTracks(r.settings, r.log); r.tracks == nil {
+		return nil, nil
 	}
-	return nil
-}
-
-func (*timelineHook) stop(r *run) {
-	if r.tracks != nil {
-		r.tracks.file.Close()
-	}
+	r.events = append(r.events, r.tracks.event)
+	r.traces = append(r.traces, r.tracks.trace)
+	return func() { r.tracks.file.Close() }, nil
 }
 
 // openTracks opens the driver's file of --timeline-filename, if that is set. If the file cannot be
