@@ -2,9 +2,9 @@ package driver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -13,8 +13,6 @@ import (
 	"github.com/hvdrun/hvdrun/audit"
 	"github.com/hvdrun/hvdrun/driver/control"
 	"github.com/hvdrun/hvdrun/driver/decide"
-	"github.com/hvdrun/hvdrun/internal/journal"
-	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/job"
 )
 
@@ -45,22 +43,14 @@ var errEnded = &job.RefusedError{Reason: "the job has ended"}
 // Status asks the loop for the status, which the loop takes between two events.
 func (l *controlled) Status(ctx context.Context) ([]byte, error) {
 	var s job.Status
-	taken := make(chan error, 1)
-	ask := func() {
-		s = l.m.Status(l.clock.now(), l.stalls)
+	var fault error
+	err := (*loop)(l).ask(ctx, func() {
+		now := l.clock.now()
+		s = l.m.Status(now, l.stalls.shows(now))
 		s.Journal = l.writer.state()
-		var err error
-		s.Events, err = l.recent.Texts()
-		taken <- err
-	}
-	select {
-	case l.asks <- ask:
-	case <-l.ended:
-		return nil, errEnded
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-	if err := <-taken; err != nil {
+		s.Events, fault = l.recent.Texts()
+	})
+	if err = cmp.Or(err, fault); err != nil {
 		return nil, err
 	}
 	if l.cfg.TasksStatus != nil {
@@ -116,18 +106,10 @@ func (l *controlled) stopJob(c job.Command) (string, error) {
 // then counts in its goodput, as it does for the next driver. Inspect reports whether a driver
 // runs.
 func InspectStatus(path string) (job.Status, error) {
-	f, err := safefile.Read(path)
-	if err != nil {
-		return job.Status{}, fmt.Errorf("driver: %w", err)
-	}
-	defer f.Close()
 	p := &decide.Replay{}
-	run, _, err := journal.Read(f, p.Next)
-	switch {
-	case err != nil:
-		return job.Status{}, fmt.Errorf("driver: %w", err)
-	case p.Job == nil:
-		return job.Status{}, errors.New("driver: the journal is still empty")
+	run, err := inspect(path, p)
+	if err != nil {
+		return job.Status{}, err
 	}
 	s := p.Machine.Status(p.Machine.Last(), nil)
 	s.Job, s.Begun, s.Goodput = run, time.Unix(0, p.Job.Begun).UTC(), p.Machine.Goodput(time.Now())
@@ -139,20 +121,14 @@ func InspectStatus(path string) (job.Status, error) {
 // events since the journal was last compacted, and the last few before. It may be called while the
 // job's driver runs, and changes nothing.
 func InspectEvents(path string) ([]json.RawMessage, error) {
-	f, err := safefile.Read(path)
-	if err != nil {
-		return nil, fmt.Errorf("driver: %w", err)
-	}
-	defer f.Close()
 	var told []json.RawMessage
-	p := &decide.Replay{}
-	p.Told = func(e job.Event) {
+	p := &decide.Replay{Told: func(e job.Event) {
 		if text, err := json.Marshal(e); err == nil {
 			told = append(told, text)
 		}
-	}
-	if _, _, err := journal.Read(f, p.Next); err != nil {
-		return nil, fmt.Errorf("driver: %w", err)
+	}}
+	if _, err := inspect(path, p); err != nil {
+		return nil, err
 	}
 	last, err := p.Recent.Texts()
 	if err != nil || len(last) == 0 {

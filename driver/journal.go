@@ -317,25 +317,34 @@ type Job struct {
 }
 
 // Inspect reads the journal of a job, also while its driver runs. It changes nothing.
-func Inspect(path string) (Job, error) {
+func Inspect(path string) (found Job, err error) {
+	if found.Running, err = journal.Locked(path); err != nil {
+		return found, fmt.Errorf("driver: %w", err)
+	}
+	p := &decide.Replay{}
+	if found.RunID, err = inspect(path, p); err != nil {
+		return found, err
+	}
+	found.Begun, found.Last = time.Unix(0, p.Job.Begun), p.Machine.Last()
+	found.Finished, found.Result = p.Machine.Finished()
+	found.Generation, found.Size, found.Workers = p.Machine.World().Generation, p.Machine.World().Size(), len(p.Machine.Incarnations())
+	return found, nil
+}
+
+// inspect feeds the journal at path to p, and returns the run id. The journal has at least its first
+// record.
+func inspect(path string, p *decide.Replay) (run string, err error) {
 	f, err := safefile.Read(path)
 	if err != nil {
-		return Job{}, fmt.Errorf("driver: %w", err)
+		return "", fmt.Errorf("driver: %w", err)
 	}
 	defer f.Close()
-	p := &decide.Replay{}
-	job := Job{}
-	if job.Running, err = journal.Locked(path); err != nil {
-		return job, fmt.Errorf("driver: %w", err)
+	run, _, err = journal.Read(f, p.Next)
+	switch {
+	case err != nil:
+		return run, fmt.Errorf("driver: %w", err)
+	case p.Job == nil:
+		return run, errors.New("driver: the journal is still empty")
 	}
-	if job.RunID, _, err = journal.Read(f, p.Next); err != nil {
-		return job, fmt.Errorf("driver: %w", err)
-	}
-	if p.Job == nil {
-		return job, errors.New("driver: the journal is still empty")
-	}
-	job.Begun, job.Last = time.Unix(0, p.Job.Begun), p.Machine.Last()
-	job.Finished, job.Result = p.Machine.Finished()
-	job.Generation, job.Size, job.Workers = p.Machine.World().Generation, p.Machine.World().Size(), len(p.Machine.Incarnations())
-	return job, nil
+	return run, nil
 }

@@ -167,25 +167,15 @@ func chosen(members []located, ids []string) []located {
 
 // members returns the members of the current world, which the loop provides between two events.
 func (l *loop) members(ctx context.Context) (all []located, err error) {
-	done := make(chan struct{})
-	ask := func() {
-		defer close(done)
+	err = l.ask(ctx, func() {
 		for _, w := range l.m.Members() {
 			if p := l.procs[w.ID()]; p != nil {
 				_, pid, rank := w.Place()
 				all = append(all, located{subject: p.subject, rank: rank, pid: pid})
 			}
 		}
-	}
-	select {
-	case l.asks <- ask:
-	case <-l.ended:
-		return nil, errEnded
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-	<-done
-	return all, nil
+	})
+	return all, err
 }
 
 // seek locates each of the members.

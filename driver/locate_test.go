@@ -121,7 +121,7 @@ func TestLocate(t *testing.T) {
 				if strings.ContainsAny(strings.ReplaceAll(text, "\n", ""), "\x1b") {
 					t.Errorf("%q", text)
 				}
-				status := j.m.Status(time.Now(), j.stalls)
+				status := j.m.Status(time.Now(), j.stalls.shows(time.Now()))
 				if w := status.Hosts[0].Slots[0].Where; test.stalled == nil && w == "" {
 					t.Errorf("the status does not tell where: %+v", status.Hosts[0].Slots[0])
 				}

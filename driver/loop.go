@@ -611,6 +611,21 @@ func (l *loop) subjectOf(incarnation string, slot plan.SlotID) identity.Subject 
 	return identity.Subject{RunID: l.cfg.RunID, Role: identity.Worker, Host: slot.Host, Index: slot.Index, Incarnation: incarnation}
 }
 
+// ask calls f on the loop's goroutine, between two events, and blocks until f has returned. It
+// returns errEnded after the loop's end, and the cause of ctx if that ends first.
+func (l *loop) ask(ctx context.Context, f func()) error {
+	done := make(chan struct{})
+	select {
+	case l.asks <- func() { f(); close(done) }:
+		<-done
+		return nil
+	case <-l.ended:
+		return errEnded
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // post sends an event to the loop. After the loop's end it drops the event.
 func (b *inbox) post(in decide.Input) { b.send(posted{input: in}) }
 

@@ -37,15 +37,12 @@ func (m *Meter) Read(ctx context.Context) (Measures, error) {
 	if l == nil {
 		return Measures{}, ErrNotRunning
 	}
-	taken := make(chan Measures, 1)
-	select {
-	case l.asks <- func() { taken <- l.measure() }:
-	case <-l.ended:
-		return Measures{}, ErrNotRunning
-	case <-ctx.Done():
-		return Measures{}, context.Cause(ctx)
+	var now Measures
+	err := l.ask(ctx, func() { now = l.measure() })
+	if errors.Is(err, errEnded) {
+		err = ErrNotRunning
 	}
-	return <-taken, nil
+	return now, err
 }
 
 // delivered returns the function that the pusher calls when a worker has acknowledged an update;

@@ -72,7 +72,8 @@ func TestUsage(t *testing.T) {
 	if lines := hear(4*time.Second, 9700, math.NaN()); len(lines) != 0 {
 		t.Errorf("told twice: %q", lines)
 	}
-	u, figures := s.Usage("b"), s.Figures("b")
+	shows := s.shows(now)
+	u, figures := shows("b", 4).Usage, shows("b", 4).Figures
 	if u == nil || u.Processors != 2 || !u.Short() || u.Resident != 992<<20 {
 		t.Errorf("%+v", u)
 	}
@@ -80,7 +81,7 @@ func TestUsage(t *testing.T) {
 	if err != nil || string(text) != `[{"name":"loss","value":null}]` {
 		t.Errorf("%s, %v", text, err)
 	}
-	if s.Usage("a") != nil || s.Usage("c") != nil || s.Figures("c") != nil || (*job.Usage)(nil).Short() {
+	if shows("a", 4).Usage != nil || shows("c", 4).Usage != nil || shows("c", 4).Figures != nil || (*job.Usage)(nil).Short() {
 		t.Error("something is known of workers that have told nothing")
 	}
 	if r := s.measure(now.Add(5 * time.Second)).Ranks[1]; r.Usage == nil || len(r.Figures) != 1 {

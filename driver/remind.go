@@ -17,7 +17,7 @@ func (l *loop) remind(a decide.Remind) {
 	names := make([]string, 0, decide.MostNamed+1)
 	for _, w := range a.Late[:min(len(a.Late), decide.MostNamed)] {
 		name := w.String()
-		if what := l.stalls.What(l.clock.now(), w.ID()); what != "" {
+		if what := l.stalls.what(l.clock.now(), w.ID()); what != "" {
 			name += " is " + what
 		}
 		names = append(names, name)

@@ -433,11 +433,35 @@ func (s *stalls) threat(h *holdUp) string {
 	return fmt.Sprintf("; it will be stopped in %v (--stall-timeout)", job.Round(s.limit-h.long))
 }
 
-// What describes what a worker is doing, and when it will be stopped if it holds up others; empty:
+// shows returns what the heartbeats of a worker show, for Machine.Status.
+func (s *stalls) shows(now time.Time) func(id string, generation uint64) decide.Beat {
+	return func(id string, generation uint64) decide.Beat {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		w := s.workers[id]
+		b := decide.Beat{What: s.whatOf(now, id), Straggler: s.stragglers.score(now, id), Usage: w.usage(), Figures: w.figures()}
+		if w != nil && w.beat.Generation == generation {
+			b.Commits = w.beat.Commits
+		}
+		for _, member := range s.world {
+			if member.id == id {
+				b.Where = member.where
+			}
+		}
+		return b
+	}
+}
+
+// what describes what a worker is doing, and when it will be stopped if it holds up others; empty:
 // unknown.
-func (s *stalls) What(now time.Time, id string) string {
+func (s *stalls) what(now time.Time, id string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.whatOf(now, id)
+}
+
+// whatOf is what. The caller holds the lock.
+func (s *stalls) whatOf(now time.Time, id string) string {
 	if w := s.workers[id]; w == nil || w.beat.Phase == 0 {
 		return ""
 	}
@@ -446,20 +470,6 @@ func (s *stalls) What(now time.Time, id string) string {
 		does += fmt.Sprintf("; it will be stopped in %v (--stall-timeout)", job.Round(max(0, at.Sub(now))))
 	}
 	return does
-}
-
-// Straggler returns how late the worker comes to operations; nil: unknown.
-func (s *stalls) Straggler(now time.Time, id string) *job.Straggler {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.stragglers.score(now, id)
-}
-
-// Usage returns what a worker's processes use; nil: unknown.
-func (s *stalls) Usage(id string) *job.Usage {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.workers[id].usage()
 }
 
 // shortages describes the members of the world whose memory has become short since the last call.
@@ -479,13 +489,6 @@ func (s *stalls) shortages() (lines []string) {
 		}
 	}
 	return lines
-}
-
-// Figures returns the numbers that a worker's program has reported.
-func (s *stalls) Figures(id string) []job.Figure {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.workers[id].figures()
 }
 
 // usage returns what the worker uses, rounded down by at most 3 % so that a small change shows
@@ -511,18 +514,6 @@ func (w *beating) figures() []job.Figure {
 func roundBytes(n uint64) uint64 {
 	drop := max(0, bits.Len64(n)-6)
 	return n >> drop << drop
-}
-
-// Where returns where a worker that holds up others is in the user's code; empty: unknown.
-func (s *stalls) Where(id string) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, member := range s.world {
-		if member.id == id {
-			return member.where
-		}
-	}
-	return ""
 }
 
 // locate sets where a worker is, and returns the generation and what the worker does to the others.
@@ -561,16 +552,6 @@ func (s *stalls) waitIn(h *holdUp) (n int) {
 		}
 	}
 	return max(n, len(h.waiting))
-}
-
-// Commits returns the number of the worker's last commit in that generation; 0: unknown.
-func (s *stalls) Commits(id string, generation uint64) uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if w := s.workers[id]; w != nil && w.beat.Generation == generation {
-		return w.beat.Commits
-	}
-	return 0
 }
 
 func (s *stalls) does(now time.Time, id string) string {

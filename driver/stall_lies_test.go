@@ -83,7 +83,7 @@ func TestExtremeBeats(t *testing.T) {
 					}
 					j.hear(j.now, "w0", b)
 					j.pass(time.Second)
-					j.What(j.now, "w0")
+					j.what(j.now, "w0")
 				}
 			}
 		}

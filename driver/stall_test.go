@@ -256,21 +256,21 @@ func TestWhatSaysWhenAWorkerIsStopped(t *testing.T) {
 	const s = time.Second
 	j := newJobOfBeats(2)
 	j.beats(in(18, 5*s), out(17, 5*s))
-	if what := j.What(j.now, "w1"); strings.Contains(what, "stopped") {
+	if what := j.what(j.now, "w1"); strings.Contains(what, "stopped") {
 		t.Errorf("before it is reported: %q", what)
 	}
 	j.expectOnly(t, look, "stalled w1")
 	at := j.now
 	for after, want := range map[time.Duration]string{0: "in 1m55s", 10 * s: "in 1m45s", time.Hour: "in 0s"} {
-		if what := j.What(at.Add(after), "w1"); !strings.Contains(what, "; it will be stopped "+want+" (--stall-timeout)") {
+		if what := j.what(at.Add(after), "w1"); !strings.Contains(what, "; it will be stopped "+want+" (--stall-timeout)") {
 			t.Errorf("%v after it was reported: %q", after, what)
 		}
 	}
-	if what := j.What(at, "w0"); strings.Contains(what, "stopped") {
+	if what := j.what(at, "w0"); strings.Contains(what, "stopped") {
 		t.Errorf("one that waits: %q", what)
 	}
 	j.enter(j.now, 5, []string{"w0", "w1"})
-	if what := j.What(j.now, "w1"); strings.Contains(what, "stopped") {
+	if what := j.what(j.now, "w1"); strings.Contains(what, "stopped") {
 		t.Errorf("in the next world: %q", what)
 	}
 }
@@ -287,7 +287,7 @@ func TestWorldsForgetStalls(t *testing.T) {
 	j.expectOnly(t, s)
 	j.forget("w1")
 	j.hear(j.now, "w1", in(18, s))
-	if what := j.What(j.now, "w1"); what != "" {
+	if what := j.what(j.now, "w1"); what != "" {
 		t.Errorf("one who has ended does %q", what)
 	}
 	if len(j.workers) != 1 {

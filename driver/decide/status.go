@@ -58,25 +58,27 @@ func (m *Machine) forgetFailures() {
 	}
 }
 
-// Beats gives access to the workers' heartbeats.
-type Beats interface {
-	// What describes what a worker is doing; empty: unknown.
-	What(now time.Time, id string) string
-	// Commits is the number of a worker's last commit in a generation; 0: unknown.
-	Commits(id string, generation uint64) uint64
-	// Straggler describes how late a worker arrives at operations; nil: unknown.
-	Straggler(now time.Time, id string) *job.Straggler
-	// Usage is what a worker's processes use. Figures are the numbers that its program has
-	// reported; nil: unknown.
-	Usage(id string) *job.Usage
-	Figures(id string) []job.Figure
-	// Where is where in the user's code a worker that holds up others is; empty: unknown.
-	Where(id string) string
+// Beat is what the heartbeats of a worker show.
+type Beat struct {
+	// What describes what the worker is doing, and Where where in the user's code it is if it holds
+	// up others; empty: unknown.
+	What, Where string
+	// Commits is the number of its last commit in its generation; 0: unknown.
+	Commits uint64
+	// Straggler describes how late it arrives at operations; nil: unknown.
+	Straggler *job.Straggler
+	// Usage is what its processes use, and Figures are the numbers that its program has reported;
+	// nil: unknown.
+	Usage   *job.Usage
+	Figures []job.Figure
 }
 
-// Status returns the status of the job, without its name, driver and events. beats gives access to
-// the workers' heartbeats; nil: no heartbeats are known.
-func (m *Machine) Status(now time.Time, beats Beats) job.Status {
+// Status returns the status of the job, without its name, driver and events. beats returns what the
+// heartbeats of a worker in a generation show; nil: no heartbeats are known.
+func (m *Machine) Status(now time.Time, beats func(id string, generation uint64) Beat) job.Status {
+	if beats == nil {
+		beats = func(string, uint64) Beat { return Beat{} }
+	}
 	s := job.Status{
 		Time: now, State: m.State, Since: m.StateFrom, Last: m.Stepped,
 		Generation: m.Current.Generation, Size: m.Current.Size(),
@@ -123,7 +125,7 @@ func (m *Machine) Status(now time.Time, beats Beats) job.Status {
 	return s
 }
 
-func (m *Machine) slotStatus(now time.Time, id plan.SlotID, w *Worker, beats Beats) job.Slot {
+func (m *Machine) slotStatus(now time.Time, id plan.SlotID, w *Worker, beats func(id string, generation uint64) Beat) job.Slot {
 	s := job.Slot{Slot: id.Index, State: job.SlotFree, Failures: m.failures[id].all}
 	until := func(t time.Time) {
 		if !t.IsZero() {
@@ -149,31 +151,27 @@ func (m *Machine) slotStatus(now time.Time, id plan.SlotID, w *Worker, beats Bea
 		return s
 	}
 	s.PID = w.pid
+	var b Beat
+	if w.Phase == training {
+		b = beats(w.id, w.Generation)
+	}
 	if w.Phase == waiting || w.Generation != 0 { // the worker has joined at least once
 		s.Commits = new(w.join.Commits)
 	}
 	if w.Generation != 0 && w.Generation == m.Current.Generation {
 		s.Rank = new(w.Rank)
 		if w.Phase == training {
-			*s.Commits = max(w.join.Commits, m.Commits)
-			if beats != nil {
-				*s.Commits = max(*s.Commits, beats.Commits(w.id, w.Generation))
-			}
+			*s.Commits = max(w.join.Commits, m.Commits, b.Commits)
 		}
 	}
 	s.State = slotStates[w.Phase]
 	s.What = m.whatOf(now, w)
-	if beats != nil && w.Phase == training {
-		s.Straggler = beats.Straggler(now, w.id)
-		s.Where = beats.Where(w.id)
-		s.Usage, s.Figures = beats.Usage(w.id), beats.Figures(w.id)
-	}
-	if beats != nil && w.Phase == training && !w.Done {
-		if does := beats.What(now, w.id); s.What == "" {
-			s.What = does
-		} else if does != "" {
-			s.What += ", " + does
+	s.Straggler, s.Where, s.Usage, s.Figures = b.Straggler, b.Where, b.Usage, b.Figures
+	if does := b.What; does != "" && !w.Done {
+		if s.What != "" {
+			does = s.What + ", " + does
 		}
+		s.What = does
 	}
 	return s
 }
