@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
@@ -29,9 +30,9 @@ var deaf = Register[None]("deaf/v1", func(context.Context) error {
 func TestDeafFunction(t *testing.T) {
 	until := make(chan struct{})
 	goOn.Store(&until)
-	stuck := make(chan scheduler.Event, 100)
-	p := newPlace(t, scheduler.Config{Grace: time.Millisecond, Event: func(e scheduler.Event) {
-		if e.What == scheduler.WorkerStuck {
+	stuck := make(chan job.TaskEvent, 100)
+	p := newPlace(t, scheduler.Config{Grace: time.Millisecond, Event: func(e job.TaskEvent) {
+		if e.Name == job.TaskWorkerStuck {
 			stuck <- e
 		}
 	}})

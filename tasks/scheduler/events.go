@@ -4,38 +4,8 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
-)
-
-// Event is an event for operators.
-type Event struct {
-	What EventKind
-	// Worker and Host describe a worker. Lost means that it has not left in order. Offers lists its
-	// resources: cpu=2.
-	Worker, Host, Offers string
-	Lost                 bool
-	// Function, Client and N identify a task that has failed for good; Failure and Text give the
-	// reason.
-	Function, Client string
-	N                uint64
-	Failure, Text    string
-	// Incarnation identifies a worker that does not end a task.
-	Incarnation string
-	// Dropped is the number of events dropped since the last event because there were too many.
-	Dropped int
-}
-
-// EventKind is a kind of Event.
-type EventKind uint8
-
-// The kinds of events.
-const (
-	WorkerJoined EventKind = iota
-	WorkerLeft
-	TaskFailed
-	// WorkerStuck: an attempt was told to stop and has not ended within Config.Grace. Text contains
-	// the reason and the time; Function and N identify the task. The event is repeated every 10 s.
-	WorkerStuck
 )
 
 const (
@@ -49,16 +19,16 @@ const (
 
 // teller reports events, up to a limited rate.
 type teller struct {
-	tell    func(Event)
+	tell    func(job.TaskEvent)
 	room    float64
 	last    time.Time
 	dropped int
 }
 
-func newTeller(tell func(Event)) *teller { return &teller{tell: tell, room: eventBurst} }
+func newTeller(tell func(job.TaskEvent)) *teller { return &teller{tell: tell, room: eventBurst} }
 
 // event reports an event, or counts it as dropped.
-func (t *teller) event(now time.Time, e Event) {
+func (t *teller) event(now time.Time, e job.TaskEvent) {
 	if t.tell == nil {
 		return
 	}
@@ -86,8 +56,8 @@ var failures = map[queue.Failure]string{
 
 // failed reports that a task has failed. The caller holds the lock.
 func (s *Scheduler) failed(p *peer, id queue.ID, r queue.Result) {
-	s.events.event(time.Now(), Event{
-		What: TaskFailed, Function: s.q.Task(id).Group.Name(), Client: p.name, N: id.N, Failure: failures[r.Failure], Text: r.Text,
+	s.events.event(time.Now(), job.TaskEvent{
+		Name: job.TaskFailed, Function: s.q.Task(id).Group.Name(), Client: p.name, N: id.N, Reason: failures[r.Failure], Text: r.Text,
 	})
 }
 
@@ -99,8 +69,8 @@ func (s *Scheduler) stuck(a queue.Action) {
 		return
 	}
 	if t, ok := s.q.Stopped(now, a.Worker, a.Task); ok {
-		s.events.event(now, Event{
-			What: WorkerStuck, Worker: p.name, Host: p.host, Incarnation: p.from.Incarnation, Function: t.Function, N: t.N, Text: t.String(),
+		s.events.event(now, job.TaskEvent{
+			Name: job.TaskWorkerStuck, Worker: p.name, Host: p.host, Incarnation: p.from.Incarnation, Function: t.Function, N: t.N, Text: t.String(),
 		})
 	}
 }

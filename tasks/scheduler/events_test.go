@@ -4,28 +4,30 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hvdrun/hvdrun/job"
 )
 
 // TestTeller: events are passed on up to a rate; the next event has the number of those dropped.
 func TestTeller(t *testing.T) {
-	var told []Event
-	e := newTeller(func(e Event) { told = append(told, e) })
+	var told []job.TaskEvent
+	e := newTeller(func(e job.TaskEvent) { told = append(told, e) })
 	now := time.Unix(1000, 0)
 	for range 1000 {
-		e.event(now, Event{Text: strings.Repeat("a", 1000)})
+		e.event(now, job.TaskEvent{Text: strings.Repeat("a", 1000)})
 	}
 	if len(told) != eventBurst || len(told[0].Text) != maxEventText {
 		t.Errorf("%d events are told at once", len(told))
 	}
-	e.event(now.Add(time.Second), Event{})
+	e.event(now.Add(time.Second), job.TaskEvent{})
 	if last := told[len(told)-1]; len(told) != eventBurst+1 || last.Dropped != 900 {
 		t.Errorf("%d events, %d dropped", len(told), last.Dropped)
 	}
 	for i := range 1000 {
-		e.event(now.Add(time.Duration(i)*time.Second), Event{})
+		e.event(now.Add(time.Duration(i)*time.Second), job.TaskEvent{})
 	}
 	if len(told) != 1101 || told[len(told)-1].Dropped != 0 {
 		t.Errorf("%d events", len(told))
 	}
-	newTeller(nil).event(now, Event{})
+	newTeller(nil).event(now, job.TaskEvent{})
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
@@ -211,7 +212,7 @@ func (s *Scheduler) join(p *peer, h *taskspb.TasksHello, known bool) {
 	}
 	s.cfg.Log.Debugf("tasks: worker %s joins with %d functions", p.name, len(w.Functions))
 	if !known {
-		s.events.event(time.Now(), Event{What: WorkerJoined, Worker: p.name, Host: p.host, Offers: queue.MakeDemand(w.Offers).String()})
+		s.events.event(time.Now(), job.TaskEvent{Name: job.TaskWorkerJoined, Worker: p.name, Host: p.host, Offers: queue.MakeDemand(w.Offers).String()})
 	}
 	if s.held && len(s.hosts) == 1 && len(s.hosts[p.host]) == 1 {
 		time.AfterFunc(returning, s.resumeTasks)
@@ -255,7 +256,7 @@ func (s *Scheduler) giveUp(p *peer) {
 	s.leaveHost(p)
 	now := time.Now()
 	if p.worker {
-		s.events.event(now, Event{What: WorkerLeft, Worker: p.name, Host: p.host, Lost: !p.inOrder()})
+		s.events.event(now, job.TaskEvent{Name: job.TaskWorkerLeft, Worker: p.name, Host: p.host, Lost: !p.inOrder()})
 	}
 	switch {
 	case p.worker && p.inOrder():

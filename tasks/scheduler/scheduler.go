@@ -22,6 +22,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/blob"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/wire/taskspb"
+	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 	"github.com/hvdrun/hvdrun/tasks/report"
@@ -38,7 +39,8 @@ type Config struct {
 	// broken. 0: 15 minutes.
 	ClientGrace time.Duration
 	// Grace is how long a function may continue after its task was told to stop, until an event
-	// WorkerStuck requests the end of its worker's process. 0: 30 s; negative: forever.
+	// job.TaskWorkerStuck requests the end of its worker's process; the event is repeated every 10
+	// s. 0: 30 s; negative: forever.
 	Grace time.Duration
 	// Memory is the number of bytes that the tasks of all clients and their results may take. 0: an
 	// eighth of the machine's memory, and at most 2 GiB.
@@ -56,7 +58,7 @@ type Config struct {
 	// requested.
 	Credentials *identity.Credentials
 	// Event, if not nil, is called with events, at a limited rate. It must not block.
-	Event func(Event)
+	Event func(job.TaskEvent)
 	// Ran, if not nil, is called with each attempt of a task that a worker has run: the function's
 	// name, and when it began and ended by this machine's clock. It must not block.
 	Ran func(worker, function string, began, ended time.Time)

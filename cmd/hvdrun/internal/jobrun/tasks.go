@@ -53,9 +53,9 @@ func openTasks(r *run, events chan<- job.TaskEvent) (*scheduler.Scheduler, error
 	cfg := scheduler.Config{
 		// With a copy of the journal, another machine may take over the job.
 		Run: s.RunID, Credentials: creds, Repeated: r.copy != nil, Memory: s.TasksMemory, Grace: s.TasksGrace, Log: r.log,
-		Event: func(e scheduler.Event) {
+		Event: func(e job.TaskEvent) {
 			select {
-			case events <- taskEvent(e):
+			case events <- e:
 			default: // the driver is busy: the event is dropped
 			}
 		},
@@ -76,17 +76,4 @@ func openTasks(r *run, events chan<- job.TaskEvent) (*scheduler.Scheduler, error
 		return nil, err
 	}
 	return scheduler.New(cfg), nil
-}
-
-// taskEvent converts an event of the scheduler into an event of the job.
-func taskEvent(e scheduler.Event) job.TaskEvent {
-	names := map[scheduler.EventKind]job.EventName{
-		scheduler.WorkerJoined: job.TaskWorkerJoined, scheduler.WorkerLeft: job.TaskWorkerLeft, scheduler.TaskFailed: job.TaskFailed,
-		scheduler.WorkerStuck: job.TaskWorkerStuck,
-	}
-	return job.TaskEvent{
-		Name: names[e.What], Worker: e.Worker, Host: e.Host, Offers: e.Offers, Lost: e.Lost,
-		Function: e.Function, Client: e.Client, N: e.N, Reason: e.Failure, Text: e.Text, Dropped: e.Dropped,
-		Incarnation: e.Incarnation,
-	}
 }
