@@ -103,46 +103,31 @@ func New(cfg Cooldowns) *Table {
 	return &Table{cfg: cfg, slots: map[plan.SlotID]*penalty{}, hosts: map[string]*penalty{}, holds: map[holdKey]Hold{}}
 }
 
-// Update replaces the list of hosts, which must have passed plan.CheckHosts, and returns how its
-// slots differ from the previous list, excluded or not; slots of a draining host count as removed.
-// Hosts that stay keep their age, whatever their position in the list and however their slots
-// change; new hosts follow in list order. A host that was removed and returns is new.
-func (h *Table) Update(now time.Time, listed []plan.Host) plan.Change {
+// Update replaces the list of hosts, which must have passed plan.CheckHosts. Hosts that stay keep
+// their age, whatever their position in the list and however their slots change; new hosts follow in
+// list order. A host that was removed and returns is new.
+func (h *Table) Update(now time.Time, listed []plan.Host) {
 	h.changes++
-	var change plan.Change
-	before := make(map[string]int, len(h.listed))
-	for _, host := range h.listed {
-		before[host.Name] = usable(host)
-	}
-	after := make(map[string]plan.Host, len(listed))
-	var newcomers []plan.Host
+	rest := make(map[string]plan.Host, len(listed)) // hosts that are not in order yet
 	for _, host := range listed {
-		if _, twice := after[host.Name]; twice {
-			continue
-		}
-		after[host.Name] = host
-		slots, known := before[host.Name]
-		if !known {
-			newcomers = append(newcomers, host)
-		}
-		if usable(host) > slots {
-			change |= plan.Added
+		rest[host.Name] = host
+	}
+	h.dropHolds(rest)
+	order := make([]plan.Host, 0, len(listed))
+	add := func(name string) {
+		if host, is := rest[name]; is {
+			order = append(order, host)
+			delete(rest, name)
 		}
 	}
-	order := make([]plan.Host, 0, len(after))
 	for _, host := range h.listed {
-		now, stays := after[host.Name]
-		if stays {
-			order = append(order, now)
-		}
-		if usable(now) < usable(host) {
-			change |= plan.Removed
-		}
+		add(host.Name)
 	}
-	h.listed = append(order, newcomers...)
+	for _, host := range listed {
+		add(host.Name)
+	}
+	h.listed = order
 	h.forget(now)
-	h.dropHolds(after)
-	return change
 }
 
 // usable returns how many of the host's slots can take workers, exclusions aside.
