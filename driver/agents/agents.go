@@ -5,9 +5,9 @@
 package agents
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"time"
@@ -18,7 +18,6 @@ import (
 	"github.com/hvdrun/hvdrun/internal/agent/client"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/launch"
-	"github.com/hvdrun/hvdrun/stacks"
 )
 
 // Config sets how agents are started, and how long they and the driver wait for each other.
@@ -53,16 +52,20 @@ type Config struct {
 // Launcher is a launch.Launcher, and also a launch.Teller, a launch.Widener, a launch.Prober and a
 // launch.Keeper. It serves one driver.
 type Launcher struct {
-	agents *client.Agents
+	starter
 	record client.KnownFile // its Journal is nil if there is no file
 }
 
-var (
-	_ launch.Widener = (*Launcher)(nil)
-	_ launch.Teller  = (*Launcher)(nil)
-	_ launch.Prober  = (*Launcher)(nil)
-	_ launch.Keeper  = (*Launcher)(nil)
-)
+// starter has the methods of a Launcher, which are those of client.Agents.
+type starter interface {
+	launch.Widener
+	launch.Teller
+	launch.Prober
+	launch.Keeper
+	// Kill kills all workers now. It does not block.
+	Kill()
+	io.Closer
+}
 
 // New returns the launcher of a driver. It starts nothing yet. The caller must call Close when the
 // driver has returned.
@@ -99,7 +102,7 @@ func New(cfg Config) (*Launcher, error) {
 		}
 		c.Keep, c.Begun, c.Orphan = true, l.record.Begun, cfg.Orphan
 	}
-	l.agents = client.New(c)
+	l.starter = client.New(c)
 	return l, nil
 }
 
@@ -114,46 +117,9 @@ func (l *Launcher) open(path, runID string) (known []client.KnownAgent, err erro
 // Close ends the remaining processes of the driver and waits for them, for at most a few seconds.
 // All calls of Run must have returned.
 func (l *Launcher) Close() error {
-	err := l.agents.Close()
+	err := l.starter.Close()
 	if l.record.Journal != nil {
 		err = errors.Join(err, l.record.Close())
 	}
 	return err
 }
-
-// Kill kills all workers now. It does not block.
-func (l *Launcher) Kill() { l.agents.Kill() }
-
-// Run implements launch.Launcher.
-func (l *Launcher) Run(ctx context.Context, s *launch.Spec, started func(pid int)) error {
-	return l.agents.Run(ctx, s, started)
-}
-
-// Tell implements launch.Teller.
-func (l *Launcher) Tell(workers []string, ranks []uint32, text, tail []byte) {
-	l.agents.Tell(workers, ranks, text, tail)
-}
-
-// HostAddr implements launch.Router.
-func (l *Launcher) HostAddr(ctx context.Context, host string) (string, error) {
-	return l.agents.HostAddr(ctx, host)
-}
-
-// Widen implements launch.Widener.
-func (l *Launcher) Widen(widen func()) { l.agents.Widen(widen) }
-
-// Probe implements launch.Prober.
-func (l *Launcher) Probe(ctx context.Context, host, incarnation string) (stacks.Worker, error) {
-	return l.agents.Probe(ctx, host, incarnation)
-}
-
-// Adopt implements launch.Keeper.
-func (l *Launcher) Adopt(incarnations []string, term uint64, last time.Time) {
-	l.agents.Adopt(incarnations, term, last)
-}
-
-// Noted implements launch.Keeper.
-func (l *Launcher) Noted(at time.Time) { l.agents.Noted(at) }
-
-// Settle implements launch.Keeper.
-func (l *Launcher) Settle(incarnation string) { l.agents.Settle(incarnation) }
