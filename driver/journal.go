@@ -331,8 +331,8 @@ func Inspect(path string) (found Job, err error) {
 	return found, nil
 }
 
-// inspect feeds the journal at path to p, and returns the run id. The journal has at least its first
-// record.
+// inspect feeds the journal at path to p, and returns the run id. It returns an error if the
+// journal has no record.
 func inspect(path string, p *decide.Replay) (run string, err error) {
 	f, err := safefile.Read(path)
 	if err != nil {

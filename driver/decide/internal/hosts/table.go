@@ -104,8 +104,8 @@ func New(cfg Cooldowns) *Table {
 }
 
 // Update replaces the list of hosts, which must have passed plan.CheckHosts. Hosts that stay keep
-// their age, whatever their position in the list and however their slots change; new hosts follow in
-// list order. A host that was removed and returns is new.
+// their age, whatever their position in the list and however their slots change; new hosts follow
+// in list order. A host that was removed and returns is new.
 func (h *Table) Update(now time.Time, listed []plan.Host) {
 	h.changes++
 	rest := make(map[string]plan.Host, len(listed)) // hosts that are not in order yet
