@@ -9,8 +9,7 @@
 //     (the number of the commit), "time", "size" (ranks of the world) and "parts". Each part of the
 //     state has its "name", its "kind" (which must match in the program that reads it), an optional
 //     readable "text", its "tensors" by name, and "sums": for each tensor the CRC-32 of each chunk
-//     of 1 MiB, the last of which may be shorter. The CRC-32 is that of zlib, which Python has;
-//     version 1 has the CRC-32C instead, and is read too.
+//     of 1 MiB, the last of which may be shorter. The CRC-32 is that of zlib, which Python has.
 //   - Values that are not tensors are tensors of type U8, numbers of their own type without a
 //     dimension. Values are encoded by encoding/gob, samplers as three varints, other parts by
 //     their own methods.
@@ -42,11 +41,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// Version is the version of the format that is written.
+// Version is the version of the format.
 const Version = 2
-
-// sums contains the checksum of a chunk for each version of the format.
-var sums = map[int]func(chunk []byte) uint32{1: snapshot.Sum, 2: crc32.ChecksumIEEE}
 
 const (
 	metadataKey = "__metadata__"
@@ -126,7 +122,7 @@ func encode(w io.Writer, about About, tensors [][]Tensor, blobs []snapshot.Blob)
 			blob := &blobs[len(all)]
 			chunks := make([]uint32, blob.Chunks())
 			for c := range chunks {
-				chunks[c] = sums[Version](blob.Chunk(c))
+				chunks[c] = crc32.ChecksumIEEE(blob.Chunk(c))
 			}
 			p.Tensors, p.Sums = append(p.Tensors, t.Name), append(p.Sums, chunks)
 			all = append(all, placed{t, blob})
@@ -273,8 +269,8 @@ func (f *File) parse(fields map[string]json.RawMessage) error {
 	if err := json.Unmarshal([]byte(metadata[ownKey]), &f.About); err != nil {
 		return damaged("its metadata: %v", err)
 	}
-	if sums[f.About.Version] == nil {
-		return fmt.Errorf("its format has version %d, this program knows versions up to %d", f.About.Version, Version)
+	if f.About.Version != Version {
+		return fmt.Errorf("its format has version %d, this program reads version %d", f.About.Version, Version)
 	}
 	f.entries = make(map[string]entry, len(fields))
 	last, sum := uint64(0), uint64(0)
@@ -335,7 +331,7 @@ func (f *File) each(p Part, i int, visit func(chunk []byte)) error {
 		if _, err := io.ReadFull(r, chunk); err != nil {
 			return fmt.Errorf("checkpoint: tensor %q: %w", p.Tensors[i], err)
 		}
-		if sums[f.About.Version](chunk) != sum {
+		if crc32.ChecksumIEEE(chunk) != sum {
 			return fmt.Errorf("checkpoint: %w", damaged("tensor %q, chunk %d", p.Tensors[i], c))
 		}
 		visit(chunk)

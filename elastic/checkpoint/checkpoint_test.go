@@ -246,36 +246,6 @@ func TestOthersFiles(t *testing.T) {
 	}
 }
 
-// A file of version 1, which has other checksums, is read; a changed bit is noticed there too.
-func TestVersion1(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "f")
-	file, err := os.ReadFile(filepath.Join("testdata", "version1.safetensors"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, file, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	f, got, err := read(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var weights []byte
-	for i := range 200 {
-		weights = binary.LittleEndian.AppendUint32(weights, math.Float32bits(float32(i)/4))
-	}
-	if f.About.Version != 1 || len(got) != 2 || !bytes.Equal(got[0], weights) || binary.LittleEndian.Uint64(got[1]) != 3 {
-		t.Errorf("%+v, %d tensors", f.About, len(got))
-	}
-	file[len(file)-100] ^= 8
-	if err := os.WriteFile(path, file, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := read(path); !errors.Is(err, ErrDamaged) {
-		t.Error(err)
-	}
-}
-
 func TestPruneAndSetAside(t *testing.T) {
 	dir := t.TempDir()
 	for _, n := range []uint64{5, 1, 20, 3} {

@@ -50,19 +50,16 @@ _TABLE = _table()
 
 
 def crc32c(data):
-    """Returns the CRC-32C (Castagnoli) of bytes, at a few MB/s. It is the checksum of headers, and of chunks in files of version 1."""
+    """Returns the CRC-32C (Castagnoli) of bytes, at a few MB/s. It is the checksum of headers."""
     crc, table = 0xFFFFFFFF, _TABLE
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFFFFFF
 
 
-_SUM = {1: crc32c, 2: zlib.crc32}  # of a chunk, by the version of the format
-
-
-def _sums(data, version=VERSION):
+def _sums(data):
     """Returns the checksum of each chunk of the data."""
-    return [_SUM[version](data[i:i + CHUNK]) for i in range(0, len(data), CHUNK)]
+    return [zlib.crc32(data[i:i + CHUNK]) for i in range(0, len(data), CHUNK)]
 
 
 class Tensor:
@@ -280,18 +277,18 @@ class File:
             raise Damaged(f"hvdrun: {name}: its seal does not match its header")
         header = json.loads(head[8:])
         own = json.loads(header.pop("__metadata__")["hvdrun"])
-        if own["version"] not in _SUM:
-            raise ValueError(f"hvdrun: {name}: its format has version {own['version']}, this program knows versions up to {VERSION}")
+        if own["version"] != VERSION:
+            raise ValueError(f"hvdrun: {name}: its format has version {own['version']}, this program reads version {VERSION}")
         self.commits, self.parts = own["commits"], own["parts"]
         self._entries, self._data = header, memoryview(self._map)[8 + length:]
         sums = {t: s for p in self.parts for t, s in zip(p["tensors"], p["sums"])}
-        self._verify(own["version"], sums)
+        self._verify(sums)
         self.tensors = sums.keys()
 
-    def _verify(self, version, sums):
+    def _verify(self, sums):
         def check(name, at, data):
             begin = at // CHUNK
-            return name if _sums(data, version) != sums[name][begin:begin - (-len(data) // CHUNK)] else None
+            return name if _sums(data) != sums[name][begin:begin - (-len(data) // CHUNK)] else None
 
         with concurrent.futures.ThreadPoolExecutor(_THREADS, "hvdrun") as pool:
             checks = []

@@ -159,28 +159,11 @@ class TestCheckpoint(unittest.TestCase):
             _checkpoint.write(self.folder, 1, 1, [_checkpoint.Part("d", "tensor", [_checkpoint.Tensor("d", "U8", [4], 4, lambda: [b"abc"])])])
         self.assertEqual(os.listdir(self.folder), [])
 
-    def test_version_1(self):
-        """A file of version 1, which the tests in Go read too, can be read, and a changed bit is detected."""
-        with open(os.path.join(os.path.dirname(__file__), "../../elastic/checkpoint/testdata/version1.safetensors"), "rb") as f:
-            old = bytearray(f.read())
-        os.makedirs(self.folder)
-        path = _checkpoint.path(self.folder, 7)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as f:
-            f.write(old)
-        file = _checkpoint.File(path)
-        self.assertEqual((file.commits, bytes(file.read("epoch")[2])), (7, (3).to_bytes(8, "little")))
-        self.assertEqual(file.read("weights")[2].cast("f").tolist(), [i / 4 for i in range(200)])
-        old[-100] ^= 8
-        with open(path, "wb") as f:
-            f.write(old)
-        with self.assertRaisesRegex(_checkpoint.Damaged, "'weights' has changed"):
-            _checkpoint.File(path)
-
     def test_unknown_version(self):
         """A file of an unknown version does not count as damaged, so it keeps its name."""
         with mock.patch.object(_checkpoint, "VERSION", 3):
             _checkpoint.write(self.folder, 1, 1, [])
-        with self.assertRaisesRegex(ValueError, "its format has version 3, this program knows versions up to 2"):
+        with self.assertRaisesRegex(ValueError, "its format has version 3, this program reads version 2"):
             _checkpoint.restore(self.folder, self.fail)
         self.assertEqual(_checkpoint.listed(self.folder), [1])
 
