@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/elastic/internal/snapshot"
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/line"
 	"github.com/hvdrun/hvdrun/internal/retry"
@@ -248,7 +249,7 @@ func (c *catchUp) follow(source transfer.Source, memory transfer.Memory) error {
 // taken completes the state with the head of the commit, and saves it.
 func (c *catchUp) taken(f *transfer.Follower) error {
 	s := c.runner.state
-	if err := s.readCarried(f.Head.Carried); err != nil {
+	if err := s.parts.readCarried(f.Head.Carried); err != nil {
 		return err
 	}
 	if s.steps.Applied() != f.Head.Steps {
@@ -448,17 +449,12 @@ func (s *State) newFeed() *transfer.Feed {
 		return nil
 	}
 	layout := s.layout()
-	log := s.worker.log
 	return transfer.NewFeed(transfer.FeedSource{
 		Size:    s.steps.averaged(),
 		Reserve: s.reserve,
 		Trim:    s.saved.Trim,
 		Hold:    func() (*transfer.Commit, error) { return s.hold(layout) },
 		Sample:  s.sample,
-		Began: func(bytes int) {
-			log.Debugf("another worker follows this one: the averages of its last steps are kept, %.1f MB", float64(bytes)/bytesPerMega)
-		},
-		Ended: func() { log.Debug("no other worker follows this one now") },
 	})
 }
 
@@ -521,18 +517,24 @@ func (s *State) sample(commit uint64) (sums []transfer.Sum) {
 	}
 	for i := range min(samples, count) {
 		chunk := int((commit*samples + uint64(i)) * sampleStep % uint64(count))
-		at := chunk
-		for _, p := range pieces {
-			if at < p.Chunks() {
-				if sum, ok := p.TrySum(at); ok {
-					sums = append(sums, transfer.Sum{Chunk: uint32(chunk), Sum: sum})
-				}
-				break
-			}
-			at -= p.Chunks()
+		p, at := chunkOf(pieces, chunk)
+		if sum, ok := p.TrySum(at); ok {
+			sums = append(sums, transfer.Sum{Chunk: uint32(chunk), Sum: sum})
 		}
 	}
 	return sums
+}
+
+// chunkOf returns the blob that has the given chunk of all blobs, and the index of the chunk in
+// that blob; nil: there are fewer chunks.
+func chunkOf(all []*snapshot.Blob, chunk int) (*snapshot.Blob, int) {
+	for _, b := range all {
+		if chunk < b.Chunks() {
+			return b, chunk
+		}
+		chunk -= b.Chunks()
+	}
+	return nil, 0
 }
 
 // resembles reports whether chunks of the last save have these checksums. It returns true if the
@@ -541,49 +543,11 @@ func (s *State) resembles(sums []transfer.Sum) bool {
 	if !s.saved.clean {
 		return true
 	}
+	pieces := s.parts.memoryIn(s.saved.Last().Blobs())
 	for _, want := range sums {
-		at, found := int(want.Chunk), false
-		for _, p := range s.parts.memoryIn(s.saved.Last().Blobs()) {
-			if at < p.Chunks() {
-				found = p.Sum(at) == want.Sum
-				break
-			}
-			at -= p.Chunks()
-		}
-		if !found {
+		if p, at := chunkOf(pieces, int(want.Chunk)); p == nil || p.Sum(at) != want.Sum {
 			return false
 		}
 	}
 	return true
-}
-
-// carried returns the encoded live values of the parts that the opening of a sync includes.
-func (s *State) carried() ([][]byte, error) {
-	values := make([][]byte, len(s.parts.of))
-	for i, c := range s.parts.of {
-		if !c.carried() {
-			continue
-		}
-		var err error
-		if values[i], err = c.write(); err != nil {
-			return nil, err
-		}
-	}
-	return values, nil
-}
-
-// readCarried sets the live values of these parts.
-func (s *State) readCarried(values [][]byte) error {
-	if len(values) != len(s.parts.of) {
-		return errUnlike
-	}
-	for i, c := range s.parts.of {
-		if !c.carried() {
-			continue
-		}
-		if err := c.read(values[i]); err != nil {
-			return err
-		}
-	}
-	return nil
 }

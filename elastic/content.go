@@ -392,6 +392,38 @@ func (ps *parts) piece(m *snapshot.Snapshot, i, j int) *snapshot.Blob {
 	return &m.Blobs()[ps.first[i]+j]
 }
 
+// carried returns the encoded live values of the parts that the opening of a sync includes; nil for
+// others.
+func (ps *parts) carried() ([][]byte, error) {
+	values := make([][]byte, len(ps.of))
+	for i, c := range ps.of {
+		if c == nil || !c.carried() {
+			continue
+		}
+		var err error
+		if values[i], err = c.write(); err != nil {
+			return nil, err
+		}
+	}
+	return values, nil
+}
+
+// readCarried sets the live values of these parts.
+func (ps *parts) readCarried(values [][]byte) error {
+	if len(values) != len(ps.of) {
+		return errUnlike
+	}
+	for i, c := range ps.of {
+		if c == nil || !c.carried() {
+			continue
+		}
+		if err := c.read(values[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // sums returns the checksums of the chunks of each part, nil for parts that are not in snapshots.
 // After a sync, it leaves out opaque parts, for which the checksum of the opening message stands.
 // It does not read live values.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/elastic/internal/transfer"
 	"github.com/hvdrun/hvdrun/internal/line"
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 const (
@@ -112,17 +113,10 @@ func (r *runner) refetch() (stop func()) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	var fetching sync.WaitGroup
 	fetching.Go(func() {
-		pause := time.NewTimer(refetchPause)
-		defer pause.Stop()
-		for {
-			select {
-			case <-pause.C:
-			case <-ctx.Done():
-				return
-			}
+		for pause := refetchPause; retry.Pause(ctx, pause) == nil; {
 			began := time.Now()
 			r.refetchOnce(ctx, from)
-			pause.Reset(min(max(refetchPause, refetchShare*time.Since(began)), refetchMost))
+			pause = min(max(refetchPause, refetchShare*time.Since(began)), refetchMost)
 		}
 	})
 	return func() {

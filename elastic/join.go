@@ -192,20 +192,16 @@ func (w *Worker) join(ctx context.Context, j line.Joining) (line.World, error) {
 
 // logWaiting logs long waits for a new world until stop is called.
 func (w *Worker) logWaiting() (stop func()) {
-	began, done := time.Now(), make(chan struct{})
+	began := time.Now()
+	ctx, cancel := context.WithCancel(context.Background())
 	var logging sync.WaitGroup
 	logging.Go(func() {
-		for said := 1; ; said++ {
-			select {
-			case <-done:
-				return
-			case <-time.After(patience.After(said) - time.Since(began)):
-				w.log.Warnf("waiting for a new world since %v", time.Since(began).Round(time.Second))
-			}
+		for said := 1; retry.Pause(ctx, patience.After(said)-time.Since(began)) == nil; said++ {
+			w.log.Warnf("waiting for a new world since %v", time.Since(began).Round(time.Second))
 		}
 	})
 	return func() {
-		close(done)
+		cancel()
 		logging.Wait()
 	}
 }

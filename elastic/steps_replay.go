@@ -31,7 +31,7 @@ func (s *Steps[T]) applyGiven(step *transfer.Step) error {
 		return errUnlike
 	}
 	s.state.saved.clean = false
-	if err := s.state.readCarried(step.Carried); err != nil {
+	if err := s.state.parts.readCarried(step.Carried); err != nil {
 		return err
 	}
 	if s.live.applied != step.Number {
@@ -80,7 +80,7 @@ func (s *Steps[T]) keep() error {
 	if err := s.keepLast(); err != nil || s.state.feed == nil {
 		return err
 	}
-	return s.state.feed.Keep(s.live.applied, s.state.commits, s.state.carried, kernel.Bytes(s.mean.flat))
+	return s.state.feed.Keep(s.live.applied, s.state.commits, s.state.parts.carried, kernel.Bytes(s.mean.flat))
 }
 
 // mostLast is the largest number of bytes of averages that every member keeps.
@@ -102,7 +102,7 @@ func (s *Steps[T]) keepLast() (err error) {
 	}
 	s.last.number = s.live.applied
 	s.last.averages = append(s.last.averages[:0], s.mean.flat...)
-	s.last.carried, err = s.state.carried()
+	s.last.carried, err = s.state.parts.carried()
 	return err
 }
 
@@ -163,7 +163,7 @@ func (s *Steps[T]) settleCarried(ctx context.Context, g *collective.Group, v ver
 	if g.Rank() == v.source {
 		values, err := s.last.carried, error(nil)
 		if !v.kept {
-			values, err = s.state.carried()
+			values, err = s.state.parts.carried()
 		}
 		if err != nil {
 			return err
@@ -182,5 +182,5 @@ func (s *Steps[T]) settleCarried(ctx context.Context, g *collective.Group, v ver
 	if err := r.End(); err != nil {
 		return fmt.Errorf("elastic: sync: %w", err)
 	}
-	return s.state.readCarried(values)
+	return s.state.parts.readCarried(values)
 }

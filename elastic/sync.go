@@ -130,19 +130,14 @@ func (o *opening) append(b []byte) []byte {
 
 // syncOpening broadcasts the root's opening, applies the carried parts and returns it.
 func (s *State) syncOpening(ctx context.Context, g *collective.Group, root int) (opening, error) {
-	mine := opening{Commits: s.commits, Layout: s.parts.layouts(), Carried: make([][]byte, len(s.parts.all))}
-	for i, c := range s.parts.of {
-		if g.Rank() != root || c == nil || !c.carried() {
-			continue
-		}
+	mine := opening{Commits: s.commits, Layout: s.parts.layouts()}
+	if g.Rank() == root {
 		var err error
-		if mine.Carried[i], err = c.write(); err != nil {
+		if mine.Carried, err = s.parts.carried(); err != nil {
 			return opening{}, err
 		}
-	}
-	if g.Rank() == root {
 		mine.Mark = s.intact()
-		_, err := collective.BroadcastBytes(ctx, g, mine.append(nil), root)
+		_, err = collective.BroadcastBytes(ctx, g, mine.append(nil), root)
 		return mine, err
 	}
 	b, err := collective.BroadcastBytes(ctx, g, nil, root)
@@ -153,15 +148,7 @@ func (s *State) syncOpening(ctx context.Context, g *collective.Group, root int) 
 	if err != nil {
 		return opening{}, err
 	}
-	for i, c := range s.parts.of {
-		if c == nil || !c.carried() {
-			continue
-		}
-		if err := c.read(roots.Carried[i]); err != nil {
-			return opening{}, err
-		}
-	}
-	return roots, nil
+	return roots, s.parts.readCarried(roots.Carried)
 }
 
 // readOpening reads the root's opening, which must be of the same parts.

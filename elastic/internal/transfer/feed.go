@@ -40,10 +40,6 @@ type FeedSource struct {
 	Hold func() (*Commit, error)
 	// Sample returns the checksums of some chunks of the newest commit. Keep calls it.
 	Sample func(commit uint64) []Sum
-	// Began is called when the first follower has come, with the number of bytes that are kept for
-	// followers. Ended is called when the last follower has left.
-	Began func(bytes int)
-	Ended func()
 }
 
 // Feed is what a worker that trains provides for its followers. Its methods are safe for concurrent
@@ -182,9 +178,8 @@ func (f *Feed) enter() (from uint64, err error) {
 
 // prepare allocates the memory for averages, before steps need it.
 func (f *Feed) prepare() {
-	depth := Depth(f.source.Size)
 	var all []*kept
-	for range depth {
+	for range Depth(f.source.Size) {
 		k := &kept{averages: make([]byte, f.source.Size)}
 		clear(k.averages)
 		all = append(all, k)
@@ -192,7 +187,6 @@ func (f *Feed) prepare() {
 	f.mu.Lock()
 	f.free = all
 	f.mu.Unlock()
-	f.source.Began(depth * f.source.Size)
 }
 
 // leave removes a follower, which enter has added.
@@ -207,7 +201,6 @@ func (f *Feed) leave() {
 	if !last {
 		return
 	}
-	f.source.Ended()
 	timer := time.NewTimer(pulse) // a world may be starting, which has priority, and other followers may come
 	defer timer.Stop()
 	select {

@@ -37,8 +37,6 @@ func newMember(length, averages int) *member {
 				Carried: [][]byte{nil, steps}, Blobs: []*snapshot.Blob{&c.Blobs()[0]}, Release: c.Release}, nil
 		},
 		Sample: func(commit uint64) []Sum { return []Sum{{uint32(commit), 7}} },
-		Began:  func(int) {},
-		Ended:  func() {},
 	})
 	m.commit()
 	return m
