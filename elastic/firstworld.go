@@ -10,14 +10,8 @@ import (
 	"github.com/hvdrun/hvdrun/plan"
 )
 
-// InitOption configures Init.
+// InitOption configures Init. There are no options yet.
 type InitOption struct{}
-
-// Late is accepted and changes nothing: [Init] decides by itself whether the worker enters its
-// first world there or in [Run].
-//
-// Deprecated: no program needs it.
-var Late = InitOption{}
 
 // firstWorld is the entry of a worker into its first world, which only enterFirst makes. Init calls
 // enterFirst if the job has no world yet; otherwise Run does, or a call of Group before Run.
