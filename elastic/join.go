@@ -159,8 +159,7 @@ func pauseBefore(ctx context.Context, failed int) error {
 
 // lostBy returns the ranks that an error reports as lost.
 func lostBy(err error) []int {
-	var aborted *collective.AbortedError
-	if errors.As(err, &aborted) {
+	if aborted, is := errors.AsType[*collective.AbortedError](err); is {
 		return aborted.Dead
 	}
 	return nil
@@ -211,11 +210,8 @@ func (w *Worker) logWaiting() (stop func()) {
 // others.
 func (w *Worker) logUnconnected(world line.World, err error) {
 	level, speaker := logrus.DebugLevel, 0
-	var aborted *collective.AbortedError
-	if errors.As(err, &aborted) {
-		for slices.Contains(aborted.Dead, speaker) {
-			speaker++
-		}
+	for dead := lostBy(err); slices.Contains(dead, speaker); {
+		speaker++
 	}
 	if world.Rank == speaker {
 		level = logrus.WarnLevel

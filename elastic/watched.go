@@ -104,27 +104,23 @@ func (w *watch) begin() {
 // choose sets the pieces to watch.
 func (w *watch) choose() {
 	w.pieces = nil
-	large := 0
-	for _, c := range w.parts.of {
-		if c == nil || c.memory == nil || c.watched {
-			continue
-		}
-		for _, b := range c.memory() {
-			if len(b) >= leastWatched {
-				large += len(b)
-			}
-		}
-	}
-	others := !w.asked && large >= muchCompared && !w.bypassed()
+	var others []watchedPiece
+	large := 0 // bytes of others
 	for i, c := range w.parts.of {
 		if c == nil || c.memory == nil {
 			continue
 		}
 		for j, b := range c.memory() {
-			if c.watched || others && len(b) >= leastWatched {
-				w.pieces = append(w.pieces, watchedPiece{part: i, index: j, asked: c.watched})
+			switch p := (watchedPiece{part: i, index: j, asked: c.watched}); {
+			case p.asked:
+				w.pieces = append(w.pieces, p)
+			case len(b) >= leastWatched:
+				others, large = append(others, p), large+len(b)
 			}
 		}
+	}
+	if !w.asked && large >= muchCompared && !w.bypassed() {
+		w.pieces = append(w.pieces, others...)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -100,12 +101,8 @@ func bypasses(dir, fd int) (string, error) {
 	case n > 0 && buffer[0] == '/' && kind == unix.S_IFREG:
 		return "", nil
 	}
-	if nameless, ok := bytes.CutPrefix(buffer[:n], []byte("anon_inode:")); ok {
-		for _, calm := range calmFiles {
-			if string(nameless) == calm {
-				return "", nil
-			}
-		}
+	if nameless, ok := bytes.CutPrefix(buffer[:n], []byte("anon_inode:")); ok && slices.Contains(calmFiles, string(nameless)) {
+		return "", nil
 	}
 	return string(buffer[:n]), nil
 }

@@ -157,13 +157,10 @@ func parseMaps(r io.Reader) (all []span, err error) {
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {
 		var from, to uintptr
-		var access, offset, device, inode string
-		if _, err := fmt.Sscanf(lines.Text(), "%x-%x %s %s %s %s", &from, &to, &access, &offset, &device, &inode); err != nil {
+		var access, offset, device, inode, name string
+		n, err := fmt.Sscanf(lines.Text(), "%x-%x %s %s %s %s %s", &from, &to, &access, &offset, &device, &inode, &name)
+		if n < 6 { // memory may have no name
 			return nil, fmt.Errorf("/proc/self/maps: %q: %w", lines.Text(), err)
-		}
-		name := ""
-		if fields := strings.Fields(lines.Text()); len(fields) > 5 {
-			name = fields[5]
 		}
 		if len(access) != 4 || access[:2] != "rw" || access[3] != 'p' || inode != "0" || name != "" && name != "[heap]" && !strings.HasPrefix(name, "[anon:") {
 			continue

@@ -159,9 +159,12 @@ var (
 // enter adds a follower, for which averages are kept: those of all steps from from on.
 func (f *Feed) enter() (from uint64, err error) {
 	f.mu.Lock()
-	if f.holding || f.ended {
+	if f.ended || f.holding {
 		defer f.mu.Unlock()
-		return 0, map[bool]error{true: errEnded, false: ErrBusy}[f.ended]
+		if f.ended {
+			return 0, errEnded
+		}
+		return 0, ErrBusy
 	}
 	f.holding = true
 	f.followers++ // from now on the departure of others does not end the feed's work
