@@ -20,19 +20,20 @@ import (
 )
 
 // The engine performs the asynchronous operations of a group on one rank, in cycles that all ranks
-// run together, over a group of its own. In each cycle:
+// run together, over a separate group. In each cycle:
 //
-//  1. Every rank says which of the names that all know it has submitted. What all have is ready.
-//  2. A rank that has something to say about names says so first: a name that is new, or is used
-//     otherwise than the last time, and that the rank has joined. All receive it in the same order,
-//     so that the numbers of names are the same everywhere.
-//  3. What is ready is reduced, in the order of the numbers, in buckets of tensors of one kind.
+//  1. The ranks vote: each says which of the known names it has submitted, and whether it has
+//     something to announce. A name that all ranks have submitted is ready.
+//  2. If a rank has something to announce (a new name, another use of a name, or that it has
+//     joined), the ranks exchange their announcements, and vote again. All ranks process these in
+//     the same order, so names have the same numbers everywhere.
+//  3. The ready tensors are reduced, in the order of their numbers, in buckets of one kind.
 //
 // A rank begins a cycle when an operation has been submitted, and nudges the other ranks if they do
 // not begin it by themselves; they take part whatever they have submitted. After the cycle all
-// ranks know the same, and the next cycle begins when there is news. So each cycle makes progress,
-// and idle ranks send nothing. Horovod's response cache uses the same idea, with cycles at fixed
-// intervals.
+// ranks know the same, and the next cycle begins after another submission. So each cycle makes
+// progress, and idle ranks send nothing. Horovod's response cache uses the same idea, with cycles at
+// fixed intervals.
 //
 // A goroutine that waits for an operation runs the cycles itself, unless another goroutine does,
 // since waking the engine's goroutine takes longer than a cycle.

@@ -60,8 +60,8 @@ type Config struct {
 	OtherKeys [][]byte
 	Label     string
 	// Follow, if not nil, runs while the agent is in the cluster, until ctx ends. It calls use when
-	// the keys of the gossip have changed: the first key encrypts. used returns the number of slots
-	// that have workers, by run.
+	// the gossip keys have changed: the first key encrypts. used returns the number of slots that
+	// have workers, by run.
 	Follow func(ctx context.Context, used func() map[string]uint32, use func(keys [][]byte) error)
 	// Bind is the address and port for gossip (gossip.Config.BindAddr), Advertise the address at
 	// which others reach this host if it differs, and Join lists members of the cluster that may

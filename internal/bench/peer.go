@@ -136,8 +136,8 @@ var peers = slices.Concat(
 		"gloo", ""),
 )
 
-// Settings of Open MPI: copies through shared memory instead of reads of another process's memory,
-// longer fragments of these, and one algorithm of its component tuned.
+// Settings of Open MPI: copying through shared memory instead of reading another process's memory,
+// longer fragments for that, and the choice of an algorithm of its component tuned.
 const (
 	noCMA      = "--mca smsc ^cma "
 	largeSends = "--mca btl_sm_max_send_size 131072 --mca btl_sm_eager_limit 32768 --mca btl_sm_rndv_eager_limit 131072 "

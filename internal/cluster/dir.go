@@ -40,8 +40,8 @@ type Dir struct {
 	state *State
 }
 
-// Init creates the folder of a new cluster, of mode 0700, with an authority, a key of the gossip,
-// and a token in TokenFile. The folder may exist if it is empty.
+// Init creates the folder of a new cluster, of mode 0700, with an authority, a gossip key, and a
+// token in TokenFile. The folder may exist if it is empty.
 func Init(path string, token Grant, now time.Time) (*Dir, error) {
 	if there, err := os.ReadDir(path); err == nil && len(there) > 0 {
 		return nil, fmt.Errorf("cluster: %s is not empty: it may have a cluster already", path)

@@ -28,8 +28,8 @@ func (d *Dir) Driver(runID, user, uid string, now time.Time) (*identity.Credenti
 }
 
 // Follow renews a driver's credentials, which may be nil, at half of their life, and calls use with
-// the keys of the gossip whenever their version differs from used, the version used last. It blocks
-// until ctx ends.
+// the gossip keys whenever their version differs from used, the version used last. It blocks until
+// ctx ends.
 func (d *Dir) Follow(ctx context.Context, creds *identity.Credentials, used uint64, use func(keys [][]byte) error, log logrus.FieldLogger) {
 	look := time.NewTicker(followPause)
 	defer look.Stop()

@@ -13,7 +13,7 @@ import (
 // stateVersion is the version of the format of State.
 const stateVersion = 1
 
-// GossipKeyLen is the length of a key of the gossip, in bytes.
+// GossipKeyLen is the length of a gossip key, in bytes.
 const GossipKeyLen = 32
 
 // State is the part of a cluster's folder that changes.
@@ -50,8 +50,8 @@ const (
 	Removing Phase = "removing"
 )
 
-// Ring holds the keys of the gossip: the first encrypts, all decrypt. The version increases with
-// each change.
+// Ring holds the gossip keys: the first encrypts, all decrypt. The version increases with each
+// change.
 type Ring struct {
 	Version uint64
 	Keys    [][]byte
@@ -97,7 +97,7 @@ func (r Ring) check() error {
 	return CheckKeys(r.Keys)
 }
 
-// CheckKeys returns an error unless keys are valid keys of the gossip: one or two.
+// CheckKeys returns an error unless keys are valid gossip keys: one or two.
 func CheckKeys(keys [][]byte) error {
 	if len(keys) == 0 || len(keys) > 2 {
 		return fmt.Errorf("there are %d gossip keys, and not one or two", len(keys))
@@ -142,7 +142,7 @@ func (s *State) Remove(host string) error {
 	return nil
 }
 
-// BeginRotation begins to replace the key of the gossip, unless a replacement is in progress.
+// BeginRotation begins to replace the gossip key, unless a replacement is in progress.
 func (s *State) BeginRotation(now time.Time) (begun bool) {
 	if s.Ring.Phase != Stable {
 		return false

@@ -29,7 +29,7 @@ type Config struct {
 	CA, Cert, Key string
 }
 
-// Open returns a client without waiting for an answer of etcd. The caller must close it. It
+// Open returns a client without waiting for an answer from etcd. The caller must close it. It
 // connects directly, whatever HTTPS_PROXY says. It retries a lost connection at least once a
 // second, so that all clients of an etcd that was unreachable return at about the same time. A
 // server that is silent for Silence counts as lost: requests in flight fail as unavailable, and a

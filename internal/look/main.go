@@ -1,7 +1,7 @@
 // Command look prints parts of the source in a folder that are hard to remember: the widest
 // structs, the longest functions, the largest files and packages, and the exported names that no
-// other package needs: none mentions them, and no signature of a name that one mentions does. None
-// of these numbers is a limit: they say where to look first.
+// other package uses, neither by name nor as part of the signature of a name that it uses. These
+// numbers are not limits: they say where to look first.
 //
 //	go run ./internal/look -n 10 .
 //

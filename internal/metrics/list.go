@@ -34,8 +34,8 @@ const (
 	agentSection   section = "Agent"
 )
 
-// mostRanks is the largest world whose ranks have series of their own. For a larger world the
-// section of ranks is empty; the sums and extremes of that of workers cover worlds of every size.
+// mostRanks is the size of the largest world whose ranks have their own series. For a larger world,
+// the section of ranks is empty; the section of workers has sums and extremes for every size.
 const mostRanks = 512
 
 // metric is one metric.

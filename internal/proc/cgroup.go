@@ -73,9 +73,9 @@ func cgroupDir(own, mounts string) string {
 	return mountedAt(path, mounts, func(kind, _ string) bool { return kind == "cgroup2" })
 }
 
-// mountedAt returns the folder of the cgroup with a path in its hierarchy, on the first mount whose
-// file system and options is accepts. It returns "" if the cgroup is not mounted here or is outside
-// this process's namespace.
+// mountedAt returns the folder of the cgroup with a path in its hierarchy, on the first mount for
+// which is returns true. It returns "" if the cgroup is not mounted here or is outside this
+// process's namespace.
 func mountedAt(path, mounts string, is func(kind, options string) bool) string {
 	if !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "/..") {
 		return ""

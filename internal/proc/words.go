@@ -122,7 +122,7 @@ func inLibrary(place string) bool {
 	return strings.HasPrefix(place, "<") || slices.ContainsFunc(libraries, func(of string) bool { return strings.Contains(place, of) })
 }
 
-// libraries are parts of the paths of Python's libraries, and of the package that hvdrun brings.
+// libraries are parts of the paths of Python's libraries, and of hvdrun's own package.
 var libraries = []string{"/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/hvdrun/python-"}
 
 // isGoSignal returns whether the line begins the Go runtime's dump of stacks and registers: the

@@ -10,7 +10,7 @@ import (
 )
 
 // Explain adds to err, the error of a file, what a person can do about it, if the disk is full or
-// read-only, or a limit or a permission stands in the way. Nil stays nil.
+// read-only, or a limit or a missing permission prevents the call. Nil stays nil.
 func Explain(err error) error {
 	if _, done := errors.AsType[*explained](err); done {
 		return err

@@ -13,14 +13,14 @@ import (
 // binomial trees and, if the number of ranks is a power of two, of doubling and halving. The other
 // links, the far ones, are connected when an operation sends to the other rank or waits for it.
 //
-// A far link is like any other when it is complete. Before that, it does not carry:
+// A complete far link works like a near one. Before it is complete, it does not carry:
 //
-//   - A notice. A rank that learns of the end of the group tells all those that it is connected to,
-//     so all learn of it after log2(n) such steps at most. A rank that fails without a notice is
-//     noticed by its near ranks, and by those that wait for it.
-//   - A goodbye. An operation that would need a rank that has left fails on its near ranks as they
-//     call it, which tell the others. What a rank has sent to another one has gone over a link that
-//     is complete.
+//   - Notices. A rank that learns of the end of the group notifies all ranks to which it is
+//     connected, so all ranks learn of it after at most log2(n) such steps. If a rank fails without a
+//     notice, its near ranks and the ranks that wait for it detect that.
+//   - Goodbyes. An operation that would need a rank that has left fails on the near ranks of that
+//     rank when they call it, and they notify the others. No data is lost, since a rank sends data
+//     only over complete links.
 const fullMesh = 32
 
 // near reports whether two ranks at the given distance on the ring of size ranks are connected

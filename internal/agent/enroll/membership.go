@@ -58,7 +58,7 @@ type Config struct {
 	Log logrus.FieldLogger
 }
 
-// Membership is an agent's membership in its cluster: a certificate, and the keys of the gossip.
+// Membership is an agent's membership in its cluster: a certificate, and the gossip keys.
 type Membership struct {
 	cfg   Config
 	creds *identity.Credentials
@@ -66,7 +66,7 @@ type Membership struct {
 	pause time.Duration // between requests, as the registrar sets it
 }
 
-// ring holds the keys of the gossip.
+// ring holds the gossip keys.
 type ring struct {
 	Version uint64
 	Keys    [][]byte
@@ -130,7 +130,7 @@ func (m *Membership) load(now time.Time) error {
 	return nil
 }
 
-// loadRing reads the keys of the gossip.
+// loadRing reads the gossip keys.
 func (m *Membership) loadRing() error {
 	text, err := safefile.SecretText(m.file(ringFile), maxFile)
 	if err != nil {
@@ -150,7 +150,7 @@ func (m *Membership) loadRing() error {
 // Credentials returns the agent's credentials, which Follow renews.
 func (m *Membership) Credentials() *identity.Credentials { return m.creds }
 
-// Keys returns the keys of the gossip at the time of Join; the first encrypts.
+// Keys returns the gossip keys at the time of Join; the first encrypts.
 func (m *Membership) Keys() [][]byte { return m.ring.Keys }
 
 // enroll obtains the first certificate, by the token.
@@ -263,9 +263,9 @@ func (m *Membership) refresh(ctx context.Context, used map[string]uint32, now ti
 }
 
 // Follow renews the certificate in time, reports to the registrar what used returns, the number of
-// slots that have workers by run, and calls use with the keys of the gossip whenever they have
-// changed. It retries while the registrar cannot be reached, and logs a warning after half of the
-// certificate's life. It blocks until ctx ends.
+// slots that have workers by run, and calls use with the gossip keys whenever they have changed. It
+// retries while the registrar cannot be reached, and logs a warning after half of the certificate's
+// life. It blocks until ctx ends.
 func (m *Membership) Follow(ctx context.Context, used func() map[string]uint32, use func(keys [][]byte) error) {
 	var warned time.Time
 	failures := 0

@@ -46,7 +46,7 @@ const (
 	certificateWindow = time.Minute
 )
 
-// Server signs the requests of agents, and sends them the keys of the gossip.
+// Server signs the requests of agents, and sends them the gossip keys.
 type Server struct {
 	// Dir is the cluster's folder.
 	Dir *cluster.Dir
@@ -113,7 +113,7 @@ func (r *registrar) knows(token ed25519.PublicKey) bool {
 }
 
 // Enroll answers an agent or an applicant. Requests that change nothing leave no record, since
-// agents poll for new keys of the gossip.
+// agents poll for new gossip keys.
 func (r *registrar) Enroll(ctx context.Context, q *enrollpb.EnrollRequest) (*enrollpb.EnrollReply, error) {
 	var serial string
 	who, err := wire.Caller(ctx, func(cs tls.ConnectionState) (identity.Applicant, error) {

@@ -148,7 +148,7 @@ func workerOf(env []string) (plan.Worker, error) {
 
 // Tell passes a line of the driver, and the bytes after it, on to workers. ranks are their ranks in
 // that line; nil: the line is the same for all. It does not block. A worker that has not said hello
-// misses the line, which what its launcher then reports for it shows.
+// misses the line; the driver notices this from what the worker's launcher reports after the hello.
 func (s *Server) Tell(workers []string, ranks []uint32, text, tail []byte) {
 	var m line.Message
 	if err := json.Unmarshal(text, &m); err != nil {
@@ -172,8 +172,8 @@ func (s *Server) Tell(workers []string, ranks []uint32, text, tail []byte) {
 	}
 }
 
-// Standing calls say with each line that tells what a worker waits for, for a driver that has
-// received none of them or may have lost some. say must not block, and must not call the server.
+// Standing calls say with each line that describes what a worker waits for. It is for a driver that
+// may not have received these lines. say must not block, and must not call the server.
 func (s *Server) Standing(say func(incarnation string, text []byte)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -2,23 +2,23 @@
 // the text that the driver compiles for the device it has; this text is of version 7.0 for compute
 // capability 7.0, which all later devices run.
 //
-// Each kernel combines vectors from up to 16 places, in their order, and stores the result in up to
-// 16 places. Its one parameter is a structure:
+// Each kernel combines up to 16 source vectors, in their order, and stores the result in up to 16
+// targets. Its only parameter is a structure:
 //
 //	  0  the addresses of the sources   16 × u64
 //	128  the addresses of the targets   16 × u64
-//	256  how many sources               u32
-//	260  how many targets               u32
-//	264  bytes of the head              u64   before the first place where 16 bytes are aligned
-//	272  vectors of 16 bytes            u64   0 unless all addresses are aligned alike
+//	256  number of sources              u32
+//	260  number of targets              u32
+//	264  bytes of the head              u64   up to the first address that is aligned to 16 bytes
+//	272  number of 16-byte vectors      u64   0 unless all addresses have the same alignment
 //	280  elements of the head           u64
 //	288  elements of head and tail      u64
-//	296  a number                       64 bits: what to divide or multiply by
+//	296  divisor or factor              64 bits
 //
-// The arithmetic is that of internal/kernel in every bit. Rounding is said with each instruction,
-// which keeps the compiler from fusing a product and a sum, and subnormal numbers stay what they
-// are. A device and a processor make different NaNs, so the kernels choose the NaN: the first
-// operand that is a NaN, made quiet, or else the negative NaN without payload.
+// The results have the bits of internal/kernel. Each instruction names its rounding, so that the
+// compiler does not fuse a product and a sum, and subnormal numbers are preserved. Since devices and
+// processors produce different NaNs, the kernels choose the NaN: the first operand that is a NaN, as
+// a quiet NaN, or else the negative NaN without payload.
 package main
 
 import (
@@ -150,8 +150,8 @@ func (w *writer) kernel(op operation) {
 	fmt.Fprintf(w.out, "\n%s}\n", w.body.String())
 }
 
-// combine writes what is done at an offset of all places: a vector has several lanes, an element is
-// one.
+// combine writes the computation at one offset of all sources and targets. A vector has several
+// lanes, a single element has one.
 func (w *writer) combine(op operation, label, offset string, lanes int) {
 	at := w.to("d", "ld.param.u64", "[%%base]")
 	sum := w.load(at, offset, lanes)
@@ -208,7 +208,7 @@ func (w *writer) combine(op operation, label, offset string, lanes int) {
 	w.label(label + "_STORED")
 }
 
-// load returns the lanes that lie behind an address.
+// load returns the lanes at an address.
 func (w *writer) load(at, offset string, lanes int) []string {
 	at = w.to("d", "cvta.to.global.u64", "%s", at)
 	at = w.to("d", "add.u64", "%s, %s", at, offset)
@@ -229,7 +229,7 @@ func (w *writer) load(at, offset string, lanes int) []string {
 	return all
 }
 
-// packed returns the words that the lanes are stored as.
+// packed returns the words in which the lanes are stored.
 func (w *writer) packed(lanes []string) []string {
 	if len(lanes) == 1 || w.kind.word == w.kind.class {
 		return lanes

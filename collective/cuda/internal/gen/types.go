@@ -13,22 +13,22 @@ type kind struct {
 
 	float   bool
 	quiet   string // the bit that makes a NaN quiet
-	made    string // the NaN that numbers make
-	compute string // the type that floats are computed in
+	made    string // the NaN of an operation on numbers
+	compute string // the type in which floats are computed
 	half    *half
 }
 
-// half is a type that is computed in another.
+// half is a type whose arithmetic uses a wider type.
 type half struct {
 	widen  func(w *writer, a string) string
-	narrow func(w *writer, a string) string // of what is not a NaN
+	narrow func(w *writer, a string) string // of numbers other than NaN
 }
 
 // operation is a kernel without its type.
 type operation struct {
 	name    string
-	prepare func(w *writer)                     // before all
-	combine func(w *writer, a, b string) string // a is of the lower place
+	prepare func(w *writer)                     // before the loop
+	combine func(w *writer, a, b string) string // a is from the lower source
 	finish  func(w *writer, a string) string    // of the result
 	mean    bool                                // of halves, instead of these: see kind.enter
 }
@@ -87,7 +87,7 @@ func (t kind) floats() []operation {
 	}
 }
 
-// number rounds the argument to the type that is computed in.
+// number rounds the argument to the type of the computation.
 func (t kind) number(w *writer) {
 	if t.compute == "f32" {
 		w.used["factor"]++
@@ -103,7 +103,7 @@ func (t kind) factor() string {
 	return "%number"
 }
 
-// computing is the class of registers that floats are computed in.
+// computing is the class of registers in which floats are computed.
 func (t kind) computing() string {
 	if t.compute == "f64" {
 		return "d"
@@ -125,17 +125,17 @@ func (t kind) narrowed(w *writer, a string) string {
 	return a
 }
 
-// isNaN returns the predicate that an element is not a number.
+// isNaN returns the predicate that an element is a NaN.
 func (t kind) isNaN(w *writer, a string) string {
 	return w.to("p", "setp.nan."+t.compute, "%s, %s", a, a)
 }
 
-// quieted is a as a quiet NaN.
+// quieted returns the NaN a as a quiet NaN.
 func (t kind) quieted(w *writer, a string) string {
 	return w.to(t.class, "or."+t.bits, "%s, %s", a, t.quiet)
 }
 
-// guarded computes with two elements; where that is not a number it chooses the NaN.
+// guarded computes with two elements, and replaces a result that is a NaN by the chosen NaN.
 func (t kind) guarded(w *writer, a, b, op string) string {
 	x, y := t.widened(w, a), t.widened(w, b)
 	r := w.to(t.computing(), op+"."+t.compute, "%s, %s", x, y)
@@ -143,20 +143,20 @@ func (t kind) guarded(w *writer, a, b, op string) string {
 	return t.chosen(w, t.narrowed(w, r), none, a, b, t.isNaN(w, x), t.isNaN(w, y))
 }
 
-// chosen is r, or if r is not a number the NaN of the operands a and b.
+// chosen returns r or, if r is a NaN, the NaN chosen for the operands a and b.
 func (t kind) chosen(w *writer, r, none, a, b, noA, noB string) string {
 	n := w.to(t.class, "selp."+t.bits, "%s, %s, %s", t.quieted(w, b), t.constant(w, t.made), noB)
 	n = w.to(t.class, "selp."+t.bits, "%s, %s, %s", t.quieted(w, a), n, noA)
 	return w.to(t.class, "selp."+t.bits, "%s, %s, %s", n, r, none)
 }
 
-// constant is a register that holds bits.
+// constant returns a register that holds bits.
 func (t kind) constant(w *writer, bits string) string {
 	return w.to(t.class, "mov."+t.bits, "%s", bits)
 }
 
-// extreme is the smaller or larger of two elements. It joins the signs of two zeros; other equal
-// elements have the same bits.
+// extreme returns the smaller or larger of two elements. It joins the signs of two zeros; other
+// equal elements have the same bits.
 func (t kind) extreme(w *writer, a, b, compare, join string) string {
 	x, y := t.widened(w, a), t.widened(w, b)
 	before := w.to("p", "setp."+compare+"."+t.compute, "%s, %s", x, y)
@@ -168,7 +168,7 @@ func (t kind) extreme(w *writer, a, b, compare, join string) string {
 	return t.chosen(w, r, none, a, b, t.isNaN(w, x), t.isNaN(w, y))
 }
 
-// quotient divides by the number of ranks, which is not a NaN and makes none.
+// quotient divides by the number of ranks, which cannot produce a NaN from another number.
 func (t kind) quotient(w *writer, a string) string {
 	x := t.widened(w, a)
 	none := t.isNaN(w, x)
@@ -176,8 +176,8 @@ func (t kind) quotient(w *writer, a string) string {
 	return w.to(t.class, "selp."+t.bits, "%s, %s, %s", t.quieted(w, a), r, none)
 }
 
-// total is a sum of halves that is rounded when it is complete: a float32, and the half that the
-// result is where that is not a number.
+// total is a sum of halves that is rounded when it is complete: a float32, and the half that is the
+// result if the float32 is a NaN.
 type total struct{ sum, none string }
 
 // enter begins with the first element.
@@ -198,7 +198,7 @@ func (t kind) leave(w *writer, s total) string {
 	return w.to(t.class, "selp."+t.bits, "%s, %s, %s", s.none, r, t.isNaN(w, s.sum))
 }
 
-// scaled multiplies by the factor. One that is not a number has been refused.
+// scaled multiplies by the factor, which is not a NaN.
 func (t kind) scaled(w *writer, a string) string {
 	x := t.widened(w, a)
 	r := w.to(t.computing(), "mul.rn."+t.compute, "%s, %s", x, t.factor())
@@ -238,8 +238,8 @@ func (t kind) truncated(w *writer, a string) string {
 	return w.to(t.class, "div."+t.compute, "%s, %s", a, by)
 }
 
-// saturated multiplies in float64 and truncates towards zero: what the type cannot hold becomes its
-// bound, a NaN 0.
+// saturated multiplies in float64, truncates towards zero, and clamps to the range of the type. A
+// NaN becomes 0.
 func (t kind) saturated(w *writer, a string) string {
 	lowest, highest, low, high := "0xc1e0000000000000", "0x41dfffffffc00000", "0x80000000", "0x7fffffff"
 	if t.compute == "s64" {
