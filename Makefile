@@ -130,7 +130,7 @@ frameworks: ## check and test the modules of frameworks; ARGS go to go test
 	done
 
 # The flags are those of make check, so that both share compiled packages.
-kubernetes: ## check and test the plugin kubernetes, a module of its own; ARGS go to go test
+kubernetes: ## check and test the plugin kubernetes, a separate module; ARGS go to go test
 	@echo "== $(KUBERNETES)"
 	@export $(PURE) $(QUICK); lint=$$($(GO) tool -n staticcheck) && \
 		$(GO) -C $(KUBERNETES) vet . && (cd $(KUBERNETES) && $$lint .) && \

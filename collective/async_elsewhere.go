@@ -28,7 +28,7 @@ type Work interface {
 	// element of bucket is the receiver. All vectors have the same type and operation, are in the
 	// same order on every rank, and fit the fusion threshold together unless there is only one. All
 	// ranks call Reduce at the same time, so it may use lane, a group of the same ranks, for
-	// operations of its own; it must not close or abort lane. An error becomes the error of the
+	// its own operations; it must not close or abort lane. An error becomes the error of the
 	// handles and ends the group. ctx ends when the group does.
 	Reduce(ctx context.Context, lane *Group, bucket []Work) error
 	// Ended is called once, when the operation has ended, before Wait returns.

@@ -337,7 +337,7 @@ func TestFlagsAreChecked(t *testing.T) {
 	}
 }
 
-// TestOutside: the README's loop builds in a module of its own that requires a clone of this one.
+// TestOutside: the README's loop builds in a separate module that requires a clone of this one.
 func TestOutside(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the loop is built inside of this module as well; make test builds it outside")

@@ -1,6 +1,6 @@
 #!/bin/bash
-# etcd 3.7 raises the time of a lease to one and a half election time-outs, in the answer and without an error: a lease of 1 s
-# lasts 2 s, and with --election-timeout 10000, as in clusters over long distances, each lease lasts at least 15 s.
+# etcd 3.7 raises the time of a lease to at least one and a half election timeouts. It returns the longer time and no error: a
+# lease of 1 s lasts 2 s, and with --election-timeout 10000, as in clusters over long distances, each lease lasts at least 15 s.
 # Guess: a lease of 1 s ends after 1 s, or is refused.
 set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
 export GOFLAGS=-mod=mod GOWORK=off; out=()

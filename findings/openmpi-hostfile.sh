@@ -1,6 +1,7 @@
 #!/bin/bash
-# mpirun of Open MPI 6.0.0rc2 adds up the lines of a host without slots=, refuses a second slots= of a host, and takes a single line
-# without slots= for all cores. Guess: lines are added up, a line without slots= is one slot.
+# Host files of mpirun in Open MPI 6.0.0rc2: several lines of a host without slots= are one slot each, a second line with slots=
+# for a host is refused, and a single line without slots= stands for all cores.
+# Guess: the slots of all lines are added up, and a line without slots= is one slot.
 . "$(dirname "$0")/debian.bash"
 packages openmpi-bin
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

@@ -184,7 +184,7 @@ func (e Exit) because() (text string) {
 // Clean reports whether the process exited with status 0, as it should.
 func (e Exit) Clean() bool { return e.Code == 0 && e.Signal == 0 && e.Err == nil && !e.Early }
 
-// statuses lists the errors that have an exit status of their own.
+// statuses lists the errors that have their own exit status.
 var statuses = []struct {
 	err    error
 	status int

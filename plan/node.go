@@ -112,9 +112,9 @@ func WithoutNode(env []string) (kept []string) {
 	return kept
 }
 
-// WithNode returns env with those entries of own, the environment of the process that starts a
-// worker, that describe the node and whose names env lacks. sameUser: the worker's user is that of
-// this process. env is not changed.
+// WithNode returns a copy of env with variables that describe the node added from own, the
+// environment of the process that starts a worker, unless env already has them. sameUser: the
+// worker's user is that of this process.
 func WithNode(env, own []string, sameUser bool) []string {
 	all := env[:len(env):len(env)]
 	for _, entry := range own {

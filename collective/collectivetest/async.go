@@ -464,7 +464,7 @@ func testAsyncCancel(t *testing.T, newGroups NewGroups) {
 }
 
 // testAsyncClose: a rank that closes after its last operation leaves without an error; an operation
-// that needs it fails, and so does an operation of its own that is in progress when it closes.
+// that needs it fails, and so does its own operation that is in progress when it closes.
 func testAsyncClose(t *testing.T, newGroups NewGroups) {
 	for i := range repeat(20) {
 		groups := newGroups(t, 3)

@@ -312,9 +312,9 @@ func testPointCancel(t *testing.T, newGroups NewGroups) {
 	closeAll(t, groups)
 }
 
-// testPointClose: small messages that were sent before the sender closes arrive; a rank that waits
-// for a message of a closed rank gets an error, and so does a message of a rank's own that is in
-// progress when it closes.
+// testPointClose: small messages that were sent before the sender closes arrive. A rank that waits
+// for a message of a closed rank gets an error. If a rank closes while one of its own messages is in
+// progress, that message fails.
 func testPointClose(t *testing.T, newGroups NewGroups) {
 	for range repeat(8) {
 		groups := newGroups(t, 2)

@@ -330,7 +330,7 @@ var obstacles = map[string]func(all []record) string{
 			wanted = wanted || r.Wish == BackendHosts
 		}
 		if len(count) == len(all) && !wanted {
-			return "every rank has a host of its own"
+			return "every rank is on a different host"
 		}
 		return ipcObstacle(all)
 	},

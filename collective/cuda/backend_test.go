@@ -40,7 +40,7 @@ func TestChoose(t *testing.T) {
 		{"one host", host("a", 4), BackendIPC, "not nccl: rank 0 does not want it", ""},
 		{"two hosts", slices.Concat(host("a", 2), host("b", 1)), BackendHosts, "not nccl: rank 0 does not want it; not ipc: rank 2 is on another host than rank 0", ""},
 		{"a host each", slices.Concat(host("a", 1), host("b", 1)), BackendStaging,
-			"not nccl: rank 0 does not want it; not ipc: rank 1 is on another host than rank 0; not ipc+hosts: every rank has a host of its own", ""},
+			"not nccl: rank 0 does not want it; not ipc: rank 1 is on another host than rank 0; not ipc+hosts: every rank is on a different host", ""},
 		{"a host each, on purpose", with(slices.Concat(host("a", 1), host("b", 1)), 1, wish(BackendHosts)), BackendHosts, "rank 1 wants it", ""},
 		{"strict", with(slices.Concat(host("a", 2), host("b", 2)), 1, func(r *record) { r.Forced = "strict" }), BackendStaging,
 			"not nccl: rank 0 does not want it; not ipc: rank 2 is on another host than rank 0; not ipc+hosts: the algorithm of rank 1 is strict", ""},
@@ -133,7 +133,7 @@ func TestBackendIsTold(t *testing.T) {
 		}
 	}
 	if len(said) != 2 || !strings.HasPrefix(said[0], "1 2staging: not nccl: rank 0: not available: ") ||
-		!strings.HasSuffix(said[0], "; not ipc: rank 1 is on another host than rank 0; not ipc+hosts: every rank has a host of its own") {
+		!strings.HasSuffix(said[0], "; not ipc: rank 1 is on another host than rank 0; not ipc+hosts: every rank is on a different host") {
 		t.Errorf("said %q", said)
 	}
 }

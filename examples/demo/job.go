@@ -33,7 +33,7 @@ func startJob(ctx context.Context, eventsPath, hvdrun string, args ...string) (*
 	lines := &lineWriter{seen: seen, done: done}
 	cmd := exec.CommandContext(ctx, hvdrun, args...)
 	cmd.Stdout, cmd.Stderr = lines, lines
-	// A process group of its own makes Ctrl-C reach only the demo, which then ends hvdrun
+	// A separate process group makes Ctrl-C reach only the demo, which then ends hvdrun
 	// gracefully, and hvdrun its workers.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }

@@ -20,7 +20,7 @@
 //
 // The network has two convolutions with stride 2 and two dense layers, 108,874 weights, and is
 // trained by Adam. This file has the training loop, model.go the network, data.go the images. It is
-// a module of its own, as a program of yours would be. make demo-gomlx trains it undisturbed with
+// a separate module, as your own program would be. make demo-gomlx trains it undisturbed with
 // one worker, and again while five workers are killed and the hosts change four times; it fails if
 // the bits differ or an accuracy is below 0.88. upstream/infra-2.patch adds an example to gomlx
 // itself.

@@ -200,7 +200,7 @@ func (b *board) Span(address uint64, n int) []byte {
 	return b.memory[address-origin:][:n:n]
 }
 
-// put returns the address of values in memory of their own, so that accesses beyond them fail.
+// put returns the address of values in separate memory, so that accesses beyond them fail.
 func put[T float32 | int32](b *board, values ...T) uint64 {
 	at := origin + uint64(len(b.memory))
 	b.memory, _ = binary.Append(b.memory, binary.LittleEndian, values)

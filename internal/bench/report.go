@@ -133,7 +133,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return r.writeNotes(w, hosts)
 }
 
-// mostBeside is the most libraries with columns beside hvdrun's; more have lines of their own.
+// mostBeside is the most libraries with columns beside hvdrun's; more have separate lines.
 const mostBeside = 3
 
 // writePeers writes what was measured besides hvdrun, and for several libraries, which one is the

@@ -104,7 +104,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Serve calls handle with each connection in a goroutine of its own; handle closes the connection.
+// Serve calls handle with each connection in a separate goroutine; handle closes the connection.
 // It blocks until the listener is closed and all calls have returned. It logs repeated failures to
 // accept at growing intervals, in lines that begin with what.
 func (l *Listener) Serve(log retry.Logger, what string, handle func(*Conn)) {

@@ -4,7 +4,7 @@
 //
 // The results are defined, to the last bit, by Go code (see twin). On amd64 with AVX2 or AVX-512,
 // vector code computes the same results; the build tag purego excludes it. internal/gen writes that
-// code with the assembler library avo. It is a module of its own, so that avo is not a requirement
+// code with the assembler library avo. It is a separate module, so that avo is not a requirement
 // of this module or of programs that import this package.
 //
 // A result that is not a number is the same everywhere as well: the first operand that is not a

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Child is a process that this process has started. It leads a process group of its own, and the
+// Child is a process that this process has started. It leads its own process group, and the
 // kernel kills it when this process dies. Its methods may be called by many goroutines.
 type Child struct {
 	// PID is the id of the process and of its group.

@@ -124,7 +124,7 @@ func (c *children) noWorkerStarted(birth uint64) bool {
 	return true
 }
 
-// StartSession starts a command that leads a session of its own and outlives this process. The
+// StartSession starts a command that leads its own session and outlives this process. The
 // caller must call WaitSession.
 func StartSession(cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -117,7 +117,7 @@ func markable(text string) bool {
 }
 
 // Guard kills every process with a mark in its environment once the process that started the guard
-// has ended, however it ended. A guard is a process in a session of its own that reads from a pipe
+// has ended, however it ended. A guard is a process in a separate session that reads from a pipe
 // whose other end only the starter holds.
 type Guard struct {
 	mark   string

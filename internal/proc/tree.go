@@ -56,7 +56,7 @@ type Stop struct {
 // closedLook is the time from Closed to the check, within which a process usually ends.
 const closedLook = 3 * time.Millisecond
 
-// Tree is the process of a worker with everything that it starts. It has a cgroup of its own if one
+// Tree is the process of a worker with everything that it starts. It has its own cgroup if one
 // of version 2 can be created. A Tree is for one goroutine.
 type Tree struct {
 	*Child

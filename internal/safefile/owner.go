@@ -19,7 +19,7 @@ func ours(uid uint32, path string) bool {
 	if uid == 0 || int(uid) == os.Geteuid() {
 		return true
 	}
-	// A file server may map all users, or root, to one owner of its own. In that case the owner
+	// A file server may map all users, or root, to a single owner. In that case the owner
 	// says nothing, and only the server's rules protect the file.
 	dir := filepath.Dir(path)
 	return networkName(dir) != "" && ownerOfNew(dir) == int(uid)

@@ -65,7 +65,7 @@ const (
 )
 
 // older has the queries by their numbers in the older form. Its watchKey, which calls functions
-// back over a connection of its own, is refused: PyTorch's Python interface does not use it.
+// back over a separate connection, is refused: PyTorch's Python interface does not use it.
 var older = [...]query{set, compareSet, get, add, check, wait, getNumKeys, watchKey, deleteKey, appendTo, multiGet, multiSet, cancelWait}
 
 // IsQuery returns whether the first bytes of a connection, at least five, may be those of a client

@@ -158,7 +158,7 @@ func TestWait(t *testing.T) {
 	}
 }
 
-// TestCancelWait: a newer client cancels a wait with a query of its own, an older one with the next
+// TestCancelWait: a newer client cancels a wait with a special query, an older one with the next
 // query.
 func TestCancelWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -161,7 +161,7 @@ class State:
             hidden = _hidden(value)
             if hidden is not None:
                 raise TypeError(f"hvdrun: the part {name!r} is a {type(value).__name__} with a {type(hidden).__name__}, which the state "
-                                "would not see: give each a part of its own")
+                                "would not see: give each its own part")
         owned = {id(p) for v in parts.values() for p in (v.parameters() if isinstance(v, torch.nn.Module) else [v])}
         for name, value in parts.items():
             strange = isinstance(value, torch.optim.Optimizer) and next(
@@ -281,7 +281,7 @@ class State:
         for name, _ in parameters:
             if differ.pop(0):
                 raise ValueError(
-                    f"hvdrun: the parameters of the part {name!r} differ from rank to rank, so that each rank trains a model of its own: "
+                    f"hvdrun: the parameters of the part {name!r} differ from rank to rank, so that each rank trains its own model: "
                     "step.commit(update) must change them in the same way on all ranks. A newcomer has the parts of the state alone: give "
                     "job.state each number that changes while the program trains, such as a rate, and an optimizer within another one")
         if not self._wrapped and differ and differ.pop():

@@ -49,7 +49,7 @@ def adopt(job: hvd.Job) -> None:
     """Makes the world of accelerate in this process that of a job, now and in all later worlds.
 
     PartialState and AcceleratorState, and with them all of accelerate, have the rank and the size of the job. accelerate creates no
-    process group of its own.
+    separate process group.
 
     Args:
         job: the result of hvdrun.torch.init.

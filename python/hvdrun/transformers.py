@@ -268,7 +268,7 @@ class _Elastic:
     def create_accelerator_and_postprocess(self):
         if not isinstance(self.args, _Arguments):
             raise TypeError(f"hvdrun: args of an elastic Trainer are hvdrun.transformers.TrainingArguments, not {type(self.args).__module__}."
-                            f"{type(self.args).__name__}: with these each process would train alone or in a world of its own")
+                            f"{type(self.args).__name__}: with these each process would train alone or in a separate world")
         super().create_accelerator_and_postprocess()
         if self.accelerator.distributed_type not in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
             raise ValueError(f"hvdrun: accelerate is set to {self.accelerator.distributed_type}, which an elastic Trainer does not support")

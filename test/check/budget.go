@@ -27,7 +27,7 @@ const (
 	later kind = "later" // by check all alone
 )
 
-// line is the limit of a package, or of each package without a line of its own.
+// line is the limit of a package, or of each package without its own line.
 type line struct {
 	pkg     string // the folder, or "*"
 	seconds float64
@@ -161,8 +161,8 @@ func readUsage(file, root string) (all []usage, err error) {
 	return all, nil
 }
 
-// dearest formats a table of the n packages that took the most time, with their lines.
-func (b budget) dearest(all []usage, n int) string {
+// costliest formats a table of the n packages that took the most time, with their lines.
+func (b budget) costliest(all []usage, n int) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%9s %7s %7s  %s\n", "processor", "line", "wall", "package")
 	sum := 0.0
@@ -177,7 +177,7 @@ func (b budget) dearest(all []usage, n int) string {
 }
 
 // pace returns the median share of their lines that packages took: about 0.5 on an idle machine
-// like the one on which the lines were measured. Packages without a line of their own take too
+// like the one on which the lines were measured. Packages without their own line take too
 // little time to count.
 func (b budget) pace(all []usage) float64 {
 	var shares []float64

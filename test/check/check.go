@@ -83,10 +83,10 @@ func check(ctx context.Context, costs bool) error {
 	err = c.run(ctx)
 	c.out.failures(c.tests.failures)
 	all, readErr := readUsage(c.usageFile(), c.root)
-	c.out.line("\nThe dearest packages:\n%s", c.budget.dearest(all, 20))
+	c.out.line("\nThe most expensive packages:\n%s", c.budget.costliest(all, 20))
 	over := c.budget.exceeded(all)
 	for _, text := range over {
-		c.out.line("dear: %s", text)
+		c.out.line("over its limit: %s", text)
 	}
 	if costs && len(over) > 0 {
 		err = errors.Join(err, fmt.Errorf("%d packages take more processor time than their lines allow", len(over)))

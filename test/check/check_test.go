@@ -61,12 +61,12 @@ func TestExceeded(t *testing.T) {
 		a, b, c, plan float64
 		want          []string
 	}{
-		"nothing":                  {5, 5, 50, 2, nil},
-		"a line":                   {10.1, 5, 50, 2, []string{"a took 10.1 s"}},
-		"no line":                  {5, 5, 50, 4.1, []string{"plan took 4.1 s"}},
-		"a slow machine":           {20, 20, 200, 8, nil},
-		"slow on a slow machine":   {50, 20, 200, 8, []string{"a took 50.0 s"}},
-		"fast machine, dear share": {9, 1, 10, 0.4, nil}, // within its line
+		"nothing":                       {5, 5, 50, 2, nil},
+		"a line":                        {10.1, 5, 50, 2, []string{"a took 10.1 s"}},
+		"no line":                       {5, 5, 50, 4.1, []string{"plan took 4.1 s"}},
+		"a slow machine":                {20, 20, 200, 8, nil},
+		"slow on a slow machine":        {50, 20, 200, 8, []string{"a took 50.0 s"}},
+		"fast machine, expensive share": {9, 1, 10, 0.4, nil}, // within its line
 	} {
 		over := b.exceeded([]usage{{Dir: "a", Seconds: c.a}, {Dir: "b", Seconds: c.b}, {Dir: "c", Seconds: c.c}, {Dir: "plan", Seconds: c.plan}})
 		if !slices.EqualFunc(over, c.want, strings.HasPrefix) {
@@ -260,7 +260,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestGoroutinesAreRaced: a package that starts goroutines has a line of its own in the table, so
+// TestGoroutinesAreRaced: a package that starts goroutines has its own line in the table, so
 // that somebody decides whether its tests run under the race detector.
 func TestGoroutinesAreRaced(t *testing.T) {
 	b, err := parseBudget(budgetText)

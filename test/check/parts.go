@@ -28,7 +28,7 @@ type part struct {
 // parts are the parts of check all, the quick ones first.
 var parts = []part{
 	{"fresh", []string{"fresh"}, "generated code and the list of licences are what their generators write", nil},
-	{"costs", []string{"check-costs"}, "what every change must pass, and no package's tests are dear", nil},
+	{"costs", []string{"check-costs"}, "what every change must pass, and no package's tests are over their limit", nil},
 	{"cross", []string{"cross"}, "everything compiles for arm64, and without cgo", nil},
 	{"tests", []string{"test"}, "all tests, all rounds, under the race detector where goroutines meet", nil},
 	{"frameworks", []string{"frameworks"}, "the modules of frameworks and their examples", nil},

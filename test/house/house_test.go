@@ -28,7 +28,7 @@ const module = "github.com/hvdrun/hvdrun"
 // maxLines is the largest number of lines of a function, without tests and flat parts.
 const maxLines = 80
 
-// rooms maps a folder to what its packages, and those below it that have no line of their own, may
+// rooms maps a folder to what its packages, and those below it that have no separate line, may
 // import from this module: other rooms with the folders below them. It is the table of
 // testdata/rooms.txt. A room may always import from itself; all stands for every room except the
 // commands.

@@ -161,7 +161,7 @@ func receiver(f *ast.FuncDecl) string {
 // check checks that the step before leads to this one.
 func (s *step) check() (fault string) {
 	if s.from == nil || s.from.decl == nil {
-		return "" // the walk begins, or the row before has a fault of its own
+		return "" // the walk begins, or the row before has another fault
 	}
 	name := s.decl.Name.Name
 	switch by := s.by; {

@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// Run selects the cases of a run: those of the seeds from Seed on, in order, until the time For has
-// passed; with Cases, that number of them whatever the time; with One, only the first. A seed
-// determines its case.
+// Run selects the cases of a run. A seed determines its case. The seeds are Seed and the following
+// ones, until the time For has passed; with Cases, that number of seeds, whatever the time; with
+// One, only the first.
 type Run struct {
 	For   time.Duration // no case begins later; 0: no bound
 	Cases int           // 0: no bound

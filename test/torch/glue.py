@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Text classification like transformers' run_glue.py, with generated texts: glue.py FOLDER
 
-It uses command-line arguments, the configuration of a small BERT, CSV files, compute_metrics, a callback of its own,
+It uses command-line arguments, the configuration of a small BERT, CSV files, compute_metrics, its own callback,
 EarlyStoppingCallback, load_best_model_at_end, evaluate, predict, save_model and save_state. Rank 1 creates a file FOLDER/died
 and kills itself, unless the file exists. The first rank writes the result of the training to FOLDER/result, as one line of JSON.
 """

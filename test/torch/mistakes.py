@@ -88,7 +88,7 @@ def checkpoint(saved, restored):
 
 
 class Average:
-    """A part of the program's own that is too large to be copied in each step."""
+    """The program's own part that is too large to be copied in each step."""
 
     def __init__(self):
         self.values = torch.zeros(1 << 19)

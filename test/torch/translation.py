@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Translation like transformers' run_translation.py, with generated texts: translation.py FOLDER
 
-It uses a Seq2SeqTrainer with a compute_loss of its own, an optimizer and a scheduler of the program, a callback that asks for
+It uses a Seq2SeqTrainer with its own compute_loss, an optimizer and a scheduler of the program, a callback that asks for
 checkpoints, generation in evaluate and predict, and numbers of samples that do not fill the last batch. Rank 1 creates a file
 FOLDER/died and kills itself, unless the file exists. The first rank writes the result to FOLDER/result, as one line of JSON.
 """

@@ -17,7 +17,7 @@ import (
 type Table[H comparable] struct {
 	rank, size int
 	Fusion     int // smallest threshold of all ranks, in bytes
-	Alone      int // size in bytes from which a tensor has a bucket of its own
+	Alone      int // size in bytes from which a tensor has its own bucket
 	ids        map[string]int
 	table      []Entry[H] // by id; equal on all ranks, except Mine
 	Pending    int        // number of entries with Mine

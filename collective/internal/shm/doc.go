@@ -2,7 +2,7 @@
 // the ranks of one generation on one host, which belong to one user and see each other under /proc.
 //
 // One process makes a [Segment] and sends its invitation to the others by any means. Each process
-// joins as a [Member] with an index of its own, and from then on all members call the same
+// joins as a [Member] with its own index, and from then on all members call the same
 // operations in the same order. Every operation begins with the arrival of all members, so none of
 // them is done before all have called it.
 //
@@ -10,7 +10,7 @@
 //
 // A segment is a memfd: it has no name, and it is gone when the last process that maps it has ended
 // in any way. Its size is the address space that it may use; pages are allocated at the first
-// access. It begins with a header, followed by one area per member, all on pages of their own:
+// access. It begins with a header, followed by one area per member, all on separate pages:
 //
 //	control   cells, counters, tripwire
 //	banks     two, for data that is exchanged at once

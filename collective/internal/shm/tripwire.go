@@ -98,7 +98,7 @@ func (t *tripwire) run(armed chan<- error) {
 	t.set(0)
 	if setRobustList(before) == nil && (usual == nil || unix.SchedSetAttr(0, usual, 0) == nil) {
 		runtime.UnlockOSThread()
-	} // otherwise the thread ends with this goroutine, with no word of its own in the list
+	} // otherwise the thread ends with this goroutine, with none of its words in the list
 }
 
 // arm registers the words. It runs on the locked thread that owns them. A C library uses the

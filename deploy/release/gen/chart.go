@@ -75,7 +75,7 @@ func isListed(program string, listed map[string]bool) error {
 		return err
 	}
 	for _, m := range info.Deps {
-		if m.Path == "github.com/hvdrun/hvdrun" { // in a plugin that is a module of its own
+		if m.Path == "github.com/hvdrun/hvdrun" { // in a plugin that is a separate module
 			continue
 		}
 		if m.Replace != nil {

@@ -49,7 +49,7 @@ type Hello struct {
 	Listen   string
 	// Ports bounds the ports to which other machines connect, as identity.ParsePorts takes it.
 	Ports string `json:",omitempty"`
-	// Detach makes the process start a child in a session of its own, which answers.
+	// Detach makes the process start a child in a new session, which answers.
 	Detach bool
 }
 

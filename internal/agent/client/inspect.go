@@ -160,12 +160,12 @@ func Used(ctx context.Context, creds *identity.Credentials, host, addr string) (
 	return used, err
 }
 
-// ask calls the session's agent over a connection of its own.
+// ask calls the session's agent over a separate connection.
 func (s *session) ask(ctx context.Context, do func(context.Context, agentpb.AgentClient) error) error {
 	return ask(ctx, s.credentials, s.host, s.addr, do)
 }
 
-// ask calls the host's agent, at addr, over a connection of its own.
+// ask calls the host's agent, at addr, over a separate connection.
 func ask(ctx context.Context, creds *identity.Credentials, host, addr string, do func(context.Context, agentpb.AgentClient) error) error {
 	conn, err := wire.NewClient(addr, creds.ClientTLS(identity.Subject{Role: identity.Agent, Host: host}))
 	if err != nil {

@@ -118,7 +118,7 @@ func (s *session) run(ctx context.Context, spec *launch.Spec, started func(pid i
 }
 
 // handle handles the events of a worker. It returns whether the worker is over, and then the result
-// of Run. It is a function of its own so that its stack frame is free while run waits.
+// of Run. It is a separate function so that its stack frame is free while run waits.
 func (s *session) handle(ctx context.Context, w *worker, started func(pid int)) (over bool, err error) {
 	spec := w.spec
 	for {

@@ -106,7 +106,7 @@ var kinds = []kind{
 	{"driver", "hvdrun is killed; its job is resumed, or stopped without it", nil, func(d *rand.Rand, turn int, s *setup) {
 		s.How = []string{"resume", "stop", "damaged", "orphans"}[turn%4]
 	}, playDriver},
-	{"orphans", "workers leave orphaned processes in sessions of their own, without their environment", nil, func(d *rand.Rand, turn int, s *setup) {
+	{"orphans", "workers leave orphaned processes in separate sessions, without their environment", nil, func(d *rand.Rand, turn int, s *setup) {
 		s.How = pick(d, "done", "SIGINT", "killed")
 	}, playOrphans},
 	{"done", "a worker that is done never exits", nil, nil, playDone},

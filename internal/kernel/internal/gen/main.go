@@ -1,5 +1,5 @@
 // Command gen writes the vector code of package kernel for amd64 into a given folder. It is a
-// module of its own: programs that use the package require neither it nor its assembler.
+// separate module: programs that use the package require neither it nor its assembler.
 package main
 
 import (

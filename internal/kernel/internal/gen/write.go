@@ -197,7 +197,7 @@ func (w *writer) masked(l loop) {
 	w.VMOVDQU8(l.compute(src), out, l.dst.at(l.i, 0))
 }
 
-// single emits a loop over single elements, each in a vector of its own.
+// single emits a loop over single elements, each in a separate vector.
 func (w *writer) single(l loop) {
 	w.Label("single")
 	src := make([]reg.VecVirtual, len(l.src))
