@@ -55,8 +55,8 @@ func (h *Handle) refuse(reason error) {
 }
 
 // Wait blocks until the operation has ended and returns its error. Until then the data belongs to
-// the operation; after an error it is undefined. An operation that is waited for is not delayed to
-// be fused with later ones.
+// the operation; after an error it is undefined. Once a goroutine waits for an operation, it is not
+// delayed any more to be fused with later ones.
 func (h *Handle) Wait() error {
 	if !h.done.Load() {
 		switch {

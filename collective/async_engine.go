@@ -32,8 +32,8 @@ import (
 // A rank begins a cycle when an operation has been submitted, and nudges the other ranks if they do
 // not begin it by themselves; they take part whatever they have submitted. After the cycle all
 // ranks know the same, and the next cycle begins after another submission. So each cycle makes
-// progress, and idle ranks send nothing. Horovod's response cache uses the same idea, with cycles at
-// fixed intervals.
+// progress, and idle ranks send nothing. Horovod's response cache uses the same idea, with cycles
+// at fixed intervals.
 //
 // A goroutine that waits for an operation runs the cycles itself, unless another goroutine does,
 // since waking the engine's goroutine takes longer than a cycle.
@@ -172,7 +172,7 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 	return nil
 }
 
-// flushNow begins a cycle early, because an operation is waited for.
+// flushNow begins a cycle early, because a goroutine waits for an operation.
 func (e *engine) flushNow() {
 	e.mu.Lock()
 	if len(e.fresh) > 0 && !e.urgent {

@@ -1,6 +1,6 @@
 #!/bin/bash
-# torchrun 2.14.1, c10d, --nnodes 1:2: a second node that joins a running world of one ends the whole job: the first node starts
-# its workers again, which wait for the store of a round that is over until read_timeout, and both launchers end with status 1.
+# torchrun 2.14.1, c10d, --nnodes 1:2: when a second node joins a running world of one node, the whole job ends. The first node
+# restarts its workers, they wait until read_timeout for the store of the previous round, and both launchers end with status 1.
 # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 avoids it. Guess: the world continues with two nodes, as the page on elastic launches says.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch; without_libuv

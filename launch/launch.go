@@ -92,10 +92,10 @@ type Spec struct {
 	As     *User
 	Cgroup string
 	// Dying, if not nil, is called once, by the calling goroutine, when the process is lost but may
-	// remain for long: because it dumps its core or, after a value of Look or once it has closed
-	// the socket of Talk, because the kernel still frees its memory or its GPU. what completes a
-	// sentence about the process. by is the signal that ends it, or 0 if what says more than the
-	// signal would. Run still returns only when the process has ended.
+	// exist for long: it dumps its core, or the kernel still frees its memory or its GPU. The
+	// latter is checked after a value of Look, and when the process has closed the socket of Talk.
+	// what completes a sentence about the process. by is the signal that ends it, or 0 if what says
+	// more than the signal would. Run still returns only when the process has ended.
 	Dying func(what string, by syscall.Signal)
 	// Left, if not nil, is called once, by the calling goroutine, when the process has exited with
 	// status 0 by itself and has left other processes behind, which are then killed; each is

@@ -140,8 +140,8 @@ const (
 
 // Finish blocks until done is closed, which the caller does when all workers' writers are closed.
 // If nothing is written for the time Patience before that, Finish gives up: it drops the rest and
-// lets waiting calls of Write return. A Write that its destination blocks is not waited for. Finish
-// is called once.
+// lets waiting calls of Write return. It does not wait for a Write that its destination blocks.
+// Finish is called once.
 func (o *Output) Finish(done <-chan struct{}) {
 	hurried, over := o.signal(&o.hurried), o.signal(&o.over)
 	patience := o.Patience

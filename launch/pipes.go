@@ -125,7 +125,7 @@ func (p *pipes) drain(sweep func()) {
 	p.abandon()
 }
 
-// abandon reads what is in the pipes of a process whose output is no longer waited for, and blocks
+// abandon reads what is in the pipes of a process, without waiting for more output, and blocks
 // until that has been written.
 func (p *pipes) abandon() {
 	for _, c := range p.copiers {

@@ -313,8 +313,8 @@ func testPointCancel(t *testing.T, newGroups NewGroups) {
 }
 
 // testPointClose: small messages that were sent before the sender closes arrive. A rank that waits
-// for a message of a closed rank gets an error. If a rank closes while one of its own messages is in
-// progress, that message fails.
+// for a message of a closed rank gets an error. If a rank closes while one of its own messages is
+// in progress, that message fails.
 func testPointClose(t *testing.T, newGroups NewGroups) {
 	for range repeat(8) {
 		groups := newGroups(t, 2)

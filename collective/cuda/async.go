@@ -17,8 +17,8 @@ type Handle struct {
 }
 
 // Wait blocks until the operation has ended and returns its error. Until then the slice belongs to
-// the operation; after an error it is undefined. An operation that is waited for is not delayed to
-// be fused with later ones.
+// the operation; after an error it is undefined. Once a goroutine waits for an operation, it is not
+// delayed any more to be fused with later ones.
 func (h *Handle) Wait() error {
 	if h.under == nil {
 		return h.err

@@ -1,12 +1,12 @@
 /*
- * Ranks that add vectors by libhvdrun, until a rank dies. Each is a process of its own:
+ * Ranks that add vectors by libhvdrun, until a rank dies. Each rank is a process:
  *
  *     make lib
  *     cc -I bin/lib -o bin/all_reduce examples/c/all_reduce.c -L bin/lib -lhvdrun -Wl,-rpath,$PWD/bin/lib
  *     mkdir /tmp/ranks; for r in 0 1 2 3; do bin/all_reduce $r 4 /tmp/ranks 1000 & done; wait
  *
- * The ranks tell each other their addresses in files of the folder. Under hvdrun the worker's socket
- * does that, and brings a new world when a rank is lost.
+ * The ranks exchange their addresses by files in the folder. Under hvdrun they use the worker's socket
+ * instead, which also announces a new world when a rank is lost.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 //
 // A State is the part of an elastic.State with all variables of a model.Store: weights, the
 // optimizer's moments and step, learning rate, random state. A Step computes the gradients of the
-// microbatches of elastic.Steps, and applies their mean: the variables at the end are the same bits
+// microbatches of elastic.Steps, and applies their mean: the final variables have the same bits,
 // whatever the workers were.
 //
 //	step, err := gomlx.NewStep(backend, store, optimizer.Adam().Done(), loss, shapeOfX, shapeOfY)

@@ -65,7 +65,7 @@ func (c *cluster) await(is func([]plan.Host) bool) {
 				return
 			}
 		case <-limit:
-			c.t.Fatal("the list that is waited for does not come")
+			c.t.Fatal("the expected list does not come")
 		}
 	}
 }

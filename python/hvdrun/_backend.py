@@ -52,7 +52,7 @@ _REDUCTIONS = _reductions()
 _OF_BOOL = {lib.SUM: lib.MAX, lib.MAX: lib.MAX, lib.PRODUCT: lib.MIN, lib.MIN: lib.MIN}
 _POLL_KEPT = 64
 # Before 2.7, torch's C++ code does not keep a work's Python object, without which Work.wait of C++ never returns. So the group keeps
-# the newest works until they were waited for.
+# the newest works until the program has waited for them.
 _HOLDS_WORKS = tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2]) < (2, 7)
 _HELD = 256
 # Whether torch.distributed accepts None as the work of a blocking operation: its options then have asyncOp.

@@ -187,8 +187,8 @@ func (n *nodes) check(steps int) {
 	}
 }
 
-// TestElasticNodes: first the node dies that runs the driver and the store at which the nodes meet,
-// and another one joins. Then the driver's process dies, and then its node is asked to leave. The
+// TestElasticNodes: first the node that runs the driver and the store of the rendezvous dies, and
+// another one joins. Then the driver's process dies, and then its node is asked to leave. The
 // workers of the other nodes continue each time and are not started again.
 func TestElasticNodes(t *testing.T) {
 	t.Parallel()

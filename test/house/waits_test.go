@@ -19,15 +19,15 @@ var timing = map[string][]string{
 
 const (
 	virtual  = "it is called in bubbles of testing/synctest"
-	nothing  = "what must not happen is waited for: a slow machine fails no test by that"
+	nothing  = "the test waits for something that must not happen: no test fails because a machine is slow"
 	trigger  = "the end of the time is what is tested: a slow machine only ends it later"
 	slowness = "it makes something slow"
 	measures = "a benchmark"
 )
 
-// waits lists the test files that end a wait at a time other than sandbox.Limit, outside of a
-// bubble of testing/synctest, how often they do, and why no test fails because of it when
-// processors are slow. A pause of at most 20 ms between two observations does not count.
+// waits lists the test files with waits that have a time limit other than sandbox.Limit, outside of
+// a bubble of testing/synctest: the number of these waits, and why no test fails because of them on
+// slow processors. A pause of at most 20 ms between two observations does not count.
 var waits = map[string]struct {
 	uses int
 	why  string

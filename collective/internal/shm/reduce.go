@@ -254,10 +254,10 @@ func (m *Member) split(parts [][]byte, data []byte, size, owners int) {
 // exchange moves data in rounds. Each round covers some bytes of every member's part, so that the
 // data in flight remains in the caches. Each round t has three steps:
 //
-//	give     what other members own of src goes to this one's in slot; then its counter given is t+1
-//	reduce   the own part is combined from the own src and the others' in slots into dst and, if gather, back into these
-//	         slots; without a reduction, dst goes into the own out slot as it is; then the counter reduced is t+1
-//	take     if gather, the other parts go to dst, from the own in slot or, without a reduction, from their owners' out slots
+//	give     copies the parts of src that other members own to this member's in slot, and sets the counter given to t+1
+//	reduce   combines the own part, from the own src and the others' in slots, into dst and, if gather, into these slots;
+//	         without a reduction it copies dst to the own out slot; then it sets the counter reduced to t+1
+//	take     if gather, copies the other parts to dst, from the own in slot or, without a reduction, from the owners' out slots
 //
 // Returning results through the same slots saves a quarter of the time: half as much memory is
 // moved between two cores' caches, and a core that has just read a line can write it sooner.
@@ -265,12 +265,13 @@ func (m *Member) split(parts [][]byte, data []byte, size, owners int) {
 // The order of the steps is give 0, then give t+1, reduce t, take t for each t. Slots are used in
 // turn, slot t%2 in round t, and are free when they are used again:
 //
-//   - Give t writes in slot t%2, which owners read and wrote in reduce t−2. This member has waited
-//     for their counters reduced to be t−1 or more: in take t−2, which read it too, or, without it,
-//     in give.
-//   - Reduce t writes in slots t%2 of members that have given, so it has waited for them.
-//   - Reduce t writes out slot t%2, which others read in take t−2. It waits first until all
-//     counters given are t+1, and each member has set its own in give t, after take t−2.
+//   - Give t writes in slot t%2, which the owners read and wrote in reduce t−2, and this member
+//     read in take t−2. Before that this member waits until the owners' counters reduced are at
+//     least t−1: in take t−2 or, without a take, in give t.
+//   - Reduce t writes the in slots t%2 of other members, after it has waited for their give t.
+//   - Reduce t writes out slot t%2, which others read in take t−2. It first waits until all
+//     counters given are t+1. A member sets its counter to t+1 in give t, which follows its take
+//     t−2.
 //
 // Between operations the arrival of all members gives the same guarantee. Counters continue from
 // operation to operation.

@@ -25,7 +25,7 @@ type Generation struct {
 	Peers
 	groups   Groups
 	conns    int                              // number of connections of the data channel between ranks of different hosts
-	hurried  bool                             // a route has just broken: routes that do not answer are not waited for
+	hurried  bool                             // a route has just broken: do not wait for routes that do not answer
 	undriven bool                             // operations do not drive the connections
 	mesh     func(distance, size int) bool    // replaces the rule of near in tests; nil: unused
 	own      func() map[netip.Addr]netif.Card // addresses of this host

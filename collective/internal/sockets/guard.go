@@ -24,8 +24,8 @@ import (
 // ends as soon as the break is detected, and the next world uses another route:
 //
 //   - The kernel reports that an interface of this host is down, or has lost the address.
-//   - What was sent over a route is not acknowledged, not even a new connection on it is, and on
-//     another route the same host answers.
+//   - The peer's host acknowledges neither data on the route nor a new connection on it, and
+//     answers on another route.
 //
 // If there is no other route, a reset would not help: TCP continues once the route has recovered.
 
@@ -488,7 +488,7 @@ func unanswered(ctx context.Context, suspected, other string, bound time.Duratio
 			answers <- false
 		}()
 	}
-	defer func() { // every goroutine is waited for
+	defer func() { // wait for every goroutine
 		cancel()
 		for ; attempts > 0; attempts-- {
 			<-answers

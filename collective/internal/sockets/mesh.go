@@ -16,8 +16,8 @@ import (
 // A complete far link works like a near one. Before it is complete, it does not carry:
 //
 //   - Notices. A rank that learns of the end of the group notifies all ranks to which it is
-//     connected, so all ranks learn of it after at most log2(n) such steps. If a rank fails without a
-//     notice, its near ranks and the ranks that wait for it detect that.
+//     connected, so all ranks learn of it after at most log2(n) such steps. If a rank fails without
+//     a notice, its near ranks and the ranks that wait for it detect that.
 //   - Goodbyes. An operation that would need a rank that has left fails on the near ranks of that
 //     rank when they call it, and they notify the others. No data is lost, since a rank sends data
 //     only over complete links.

@@ -285,7 +285,7 @@ func (e *Endpoint) openProbes(ctx context.Context, f *Generation, rank int, addr
 	limit := time.NewTimer(probeDial) // until the first answers, then until the others do
 	defer limit.Stop()
 	answered, ended, proofs := 0, 0, false
-	for ended < len(addrs) { // every goroutine is waited for
+	for ended < len(addrs) { // wait for every goroutine
 		select {
 		case <-connected:
 			answered++

@@ -27,8 +27,8 @@ func names(n int) (hosts []string) {
 	return hosts
 }
 
-// TestNamesAreResolvedSideBySide: if the name service does not answer, a hundred names are not
-// waited for one after the other, and ten thousand for no longer than the bound or the caller's
+// TestNamesAreResolvedSideBySide: if the name service does not answer, LocalHosts waits for a
+// hundred names at the same time, and for ten thousand no longer than the bound or the caller's
 // context.
 func TestNamesAreResolvedSideBySide(t *testing.T) {
 	for _, c := range []struct {

@@ -1361,7 +1361,7 @@ func (x *Kept) GetBytes() uint64 {
 	return 0
 }
 
-// Log is a line of the log of an agent that has no log of its own. Some may be lost.
+// Log is a line of the log of an agent without its own log. Some may be lost.
 type Log struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The number of the level in logrus.

@@ -61,7 +61,7 @@ type DiscoveryClient interface {
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[HostList], error)
 	// Asks for hosts: from least to most slots, as many as the plugin can get. The plugin takes a step towards that and
 	// answers soon; it is called again every few seconds. If most is 0, the job is over: the plugin requests the return of
-	// all hosts, and then answers. A plugin that cannot bring hosts need not implement it.
+	// all hosts, and then answers. A plugin that cannot request hosts need not implement it.
 	Scale(ctx context.Context, in *ScaleRequest, opts ...grpc.CallOption) (*ScaleReply, error)
 }
 
@@ -140,7 +140,7 @@ type DiscoveryServer interface {
 	Watch(*WatchRequest, grpc.ServerStreamingServer[HostList]) error
 	// Asks for hosts: from least to most slots, as many as the plugin can get. The plugin takes a step towards that and
 	// answers soon; it is called again every few seconds. If most is 0, the job is over: the plugin requests the return of
-	// all hosts, and then answers. A plugin that cannot bring hosts need not implement it.
+	// all hosts, and then answers. A plugin that cannot request hosts need not implement it.
 	Scale(context.Context, *ScaleRequest) (*ScaleReply, error)
 	mustEmbedUnimplementedDiscoveryServer()
 }

@@ -1863,7 +1863,7 @@ func (x *StopTask) GetOf() *Attempt {
 	return nil
 }
 
-// ValueRequest asks for a part of a stored value, or brings one.
+// ValueRequest asks for a part of a stored value, or provides one.
 type ValueRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// SHA-256 of the requested value.
@@ -1945,7 +1945,7 @@ func (x *ValueRequest) GetData() []byte {
 type ValueReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Data  []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
-	// SHA-256 of the value that was brought.
+	// SHA-256 of the value that was provided.
 	Value []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
 	// The value is not here.
 	Missing bool   `protobuf:"varint,3,opt,name=missing,proto3" json:"missing,omitempty"`

@@ -158,8 +158,8 @@ func adds[T collective.Element](t *testing.T, g *Group, kind Type, x, twice T) {
 	}
 }
 
-// TestOrder: calls that are started and calls that block run in one order, whichever is waited for
-// first.
+// TestOrder: started calls and blocking calls run in one order, in whatever order a caller waits
+// for them.
 func TestOrder(t *testing.T) {
 	_, groups := world(t, 2, loopback)
 	each(2, func(r int) {

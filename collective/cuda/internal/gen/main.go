@@ -16,9 +16,9 @@
 //	296  divisor or factor              64 bits
 //
 // The results have the bits of internal/kernel. Each instruction names its rounding, so that the
-// compiler does not fuse a product and a sum, and subnormal numbers are preserved. Since devices and
-// processors produce different NaNs, the kernels choose the NaN: the first operand that is a NaN, as
-// a quiet NaN, or else the negative NaN without payload.
+// compiler does not fuse a product and a sum, and subnormal numbers are preserved. Since devices
+// and processors produce different NaNs, the kernels choose the NaN: the first operand that is a
+// NaN, as a quiet NaN, or else the negative NaN without payload.
 package main
 
 import (
