@@ -36,8 +36,6 @@ type Config struct {
 	Info string
 	// Log must not be nil.
 	Log logrus.FieldLogger
-	// Counted, if not nil, is called at each read or write of the record.
-	Counted func()
 }
 
 // Member is a node of a round.
@@ -74,8 +72,8 @@ var (
 	numbers     atomic.Int64
 )
 
-// Handler is one node. Its methods are safe for concurrent use, but only one of Next, Leave, Close
-// and Shutdown may run at a time.
+// Handler is one node. Its methods are safe for concurrent use, but only one of Next, Leave and
+// Close may run at a time.
 type Handler struct {
 	cfg     Config
 	node    NodeDesc
@@ -90,8 +88,7 @@ type Handler struct {
 	silence atomic.Pointer[context.CancelFunc]
 }
 
-// New returns a node that is in no round. It does no I/O. The caller must call Shutdown, Leave or
-// Stop.
+// New returns a node that is in no round. It does no I/O. The caller must call Leave or Stop.
 func New(cfg Config) (*Handler, error) {
 	var err error
 	if cfg.Settings, err = cfg.Settings.withDefaults(); err != nil {
@@ -112,9 +109,7 @@ func New(cfg Config) (*Handler, error) {
 }
 
 func (h *Handler) newHolder(cache time.Duration) *storeHolder {
-	holder := newHolder(h.store, &h.cfg.Settings, cache)
-	holder.reads = h.cfg.Counted
-	return holder
+	return newHolder(h.store, &h.cfg.Settings, cache)
 }
 
 // Node returns the description of this node.
@@ -248,12 +243,6 @@ func (h *Handler) look(ctx context.Context, holder *storeHolder) (*State, error)
 	return holder.current(), err
 }
 
-// Waiting returns the number of nodes that wait to join.
-func (h *Handler) Waiting(ctx context.Context) (int, error) {
-	s, err := h.look(ctx, h.newHolder(0))
-	return len(s.WaitList), err
-}
-
 // Closed reports whether the run is closed.
 func (h *Handler) Closed(ctx context.Context) (bool, error) {
 	s, err := h.look(ctx, h.newHolder(0))
@@ -372,10 +361,4 @@ func (h *Handler) Close(ctx context.Context) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.do(ctx, closeOp, operation{what: "closing the run", limit: h.cfg.Close})
-}
-
-// Shutdown calls Stop and Close.
-func (h *Handler) Shutdown(ctx context.Context) error {
-	h.Stop()
-	return h.Close(ctx)
 }

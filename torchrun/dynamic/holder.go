@@ -38,16 +38,14 @@ type storeHolder struct {
 	store    store.Store
 	settings *Settings
 	cache    time.Duration // how long a copy that was read is used without reading again
-	reads    func()        // called at each read or write; for tests and measurements
 
 	state   *State
 	dirty   bool
 	version uint64
 	read    time.Time // time of the last read, by this process's clock; zero: none yet
 	clock   store.Clock
-	taken   time.Time  // when the record was last taken; unlike read, it is never reset
-	back    time.Time  // when the record was first read after a gap; zero: no gap
-	lost    []NodeDesc // participants that the last sync has dropped as dead
+	taken   time.Time // when the record was last taken; unlike read, it is never reset
+	back    time.Time // when the record was first read after a gap; zero: no gap
 }
 
 func newHolder(s store.Store, set *Settings, cache time.Duration) *storeHolder {
@@ -68,9 +66,6 @@ func (h *storeHolder) sync(ctx context.Context) (kept bool, err error) {
 	default:
 		entry, err = h.store.Get(ctx, recordKey)
 	}
-	if h.reads != nil {
-		h.reads()
-	}
 	if err != nil {
 		return false, fmt.Errorf("dynamic: %w", err)
 	}
@@ -87,9 +82,9 @@ func (h *storeHolder) take(entry store.Entry) error {
 	if err != nil {
 		return err
 	}
-	h.state, h.version, h.dirty, h.lost = state, entry.Version, false, nil
+	h.state, h.version, h.dirty = state, entry.Version, false
 	if h.seeing() {
-		h.lost = h.state.sanitize(h.now(), h.settings)
+		h.state.sanitize(h.now(), h.settings)
 	}
 	return nil
 }

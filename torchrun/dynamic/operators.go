@@ -258,7 +258,7 @@ func (s *State) apply(a action, node NodeDesc, info string, now time.Time, set *
 		delete(s.RedundancyList, node)
 		delete(s.LastHeartbeats, node)
 	case markComplete:
-		s.complete(set)
+		s.complete()
 	case markClosed:
 		s.Closed = true
 	case markFailed:
@@ -277,19 +277,16 @@ func (s *State) addParticipant(node NodeDesc, info string, now time.Time, set *S
 		s.Deadline = now.Add(set.LastCall)
 	}
 	if len(s.Participants) == set.MaxNodes {
-		s.complete(set)
+		s.complete()
 	}
 }
 
 // complete fixes the participants and assigns their ranks: first to nodes of the last round, in the
-// order of their ranks in it, then to the others by name. With SortedRanks, all are ordered by
-// name.
-func (s *State) complete(set *Settings) {
+// order of their ranks in it, then to the others by name.
+func (s *State) complete() {
 	s.Complete, s.Deadline = true, time.Time{}
 	nodes := sorted(s.Participants)
-	if !set.SortedRanks {
-		keepOrder(nodes, s.LastRanks)
-	}
+	keepOrder(nodes, s.LastRanks)
 	clear(s.LastRanks)
 	for rank, n := range nodes {
 		s.Participants[n], s.LastRanks[n] = rank, rank

@@ -278,9 +278,9 @@ func (r *recordReader) node(s *State) {
 	}
 }
 
-// sanitize removes the nodes whose last heartbeat is too old, and applies the consequences. It
-// returns the participants that it has removed.
-func (s *State) sanitize(now time.Time, set *Settings) (lost []NodeDesc) {
+// sanitize removes the nodes whose last heartbeat is too old, and applies the consequences.
+func (s *State) sanitize(now time.Time, set *Settings) {
+	lost := false
 	bound := now.Add(-set.KeepAliveInterval * time.Duration(set.KeepAliveAttempts))
 	for n, beat := range s.LastHeartbeats {
 		if !beat.Before(bound) {
@@ -293,14 +293,12 @@ func (s *State) sanitize(now time.Time, set *Settings) (lost []NodeDesc) {
 		if _, is := s.Participants[n]; is {
 			delete(s.Participants, n)
 			delete(s.Infos, n)
-			lost = append(lost, n)
+			lost = true
 		}
 	}
-	if len(lost) > 0 {
+	if lost {
 		s.epilogue(set)
-		slices.SortFunc(lost, NodeDesc.Compare)
 	}
-	return lost
 }
 
 // epilogue applies the consequences of the removal of a participant.

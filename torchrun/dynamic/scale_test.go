@@ -56,7 +56,6 @@ func TestManyNodes(t *testing.T) {
 		n := &network{}
 		set := *settings(nodes/2, nodes)
 		set.KeepAliveInterval = 5 * time.Second
-		set.SortedRanks = false
 		began := time.Now()
 		all := make([]*Handler, nodes)
 		for i := range all {

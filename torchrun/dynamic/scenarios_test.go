@@ -28,7 +28,7 @@ var noon = time.Date(2030, 1, 1, 12, 0, 0, 0, time.UTC)
 // settings returns the settings of most scenarios.
 func settings(least, most int) *Settings {
 	s, err := Settings{
-		RunID: "run", MinNodes: least, MaxNodes: most, KeepAliveInterval: 30 * time.Second, KeepAliveAttempts: 3, SortedRanks: true,
+		RunID: "run", MinNodes: least, MaxNodes: most, KeepAliveInterval: 30 * time.Second, KeepAliveAttempts: 3,
 	}.withDefaults()
 	if err != nil {
 		panic(err)
@@ -299,8 +299,8 @@ func TestHolder(t *testing.T) {
 		}
 		put(t, &c.Memory, s)
 		h := newHolder(c, settings(1, 100), 0)
-		if _, err := h.sync(t.Context()); err != nil || !same(h.current(), want) || len(h.lost) != 3 {
-			t.Errorf("%v; lost %v; left %v", err, h.lost, h.current())
+		if _, err := h.sync(t.Context()); err != nil || !same(h.current(), want) {
+			t.Errorf("%v; left %v", err, h.current())
 		}
 	})
 	run("H9", func(t *testing.T, c *counted) {
@@ -695,20 +695,18 @@ func TestHandler(t *testing.T) {
 		h.Stop()
 	})
 	in("D5", func(t *testing.T) {
-		m := &storetest.Memory{}
-		record(t, m, func(s *State) { s.waiting(node(1), node(2)); s.LastHeartbeats = map[NodeDesc]time.Time{} })
-		reads := 0
-		h := handler(t, m, *settings(1, 1))
-		h.cfg.Counted = func() { reads++ }
-		if n, err := h.Waiting(t.Context()); n != 2 || err != nil || reads != 1 {
-			t.Errorf("%d wait, %v, after %d reads", n, err, reads)
+		c := &counted{}
+		record(t, &c.Memory, func(s *State) { s.waiting(node(1), node(2)); s.LastHeartbeats = map[NodeDesc]time.Time{} })
+		h := handler(t, c, *settings(1, 1))
+		if s, err := h.look(t.Context(), h.newHolder(0)); len(s.WaitList) != 2 || err != nil || c.gets != 1 {
+			t.Errorf("%d wait, %v, after %d reads", len(s.WaitList), err, c.gets)
 		}
 	})
 	in("D6", func(t *testing.T) {
 		c := &counted{}
 		h := handler(t, c, *settings(1, 1))
 		for range 2 {
-			if err := h.Shutdown(t.Context()); err != nil {
+			if err := h.Close(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}
@@ -716,7 +714,7 @@ func TestHandler(t *testing.T) {
 			t.Errorf("%v, %v", closed, err)
 		}
 		c.err = errors.New("no store")
-		if err := handler(t, c, *settings(1, 1)).Shutdown(t.Context()); !errors.Is(err, c.err) {
+		if err := handler(t, c, *settings(1, 1)).Close(t.Context()); !errors.Is(err, c.err) {
 			t.Error(err)
 		}
 	})
@@ -730,13 +728,11 @@ func TestHandler(t *testing.T) {
 		if age := time.Since(record(t, m, nil).LastHeartbeats[h.Node()]); age > 2*time.Second {
 			t.Errorf("the last heartbeat is %v old", age)
 		}
-		if err := h.Shutdown(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		h.Stop()
 		last := record(t, m, nil).LastHeartbeats[h.Node()]
 		<-time.After(10 * time.Second)
 		if !record(t, m, nil).LastHeartbeats[h.Node()].Equal(last) {
-			t.Error("there are heartbeats after Shutdown")
+			t.Error("there are heartbeats after Stop")
 		}
 	})
 	in("D8", func(t *testing.T) {
@@ -795,7 +791,6 @@ func TestHandler(t *testing.T) {
 	})
 	in("D11", func(t *testing.T) {
 		set := *settings(1, 3)
-		set.SortedRanks = false
 		m := &storetest.Memory{}
 		a, b, c := handler(t, m, set), handler(t, m, set), handler(t, m, set)
 		first := together(t, a, b, c)
@@ -876,9 +871,7 @@ func TestRanksAreKept(t *testing.T) {
 	a, b, c, d := NodeDesc{"a", 1, 0}, NodeDesc{"b", 1, 0}, NodeDesc{"c", 1, 0}, NodeDesc{"d", 1, 0}
 	s := with(a, b, c, d)
 	s.LastRanks = map[NodeDesc]int{d: 0, c: 2, NodeDesc{"gone", 1, 0}: 1}
-	set := *settings(1, 4)
-	set.SortedRanks = false
-	s.complete(&set)
+	s.complete()
 	if want := map[NodeDesc]int{d: 0, c: 1, a: 2, b: 3}; !maps.Equal(s.Participants, want) || !maps.Equal(s.LastRanks, want) {
 		t.Errorf("%v, %v", s.Participants, s.LastRanks)
 	}

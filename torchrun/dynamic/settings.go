@@ -48,16 +48,13 @@ type Settings struct {
 	RunID string
 	// MinNodes and MaxNodes bound the number of nodes in a round.
 	MinNodes, MaxNodes int
-	// Join bounds Next, Close bounds Close and Shutdown, and Heartbeat bounds one heartbeat.
+	// Join bounds Next, Heartbeat bounds one heartbeat, and Close bounds the other operations.
 	// LastCall is how long a round with enough nodes waits for more. Zero: the defaults.
 	Join, LastCall, Close, Heartbeat time.Duration
 	// KeepAliveInterval is the time between two heartbeats. A node that has missed
 	// KeepAliveAttempts of them counts as dead. Zero: the defaults.
 	KeepAliveInterval time.Duration
 	KeepAliveAttempts int
-	// SortedRanks assigns ranks in the order of the nodes' names in each round, as torchelastic
-	// does. Otherwise nodes of the last round keep their order, before new ones.
-	SortedRanks bool
 }
 
 // withDefaults returns the settings with their zero fields filled in, or an error if they are not

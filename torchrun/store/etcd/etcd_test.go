@@ -154,8 +154,8 @@ func TestEtcdIsAway(t *testing.T) {
 	if err := server.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := nodes[1].Waiting(t.Context()); n != 0 || err != nil {
-		t.Errorf("%d wait, %v", n, err)
+	if closed, err := nodes[1].Closed(t.Context()); closed || err != nil {
+		t.Errorf("closed: %v, %v", closed, err)
 	}
 	next(1)
 	if c := <-changed; len(c.Lost)+c.Waiting == 0 {
