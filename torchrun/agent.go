@@ -159,13 +159,9 @@ func (a *Agent) openStore(ctx context.Context, round Round) (roundStore, error) 
 		}
 		return s, err
 	case round.Rank == 0:
-		addr, err := a.cfg.Peers.addr()
-		if err != nil {
-			return nil, err
-		}
 		s, err := ServeStore(round.Number, a.cfg.Peers, a.cfg.Log)
 		if err == nil {
-			if err = round.Store.Set(ctx, key, []byte(addr)); err != nil {
+			if err = round.Store.Set(ctx, key, []byte(a.cfg.Peers.Addr())); err != nil {
 				s.Close()
 			}
 		}

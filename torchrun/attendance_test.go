@@ -66,11 +66,8 @@ func meetIn(t *testing.T, shared store.Store) (nodes [2]*Dynamic, rounds [2]Roun
 // sayStore publishes the address of the node with rank 0, as openStore does.
 func sayStore(t *testing.T, d *Dynamic, r Round) (addr string) {
 	t.Helper()
-	addr, err := d.Peers.addr()
-	if err == nil {
-		err = r.Store.Set(t.Context(), "store", []byte(addr))
-	}
-	if err != nil {
+	addr = d.Peers.Addr()
+	if err := r.Store.Set(t.Context(), "store", []byte(addr)); err != nil {
 		t.Fatal(err)
 	}
 	return addr

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strconv"
 	"sync"
@@ -359,12 +358,7 @@ func (r *elasticRun) exchange(round Round, own string) {
 
 // drive runs the job's driver on this node until the job has ended or another node leads.
 func (r *elasticRun) drive(ctx context.Context, l *lead, round Round, own string) (status int, err error) {
-	journal, found, err := replica.Lead(ctx, replica.Config{
-		Own: &r.node, Addr: r.Peers.Member(), Evidence: r.Peers.evidence, Log: r.Log,
-		Dial: func(ctx context.Context, member string) (net.Conn, error) {
-			return r.Peers.dialMember(ctx, member, journalCopy.of(0))
-		},
-	}, round.Agents)
+	journal, found, err := r.Peers.lead(ctx, &r.node, journalCopy, round.Agents)
 	if err != nil {
 		return 0, err
 	}

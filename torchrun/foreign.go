@@ -31,6 +31,49 @@ func refused(err error) error {
 	return err
 }
 
+// reach calls try, which uses the agent at addr, until it succeeds or returns ErrClosed, or ctx
+// ends. It logs failures once they have lasted for a while, and then less and less often; what
+// names the agent. If it finds that PyTorch's torchrun or another program of this machine is at the
+// address, it returns an error that says so.
+func (p *Peers) reach(ctx context.Context, addr, what string, try func() error) error {
+	if err := inUse(ctx, addr); err != nil {
+		return err
+	}
+	failures := retry.Row{Least: retryTell, Quiet: retryQuiet}
+	var others strangers
+	for {
+		err := try()
+		if err == nil || errors.Is(err, ErrClosed) {
+			return err
+		}
+		err, final := others.who(ctx, addr, err)
+		switch cause := context.Cause(ctx); {
+		case final, cause != nil && errors.Is(err, cause):
+			return err
+		case errors.Is(err, errSilentStore):
+			err = errOtherProgram
+		}
+		if errors.Is(err, errOtherProgram) {
+			failures.Quiet = 0
+		}
+		if ctx.Err() == nil {
+			failures.Warn(p.log, time.Now(), "torchrun: "+what+" is not reached at "+addr, err)
+		}
+		if cause := retry.Pause(ctx, retryPause); cause != nil {
+			return fmt.Errorf("%w; the last attempt: %w", cause, err)
+		}
+	}
+}
+
+const (
+	// retryPause is the pause between two attempts to reach another agent.
+	retryPause = 200 * time.Millisecond
+	// Failures to reach another agent are logged once they have lasted for retryQuiet, and at most
+	// every retryTell.
+	retryQuiet = 2 * time.Second
+	retryTell  = 10 * time.Second
+)
+
 // strangers finds out which program answers at an address at which no agent of hvdrun answers. The
 // zero value is ready to use.
 type strangers struct{ failed retry.Row }

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"maps"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -47,12 +46,7 @@ type leadingStore struct {
 // leadStore makes this agent the leader of the store. It continues with the newest copy that a
 // member has.
 func (p *Peers) leadStore(ctx context.Context, node *replica.Node, members []string, clock store.Clock) (*leadingStore, error) {
-	leader, found, err := replica.Lead(ctx, replica.Config{
-		Own: node, Addr: p.Member(), Evidence: p.evidence, Log: p.log,
-		Dial: func(ctx context.Context, member string) (net.Conn, error) {
-			return p.dialMember(ctx, member, storeCopy.of(0))
-		},
-	}, members[:min(len(members), mostCopies)])
+	leader, found, err := p.lead(ctx, node, storeCopy, members[:min(len(members), mostCopies)])
 	if err != nil {
 		return nil, err
 	}

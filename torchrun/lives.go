@@ -160,10 +160,16 @@ func (p *Peers) evidence(member string, err error) replica.Evidence {
 // a firewall.
 func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// dialMember connects to a member, like dial.
-func (p *Peers) dialMember(ctx context.Context, member string, of service) (net.Conn, error) {
-	addr, _ := addrOf(member)
-	return p.dial(ctx, addr, of)
+// lead makes this node the leader of the members' copies, which are a service of the given kind.
+// own is this node's copy.
+func (p *Peers) lead(ctx context.Context, own *replica.Node, copies kind, members []string) (*replica.Leader, replica.Copy, error) {
+	return replica.Lead(ctx, replica.Config{
+		Own: own, Addr: p.Member(), Evidence: p.evidence, Log: p.log,
+		Dial: func(ctx context.Context, member string) (net.Conn, error) {
+			addr, _ := addrOf(member)
+			return p.dial(ctx, addr, copies.of(0))
+		},
+	}, members)
 }
 
 // namesOf returns the names of a round's members.

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -231,28 +232,17 @@ func (p *Peers) forget(conn net.Conn) {
 // Addr returns the address, host:port, at which other nodes reach this one. It returns "" if this
 // node does not listen.
 func (p *Peers) Addr() string {
-	addr, err := p.addr()
-	if err != nil {
-		return ""
-	}
-	return addr
-}
-
-// addr returns the address at which other nodes reach this node's stores.
-func (p *Peers) addr() (string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ln == nil {
-		return "", errors.New("torchrun: this node does not listen for others")
+		return ""
 	}
-	host, port, err := net.SplitHostPort(p.ln.Addr().String())
-	if err != nil {
-		return "", err
-	}
-	if at, err := netip.ParseAddr(host); err == nil && at.IsUnspecified() {
+	at := p.ln.Addr().(*net.TCPAddr).AddrPort()
+	host := at.Addr().Unmap().String()
+	if at.Addr().IsUnspecified() {
 		host = p.Route
 	}
-	return net.JoinHostPort(cmp.Or(p.Host, host), port), nil
+	return net.JoinHostPort(cmp.Or(p.Host, host), strconv.Itoa(int(at.Port())))
 }
 
 // dial connects to a service of another node.
@@ -435,21 +425,6 @@ func IsLoopbackName(host string) bool {
 	defer cancel()
 	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	return err == nil && len(addrs) > 0 && !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return !a.Unmap().IsLoopback() })
-}
-
-// FirstAddress returns the first address of this machine that is not a loopback address.
-func FirstAddress() (netip.Addr, error) {
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	for _, one := range all {
-		prefix, err := netip.ParsePrefix(one.String())
-		if addr := prefix.Addr(); err == nil && addr.IsGlobalUnicast() {
-			return addr, nil
-		}
-	}
-	return netip.Addr{}, errors.New("this machine has only loopback addresses")
 }
 
 // IsHere reports whether an address, or all addresses of a host name, belong to this machine.

@@ -53,15 +53,6 @@ type staticWatch struct {
 	fired   bool
 }
 
-const (
-	// retryPause is the pause between two attempts to reach the node with rank 0.
-	retryPause = 200 * time.Millisecond
-	// Failures to reach another agent are logged once they have lasted for retryQuiet, and at most
-	// every retryTell.
-	retryQuiet = 2 * time.Second
-	retryTell  = 10 * time.Second
-)
-
 // Next implements Rendezvous.
 func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 	s.endWatch()
@@ -81,42 +72,24 @@ func (s *Static) Next(ctx context.Context, failed bool) (Round, error) {
 			s.Log.Debugf("torchrun: %v", err)
 		}
 	}
-	if s.Node != 0 {
-		if err := inUse(ctx, s.Addr); err != nil {
-			return Round{}, err
+	var r Round
+	enter := func() (err error) {
+		if r, err = s.arrive(ctx); err != nil && !errors.Is(err, ErrClosed) && ctx.Err() == nil {
+			s.disconnect()
 		}
+		return err
 	}
-	failures := retry.Row{Least: retryTell, Quiet: retryQuiet}
-	var others strangers
-	for {
-		r, err := s.arrive(ctx)
-		final := false
-		if err != nil && s.Node != 0 && !errors.Is(err, ErrClosed) {
-			err, final = others.who(ctx, s.Addr, err)
-		}
-		switch {
-		case err == nil:
-			s.watch()
-			return r, nil
-		case final:
-			return Round{}, err
-		case errors.Is(err, late):
-			return Round{}, err
-		case ctx.Err() != nil:
-			return Round{}, context.Cause(ctx)
-		case errors.Is(err, ErrClosed) || s.Node == 0:
-			return Round{}, err
-		}
-		if errors.Is(err, errOtherProgram) {
-			failures.Quiet = 0
-		}
-		// The node with rank 0 may have been restarted.
-		failures.Warn(s.Log, time.Now(), "torchrun: the node with rank 0 is not reached at "+s.Addr, err)
-		s.disconnect()
-		if err := retry.Pause(ctx, retryPause); err != nil {
-			return Round{}, err
-		}
+	var err error
+	if s.Node == 0 {
+		err = enter()
+	} else { // the node with rank 0 may have been restarted
+		err = s.Peers.reach(ctx, s.Addr, "the node with rank 0", enter)
 	}
+	if err != nil {
+		return Round{}, err
+	}
+	s.watch()
+	return r, nil
 }
 
 // connect connects to the store.

@@ -300,32 +300,14 @@ func (p *Peers) Meet(ctx context.Context, addr string, host bool) (store.Store, 
 		p.answer(leaderIs.of(0), s.told)
 		return s, end, nil
 	}
-	if err := inUse(ctx, addr); err != nil {
-		return nil, nil, err
-	}
 	r := &remoteStore{peers: p, addr: addr}
-	failures := retry.Row{Least: retryTell, Quiet: retryQuiet}
-	var others strangers
-	for {
+	err := p.reach(ctx, addr, "the agent that has the store", func() error {
 		_, err := r.Get(ctx, "hello")
-		if err == nil {
-			break
-		}
-		err, final := others.who(ctx, addr, err)
-		if final {
-			r.close()
-			return nil, nil, err
-		}
-		if errors.Is(err, errSilentStore) {
-			err, failures.Quiet = errOtherProgram, 0
-		}
-		if ctx.Err() == nil {
-			failures.Warn(p.log, time.Now(), "torchrun: the agent that has the store is not reached at "+addr, err)
-		}
-		if retry.Pause(ctx, retryPause) != nil {
-			r.close()
-			return nil, nil, fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)
-		}
+		return err
+	})
+	if err != nil {
+		r.close()
+		return nil, nil, err
 	}
 	s = newMovingStore(p, addr, false)
 	s.set(r)

@@ -131,9 +131,12 @@ func elasticAgent(peers *torchrun.Peers) (agent.Config, error) {
 	}
 	addr, port, err := net.SplitHostPort(peers.Addr())
 	if err == nil && torchrun.IsLoopbackName(addr) {
-		var first netip.Addr
-		first, err = torchrun.FirstAddress()
-		addr = first.String()
+		own := identity.OwnAddrs()
+		if i := slices.IndexFunc(own, netip.Addr.IsGlobalUnicast); i >= 0 {
+			addr = own[i].String()
+		} else {
+			err = errors.New("this machine has only loopback addresses")
+		}
 	}
 	if err != nil {
 		return agent.Config{}, cli.Failed(err)
