@@ -454,6 +454,27 @@ func TestTimers(t *testing.T) {
 	}
 }
 
+// TestTimerInParts: a request that arrives in parts is not lost if a timer expires in between.
+func TestTimerInParts(t *testing.T) {
+	f, err := newFileTimer("", t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	soon := float64(time.Now().Add(10*time.Millisecond).UnixMilli()) / 1e3
+	for _, part := range []struct{ text, scope string }{
+		{fmt.Sprintf(`{"pid": 7, "scope_id": "first", "expiration_time": %f}`+"\n"+`{"pid": 7, "scope_id": "sec`, soon), "first"},
+		{`ond", "expiration_time": 1}` + "\n", "second"},
+	} {
+		if _, err := f.fifo.WriteString(part.text); err != nil {
+			t.Fatal(err)
+		}
+		if e := <-f.expired(); e.scope != part.scope {
+			t.Errorf("%+v, want %s", e, part.scope)
+		}
+	}
+}
+
 // TestFileTimer: a worker whose timer expires gets the signal that it has asked for.
 func TestFileTimer(t *testing.T) {
 	a := shell(t, 1, `echo "{\"version\": 1, \"pid\": $$, \"scope_id\": \"s\", \"expiration_time\": 1, \"signal\": 9}" >$TORCHELASTIC_TIMER_FILE

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -148,50 +147,30 @@ func (f *fileTimer) expired() <-chan expiry {
 	return f.out
 }
 
+// run reads requests and sends expired timers until the FIFO is closed.
 func (f *fileTimer) run() {
-	lines := make(chan []byte)
-	f.wg.Go(func() { f.read(lines) })
 	var t timers
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	for {
-		wait := time.Hour
-		if first := t.next(); !first.IsZero() {
-			wait = max(0, time.Until(first))
-		}
-		timer.Reset(wait)
-		select {
-		case <-f.done:
-			return
-		case line := <-lines:
-			_ = t.take(line) // a malformed line is ignored
-		case <-timer.C:
-			for _, e := range t.due(time.Now()) {
-				select {
-				case f.out <- e:
-				case <-f.done:
-					return
-				}
-			}
-		}
-	}
-}
-
-// read sends lines to the channel until the FIFO is closed.
-func (f *fileTimer) read(lines chan<- []byte) {
+	var line []byte
 	in := bufio.NewReaderSize(f.fifo, maxTimerLine)
 	for {
-		line, err := in.ReadSlice('\n')
-		if errors.Is(err, bufio.ErrBufferFull) {
-			continue // the rest of it is malformed too
-		}
-		if err != nil && !errors.Is(err, io.EOF) {
+		_ = f.fifo.SetReadDeadline(t.next()) // cannot fail: a FIFO has deadlines
+		part, err := in.ReadSlice('\n')
+		line = append(line, part...)
+		switch {
+		case err == nil:
+			_ = t.take(line) // a malformed line is ignored
+			line = line[:0]
+		case errors.Is(err, bufio.ErrBufferFull):
+			line = line[:0] // the rest of it is malformed too
+		case !errors.Is(err, os.ErrDeadlineExceeded):
 			return
 		}
-		select {
-		case lines <- append([]byte(nil), line...):
-		case <-f.done:
-			return
+		for _, e := range t.due(time.Now()) {
+			select {
+			case f.out <- e:
+			case <-f.done:
+				return
+			}
 		}
 	}
 }
