@@ -18,6 +18,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/launch"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/torchrun/prestart"
@@ -120,14 +121,13 @@ func (r *runner) train(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	store, err := r.openStore(ctx, place)
+	store, closeStore, err := r.openStore(ctx, place)
 	if err != nil {
 		return err
 	}
-	defer store.close()
-	if place.masterAddr, place.masterPort, err = store.addr(); err != nil {
-		return fmt.Errorf("restart: %w", err)
-	}
+	defer closeStore()
+	at := store.Door.Addr()
+	place.masterAddr, place.masterPort = at.IP.String(), at.Port
 	if r.running, err = r.start(place); err != nil {
 		return err
 	}
@@ -202,14 +202,10 @@ func (r *runner) rest(ctx context.Context) error {
 	if r.quick < mostQuick-1 {
 		return nil
 	}
-	timer := time.NewTimer(lastPause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
+	if retry.Pause(ctx, lastPause) != nil {
 		return ctx.Err()
 	}
+	return nil
 }
 
 // failed logs the failure of this rank's program. It returns an error if this worker does not start

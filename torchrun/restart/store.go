@@ -12,82 +12,59 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun"
 )
 
-// worldStore is the torch.distributed store of a world's programs, at the loopback port that they
-// are given as MASTER_PORT. It exists before they start, so no program waits for another to open
-// it.
-type worldStore struct {
-	peers *torchrun.Peers
-	store *torchrun.WorkerStore
-}
-
-// openStore opens the store of this world. All ranks must call it.
-func (r *runner) openStore(ctx context.Context, p place) (*worldStore, error) {
-	group := r.worker.Group()
-	key := make([]byte, identity.ClusterKeyLen)
-	if r.worker.Rank() == 0 {
-		rand.Read(key) // never fails: crypto/rand ends the program if there is no randomness
+// openStore opens the torch.distributed store of this world's programs, and returns it with a
+// function that closes it. The store exists before the programs start, so no program waits for
+// another to open it. All ranks must call openStore.
+func (r *runner) openStore(ctx context.Context, p place) (store *torchrun.WorkerStore, closeAll func(), err error) {
+	var peers *torchrun.Peers
+	closeAll = func() {
+		if store != nil {
+			store.Close()
+		}
+		if peers != nil {
+			now, cancel := context.WithCancel(context.Background())
+			cancel()
+			peers.Close(now)
+		}
 	}
-	key, err := collective.BroadcastBytes(ctx, group, key, 0)
-	if err != nil {
-		return nil, err
+	defer func() {
+		if err != nil {
+			closeAll()
+			err = fmt.Errorf("restart: the store of the programs: %w", err)
+		}
+	}()
+	join := func(key []byte) (err error) {
+		run := r.own.RunID + "-" + strconv.FormatUint(r.worker.Generation(), 10)
+		peers, err = torchrun.NewPeers(key, run, loopback, r.cfg.Log)
+		return err
 	}
-	s := &worldStore{}
-	run := r.own.RunID + "-" + strconv.FormatUint(r.worker.Generation(), 10)
-	if s.peers, err = torchrun.NewPeers(key, run, loopback, r.cfg.Log); err != nil {
-		return nil, fmt.Errorf("restart: %w", err)
-	}
-	if err := s.open(ctx, r, group, p); err != nil {
-		s.close()
-		return nil, err
-	}
-	return s, nil
-}
-
-func (s *worldStore) open(ctx context.Context, r *runner, group *collective.Group, p place) (err error) {
 	first := r.worker.Rank() == 0
-	var port []byte
+	var told []byte // by rank 0: the key of this world's connections, then its port
 	if first {
+		told = make([]byte, identity.ClusterKeyLen)
+		rand.Read(told) // never fails: crypto/rand ends the program if there is no randomness
+		if err = join(told); err != nil {
+			return nil, closeAll, err
+		}
 		listen := identity.ListenLoopback()
 		if p.groupSize > 1 {
 			listen = ":0"
 		}
-		addr, lerr := s.peers.Listen(listen)
-		if lerr == nil {
-			s.store, lerr = torchrun.ServeStore(0, s.peers, r.cfg.Log)
+		addr, err := peers.Listen(listen)
+		if err == nil {
+			store, err = torchrun.ServeStore(0, peers, r.cfg.Log)
 		}
-		if lerr != nil {
-			return fmt.Errorf("restart: %w", lerr)
+		if err != nil {
+			return nil, closeAll, err
 		}
-		_, text, _ := net.SplitHostPort(addr.String())
-		port = []byte(text)
+		told = strconv.AppendInt(told, int64(addr.(*net.TCPAddr).Port), 10)
 	}
-	if port, err = collective.BroadcastBytes(ctx, group, port, 0); err != nil || first {
-		return err
+	if told, err = collective.BroadcastBytes(ctx, r.worker.Group(), told, 0); err != nil || first {
+		return store, closeAll, err
 	}
-	if s.store, err = torchrun.ForwardStore(net.JoinHostPort(p.masterAddr, string(port)), 0, s.peers, r.cfg.Log); err != nil {
-		return fmt.Errorf("restart: %w", err)
+	if err = join(told[:identity.ClusterKeyLen]); err == nil {
+		rank0 := net.JoinHostPort(p.masterAddr, string(told[identity.ClusterKeyLen:]))
+		store, err = torchrun.ForwardStore(rank0, 0, peers, r.cfg.Log)
 	}
-	return nil
-}
-
-// addr returns MASTER_ADDR and MASTER_PORT.
-func (s *worldStore) addr() (host string, port int, err error) {
-	host, text, err := net.SplitHostPort(s.store.Addr())
-	if err == nil {
-		port, err = strconv.Atoi(text)
-	}
-	return host, port, err
-}
-
-// close closes the store, if there is one.
-func (s *worldStore) close() {
-	if s == nil {
-		return
-	}
-	if s.store != nil {
-		s.store.Close()
-	}
-	now, cancel := context.WithCancel(context.Background())
-	cancel()
-	s.peers.Close(now)
+	return store, closeAll, err
 }
