@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -33,7 +34,8 @@ var errOlder = errors.New("tcpstore: the older form of the protocol has no such 
 // NewClient returns a client of the newer form of the protocol, or, with older set, of that of
 // PyTorch 1.13. It sends the greeting. Close closes the connection.
 func NewClient(conn net.Conn, older bool) (*Client, error) {
-	c := &Client{conn: conn, newer: !older, turn: make(chan struct{}, 1), in: reader{r: bufio.NewReader(conn)}}
+	c := &Client{conn: conn, newer: !older, turn: make(chan struct{}, 1),
+		in: reader{r: bufio.NewReader(conn), reading: new(atomic.Int64)}}
 	if older {
 		return c, nil
 	}
@@ -65,12 +67,6 @@ func (c *Client) Add(ctx context.Context, key string, n int64) (sum int64, err e
 	err = c.ask(ctx, add, func(b []byte) []byte { return appendUint64(appendKey(b, key), uint64(n)) },
 		func(in *reader) { sum = int64(in.uint64()) })
 	return sum, err
-}
-
-// Check returns whether all keys have values.
-func (c *Client) Check(ctx context.Context, keys ...string) (all bool, err error) {
-	err = c.ask(ctx, check, appendKeys(keys), func(in *reader) { all = in.byte() == ready })
-	return all, err
 }
 
 // Wait blocks until all keys have values.
@@ -144,6 +140,7 @@ func (c *Client) ask(ctx context.Context, q query, body func(b []byte) []byte, a
 		text = body(text)
 	}
 	c.in.begin()
+	defer c.in.end()
 	if _, err = c.conn.Write(text); err == nil && answer != nil {
 		answer(&c.in)
 		err = c.in.err

@@ -56,6 +56,15 @@ func TestQueries(t *testing.T) {
 				value, err = c.CompareSet(ctx, step[0], []byte(step[1]), []byte(step[2]))
 				same(t, string(value), step[3], err)
 			}
+			large := make([]byte, 3*smallValue)
+			if err := c.Set(ctx, "large", large); err != nil {
+				t.Error(err)
+			}
+			if value, err := c.Get(ctx, "large"); err != nil || !bytes.Equal(value, large) {
+				t.Errorf("%d bytes of %d, %v", len(value), len(large), err)
+			}
+			gone, err := c.Delete(ctx, "large")
+			same(t, gone, true, err)
 			all, err := c.Check(ctx, "a", "n")
 			same(t, all, true, err)
 			all, err = c.Check(ctx, "a", "none")
