@@ -193,6 +193,27 @@ func TestStaticClosed(t *testing.T) {
 	}
 }
 
+// TestStaticEndsWithoutIt: nodes that wait for the next round learn that another node has ended the
+// job.
+func TestStaticEndsWithoutIt(t *testing.T) {
+	nodes := statics(t, 3)
+	var waiting sync.WaitGroup
+	for _, s := range nodes[:2] {
+		waiting.Go(func() {
+			if _, err := s.Next(t.Context(), true); !errors.Is(err, ErrClosed) {
+				t.Errorf("node %d: %v", s.Node, err)
+			}
+		})
+	}
+	there, cancel := nodes[0].own.Await(nodes[0].here(1, 0), nodes[0].here(1, 1))
+	defer cancel()
+	<-there
+	if err := errors.Join(nodes[2].Done(t.Context()), nodes[2].Close(t.Context())); err != nil {
+		t.Error(err)
+	}
+	waiting.Wait()
+}
+
 // TestStaticFails: a node that has failed for good makes the others stop, although another node is
 // done.
 func TestStaticFails(t *testing.T) {

@@ -172,21 +172,31 @@ func (s *Static) arrive(ctx context.Context) (r Round, err error) {
 }
 
 // awaitAll waits until all nodes have entered the round. It logs which one is missing, less and
-// less often. If ctx ends, the error has its cause and the node.
+// less often. If ctx ends, or a node ends the job, the error has the cause and the node.
 func (s *Static) awaitAll(ctx context.Context) error {
-	telling, end := context.WithCancel(ctx)
+	ctx, end := context.WithCancelCause(ctx)
 	var missing atomic.Int32
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		var row retry.Row
-		for retry.Pause(telling, retryTell) == nil {
+		for retry.Pause(ctx, retryTell) == nil {
 			if row.Failed(time.Now(), errMissing) {
 				s.Log.Warnf("torchrun: waiting for node %d of %d (--node-rank %[1]d)", missing.Load(), s.Nodes)
 			}
 		}
 	})
+	wg.Go(func() {
+		kv, release, err := s.apart(ctx)
+		if err != nil {
+			return
+		}
+		defer release()
+		if _, err := kv.Get(ctx, endedKey); err == nil {
+			end(ErrClosed)
+		}
+	})
 	defer wg.Wait()
-	defer end()
+	defer end(nil)
 	for i := range s.Nodes {
 		missing.Store(int32(i))
 		_, err := s.kv.Get(ctx, s.here(s.round, i))
@@ -243,6 +253,22 @@ func (s *Static) doneIn(round, node int) string {
 // node with rank 0 is done and ends the job.
 const allDone = "done"
 
+// endedKey is the key that has a value once a node has ended the job.
+const endedKey = "ended"
+
+// apart returns the store for a goroutine of its own, because the end of a wait breaks the
+// connection. The caller must call release.
+func (s *Static) apart(ctx context.Context) (kv KV, release func(), err error) {
+	if s.Node == 0 {
+		return memoryKV{s.own}, func() {}, nil
+	}
+	c, err := s.dial(ctx, agentsWatch.of(0))
+	if err != nil {
+		return nil, nil, err
+	}
+	return c, func() { c.Close() }, nil
+}
+
 // watch makes Changed fire when a node has entered the next round or has ended the job, or when the
 // store is lost.
 func (s *Static) watch() {
@@ -253,18 +279,14 @@ func (s *Static) watch() {
 	ctx, s.watcher = context.WithCancel(context.Background())
 	next := s.began(s.round + 1)
 	s.wg.Go(func() {
-		kv := KV(memoryKV{s.own})
-		if s.Node != 0 {
-			c, err := s.dial(ctx, agentsWatch.of(0))
-			if err != nil {
-				if ctx.Err() == nil {
-					s.fire()
-				}
-				return
+		kv, release, err := s.apart(ctx)
+		if err != nil {
+			if ctx.Err() == nil {
+				s.fire()
 			}
-			defer c.Close()
-			kv = c
+			return
 		}
+		defer release()
 		value, err := kv.Get(ctx, next)
 		if err == nil {
 			times, _ := kv.Add(ctx, "closed", 0)
@@ -329,6 +351,9 @@ func (s *Static) Close(ctx context.Context) error {
 		if err = s.connect(ctx); err == nil {
 			_, err = s.kv.Add(ctx, "closed", 1)
 		}
+	}
+	if err == nil {
+		err = s.kv.Set(ctx, endedKey, nil)
 	}
 	switch {
 	case err != nil:
