@@ -66,7 +66,14 @@ func runTorchElastic(ctx context.Context, p *cli.Program, f *torchFlags, command
 	if err != nil {
 		return fmt.Errorf("--shutdown-timeout: %w", err)
 	}
-	key, keyFile, err := f.key(p.Env)
+	conf, err := f.rdzvConf()
+	if err == nil && conf.insecure {
+		err = errors.New("--elastic: the nodes need a key: key_file=FILE instead of insecure in --rdzv-conf")
+	}
+	if err != nil {
+		return err
+	}
+	key, keyFile, err := conf.key(p.Env, "localhost") // meet refuses other hosts without a key_file
 	if err != nil {
 		return err
 	}
@@ -259,26 +266,6 @@ func keep(conn net.Conn, start driverStart, at torchrun.Seat) error {
 			return err
 		}
 	}
-}
-
-// key returns the key of the job's nodes and the file that contains it.
-func (f *torchFlags) key(env []string) (key []byte, path string, err error) {
-	conf, _, err := f.pairs()
-	switch {
-	case err != nil:
-	case isInsecure(conf):
-		err = errors.New("--elastic: the nodes need a key: key_file=FILE instead of insecure in --rdzv-conf")
-	case conf["key_file"] != "":
-		path = conf["key_file"]
-		if key, err = identity.ReadClusterKey(path); err != nil {
-			err = fmt.Errorf("--rdzv-conf: key_file: %w", err)
-		}
-	default:
-		if key, path, err = machineKey(env); err != nil {
-			err = cli.Failed(err)
-		}
-	}
-	return key, path, err
 }
 
 // elasticCommand returns the command of a worker.

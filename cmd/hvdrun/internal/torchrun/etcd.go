@@ -24,12 +24,13 @@ const (
 )
 
 // etcdStore returns the store of a job in etcd and a function that closes it.
-func (f *torchFlags) etcdStore(ctx context.Context, addr string, conf map[string]string, log logrus.FieldLogger) (store.Store, func(), error) {
-	secure := conf["protocol"] == "https" || conf["cacert"] != "" || conf["cert"] != ""
+func (f *torchFlags) etcdStore(ctx context.Context, addr string, conf *rdzvConf, log logrus.FieldLogger) (store.Store, func(), error) {
+	cfg := conf.etcd
+	cfg.Endpoints = []string{addr}
 	host, _, err := net.SplitHostPort(addr)
-	if err == nil && !secure {
+	if err == nil && !cfg.TLS {
 		var here bool
-		if here, err = torchrun.IsHere(ctx, host); err == nil && !here && !isInsecure(conf) {
+		if here, err = torchrun.IsHere(ctx, host); err == nil && !here && !conf.insecure {
 			err = errors.New("etcd on another machine is asked over TLS: protocol=https, cacert=FILE, and cert=FILE with key=FILE " +
 				"where it wants them; insecure=true does without")
 		}
@@ -37,7 +38,7 @@ func (f *torchFlags) etcdStore(ctx context.Context, addr string, conf map[string
 	if err != nil {
 		return nil, nil, fmt.Errorf("--rdzv-conf: %w", err)
 	}
-	client, err := etcd.Open(etcd.Config{Endpoints: []string{addr}, TLS: secure, CA: conf["cacert"], Cert: conf["cert"], Key: conf["key"]})
+	client, err := etcd.Open(cfg)
 	if err != nil {
 		return nil, nil, fmt.Errorf("--rdzv-conf: %w", err)
 	}
@@ -47,9 +48,4 @@ func (f *torchFlags) etcdStore(ctx context.Context, addr string, conf map[string
 		return nil, nil, cli.Failed(fmt.Errorf("--rdzv-endpoint: etcd at %s: %w", addr, err))
 	}
 	return s, func() { _ = client.Close() }, nil
-}
-
-func isInsecure(conf map[string]string) bool {
-	insecure, _ := parseBool(conf["insecure"])
-	return insecure
 }

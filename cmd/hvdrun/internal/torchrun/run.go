@@ -314,12 +314,12 @@ func (f *torchFlags) meet(ctx context.Context, env []string, cfg *torchrun.Confi
 	if err != nil {
 		return err
 	}
-	conf, others, err := f.pairs()
+	conf, err := f.rdzvConf()
 	if err != nil {
 		return err
 	}
-	if len(others) > 0 {
-		cfg.Log.Warnf("torchrun: --rdzv-conf: unknown keys, which have no effect: %s; the keys are %s", strings.Join(others, ", "), strings.Join(confKeys, ", "))
+	if len(conf.others) > 0 {
+		cfg.Log.Warnf("torchrun: --rdzv-conf: unknown keys, which have no effect: %q; the keys are %s", conf.others, strings.Join(confKeys, ", "))
 	}
 	switch {
 	case f.standalone:
@@ -335,9 +335,9 @@ func (f *torchFlags) meet(ctx context.Context, env []string, cfg *torchrun.Confi
 	case f.backend == "static" && least != most:
 		return fmt.Errorf("--nnodes: %s: with --rdzv-backend static the number of nodes is fixed; c10d lets them come and go", f.nnodes)
 	case f.backend == "static":
-		return f.meetStatic(ctx, env, cfg, most, conf)
+		return f.meetStatic(ctx, env, cfg, most, &conf)
 	}
-	return f.meetDynamic(ctx, env, cfg, least, most, conf)
+	return f.meetDynamic(ctx, env, cfg, least, most, &conf)
 }
 
 // staticPort and dynamicPort are the default ports of endpoints.
@@ -367,38 +367,19 @@ func (f *torchFlags) where(ctx context.Context, port string) (host, addr string,
 }
 
 // peers returns how this node connects to the others, with the key that all nodes share.
-func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf map[string]string) (*torchrun.Peers, error) {
-	route := ""
-	var err error
-	if f.localAddr == "" {
-		if route, err = torchrun.OwnHost(host); err != nil {
-			return nil, cli.Failed(err)
-		}
+func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf *rdzvConf) (*torchrun.Peers, error) {
+	key, _, err := conf.key(env, host)
+	if err != nil {
+		return nil, err
 	}
-	insecure := isInsecure(conf)
-	loopback, lerr := netip.ParseAddr(host)
-	var key []byte
-	switch path := conf["key_file"]; {
-	case insecure && path != "":
-		return nil, errors.New("--rdzv-conf: insecure and key_file: give one of them")
-	case insecure:
+	if conf.insecure {
 		cfg.Log.Warn("torchrun: insecure=true: anyone who can reach the ports of this job can change what its processes read")
-	case path != "":
-		if key, err = identity.ReadClusterKey(path); err != nil {
-			return nil, fmt.Errorf("--rdzv-conf: key_file: %w", err)
-		}
-	case host == "localhost" || lerr == nil && loopback.IsLoopback():
-		if key, _, err = machineKey(env); err != nil {
-			return nil, cli.Failed(err)
-		}
-	default:
-		return nil, fmt.Errorf("--rdzv-conf: key_file is missing: the nodes of a job that meet at %s need one key, which "+
-			"`hvdrun agent --generate-key FILE` makes; copy the file to each node and add key_file=FILE "+
-			"(insecure=true does without, as torchrun does, for networks that nobody else is on)", host)
 	}
 	peers, err := torchrun.NewPeers(key, cfg.RunID, f.localAddr, cfg.Log)
-	if err == nil {
-		peers.Route = route
+	if err == nil && f.localAddr == "" {
+		if peers.Route, err = torchrun.OwnHost(host); err != nil {
+			err = cli.Failed(err)
+		}
 	}
 	return peers, err
 }
@@ -442,13 +423,9 @@ func readNewKey(path string) (key []byte, err error) {
 }
 
 // meetStatic sets the rendezvous of nodes that know their ranks.
-func (f *torchFlags) meetStatic(ctx context.Context, env []string, cfg *torchrun.Config, nodes int, conf map[string]string) error {
+func (f *torchFlags) meetStatic(ctx context.Context, env []string, cfg *torchrun.Config, nodes int, conf *rdzvConf) error {
 	if f.nodeRank >= nodes {
 		return fmt.Errorf("--node-rank: %d: the ranks of %d nodes are 0 to %d", f.nodeRank, nodes, nodes-1)
-	}
-	timeout := 900 * time.Second
-	if text := conf["timeout"]; text != "" {
-		timeout, _ = settings.ParseDuration(text) // pairs has checked it
 	}
 	host, addr, here, err := f.where(ctx, staticPort)
 	if err != nil {
@@ -469,18 +446,16 @@ func (f *torchFlags) meetStatic(ctx context.Context, env []string, cfg *torchrun
 		}
 	}
 	cfg.Peers = peers
-	cfg.Rendezvous = &torchrun.Static{Node: f.nodeRank, Nodes: nodes, Addr: addr, Peers: peers, Timeout: timeout, Log: cfg.Log}
+	cfg.Rendezvous = &torchrun.Static{Node: f.nodeRank, Nodes: nodes, Addr: addr, Peers: peers, Timeout: conf.timeout, Log: cfg.Log}
 	return nil
 }
 
 // meetDynamic sets the rendezvous of nodes that join and leave.
-func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchrun.Config, least, most int, conf map[string]string) error {
-	set := dynamic.Settings{RunID: f.id, MinNodes: least, MaxNodes: most}
-	if _, err := set.ParseConf(conf); err != nil {
-		return fmt.Errorf("--rdzv-conf: %w", err)
-	}
-	if text := conf["store_type"]; text != "" && text != "tcp" {
-		return fmt.Errorf("--rdzv-conf: store_type: %q: only tcp is supported", text)
+func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchrun.Config, least, most int, conf *rdzvConf) error {
+	set := conf.dynamic
+	set.RunID, set.MinNodes, set.MaxNodes = f.id, least, most
+	if conf.storeType != "" && conf.storeType != "tcp" {
+		return fmt.Errorf("--rdzv-conf: store_type: %q: only tcp is supported", conf.storeType)
 	}
 	port := dynamicPort
 	if f.backend == "etcd" {
@@ -511,7 +486,7 @@ func (f *torchFlags) meetDynamic(ctx context.Context, env []string, cfg *torchru
 
 // sharedStore returns the store that the nodes share, and a function that closes it and the
 // connections to it.
-func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, host, addr string, here bool, conf map[string]string, log logrus.FieldLogger) (
+func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, host, addr string, here bool, conf *rdzvConf, log logrus.FieldLogger) (
 	shared store.Store, end func(context.Context), err error,
 ) {
 	if f.backend == "etcd" {
@@ -524,11 +499,11 @@ func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, hos
 			peers.Close(ctx)
 		}, err
 	}
-	guessed := conf["is_host"] == ""
+	guessed := conf.host == nil
 	if !guessed {
-		here, _ = parseBool(conf["is_host"]) // pairs has checked it
+		here = *conf.host
 	}
-	bounded, cancel := context.WithTimeoutCause(ctx, meetTimeout(conf), fmt.Errorf("nobody answers at %s: is the agent there running, "+
+	bounded, cancel := context.WithTimeoutCause(ctx, conf.readTimeout, fmt.Errorf("nobody answers at %s: is the agent there running, "+
 		"and is that its --rdzv-endpoint too? is_host=true in --rdzv-conf makes this one the host", addr))
 	defer cancel()
 	shared, end, err = peers.Meet(bounded, addr, here)
@@ -544,15 +519,6 @@ func (f *torchFlags) sharedStore(ctx context.Context, peers *torchrun.Peers, hos
 		return nil, nil, cli.Failed(fmt.Errorf("--rdzv-endpoint: %w", err))
 	}
 	return shared, end, nil
-}
-
-// meetTimeout returns how long a node waits for the host of the endpoint: read_timeout, by default
-// 60 s.
-func meetTimeout(conf map[string]string) time.Duration {
-	if d, err := settings.ParseDuration(conf["read_timeout"]); err == nil {
-		return d
-	}
-	return 60 * time.Second
 }
 
 // listenHost returns the address on which a node that does not host the endpoint listens for the

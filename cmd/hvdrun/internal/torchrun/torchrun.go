@@ -6,15 +6,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/internal/etcd"
+	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/torchrun/dynamic"
 )
 
@@ -191,59 +195,107 @@ func (f *torchFlags) command(args, env []string) ([]string, error) {
 var confKeys = []string{"key_file", "insecure", "rank", "timeout", "join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout",
 	"keep_alive_interval", "keep_alive_max_attempt", "read_timeout", "is_host", "store_type", "use_libuv", "protocol", "cacert", "cert", "key"}
 
-// pairs returns the pairs of --rdzv-conf, and its unknown keys, which have no effect, as with
-// torchrun. The values of the others are valid, whether they have an effect in this job or not.
-func (f *torchFlags) pairs() (conf map[string]string, others []string, err error) {
-	conf = make(map[string]string)
+// rdzvConf is the value of --rdzv-conf.
+type rdzvConf struct {
+	keyFile              string
+	insecure             bool
+	timeout, readTimeout time.Duration
+	host                 *bool // is_host; nil: not given
+	storeType            string
+	etcd                 etcd.Config
+	dynamic              dynamic.Settings
+	others               []string // unknown keys, which have no effect, as with torchrun
+}
+
+// rdzvConf parses --rdzv-conf. All values must be valid, whether they have an effect in this job or
+// not.
+func (f *torchFlags) rdzvConf() (rdzvConf, error) {
+	c := rdzvConf{timeout: 900 * time.Second, readTimeout: 60 * time.Second}
+	rest := make(map[string]string)
 	for part := range strings.SplitSeq(f.conf, ",") {
 		if strings.TrimSpace(part) == "" {
 			continue
 		}
 		key, value, ok := strings.Cut(part, "=")
-		key = strings.TrimSpace(key)
+		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
 		if !ok || value == "" {
-			return nil, nil, fmt.Errorf("--rdzv-conf: %q is not key=value", part)
+			return c, fmt.Errorf("--rdzv-conf: %q is not key=value", part)
 		}
-		if !slices.Contains(confKeys, key) {
-			others = append(others, strconv.Quote(key))
+		var err error
+		switch key {
+		case "key_file":
+			c.keyFile = value
+		case "insecure":
+			c.insecure, err = parseBool(value)
+		case "timeout":
+			c.timeout, err = settings.ParseDuration(value)
+		case "read_timeout":
+			c.readTimeout, err = settings.ParseDuration(value)
+		case "is_host":
+			c.host = new(bool)
+			*c.host, err = parseBool(value)
+		case "store_type":
+			c.storeType = value
+		case "protocol":
+			c.etcd.TLS = c.etcd.TLS || value == "https"
+		case "cacert":
+			c.etcd.TLS, c.etcd.CA = true, value
+		case "cert":
+			c.etcd.TLS, c.etcd.Cert = true, value
+		case "key":
+			c.etcd.Key = value
+		case "rank", "use_libuv": // without effect
+		default:
+			rest[key] = value
 		}
-		conf[key] = strings.TrimSpace(value)
-	}
-	if err = checkConf(conf); err != nil {
-		return nil, nil, fmt.Errorf("--rdzv-conf: %w", err)
-	}
-	return conf, others, nil
-}
-
-// checkConf returns an error if a value of --rdzv-conf is not what its key takes.
-func checkConf(conf map[string]string) error {
-	for _, key := range []string{"timeout", "read_timeout"} {
-		if text := conf[key]; text != "" {
-			if _, err := settings.ParseDuration(text); err != nil {
-				return fmt.Errorf("%s: %w", key, err)
-			}
+		if err != nil {
+			return c, fmt.Errorf("--rdzv-conf: %s: %w", key, err)
 		}
 	}
-	for _, key := range []string{"insecure", "is_host"} {
-		if text := conf[key]; text != "" {
-			if _, err := parseBool(text); err != nil {
-				return fmt.Errorf("%s: %q is neither true nor false", key, text)
-			}
-		}
+	var err error
+	if c.others, err = c.dynamic.ParseConf(rest); err != nil {
+		return c, fmt.Errorf("--rdzv-conf: %w", err)
 	}
-	_, err := new(dynamic.Settings).ParseConf(conf)
-	return err
+	return c, nil
 }
 
 // parseBool parses true, yes, false, no, and what strconv.ParseBool takes.
-func parseBool(text string) (bool, error) {
+func parseBool(text string) (is bool, err error) {
 	switch strings.ToLower(text) {
 	case "yes":
 		return true, nil
 	case "no":
 		return false, nil
 	}
-	return strconv.ParseBool(text)
+	if is, err = strconv.ParseBool(text); err != nil {
+		err = fmt.Errorf("%q is neither true nor false", text)
+	}
+	return is, err
+}
+
+// key returns the key that the nodes share that meet at host, and the file that contains it; nil:
+// no key is required.
+func (c *rdzvConf) key(env []string, host string) (key []byte, path string, err error) {
+	addr, aerr := netip.ParseAddr(host)
+	switch {
+	case c.insecure && c.keyFile != "":
+		err = errors.New("--rdzv-conf: insecure and key_file: give one of them")
+	case c.insecure:
+	case c.keyFile != "":
+		path = c.keyFile
+		if key, err = identity.ReadClusterKey(path); err != nil {
+			err = fmt.Errorf("--rdzv-conf: key_file: %w", err)
+		}
+	case host == "localhost" || aerr == nil && addr.IsLoopback():
+		if key, path, err = machineKey(env); err != nil {
+			err = cli.Failed(err)
+		}
+	default:
+		err = fmt.Errorf("--rdzv-conf: key_file is missing: the nodes of a job that meet at %s need one key, which "+
+			"`hvdrun agent --generate-key FILE` makes; copy the file to each node and add key_file=FILE "+
+			"(insecure=true does without, as torchrun does, for networks that nobody else is on)", host)
+	}
+	return key, path, err
 }
 
 // check returns an error for values that hvdrun does not support.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
@@ -157,9 +158,9 @@ func TestTorchrunConf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conf, others, err := f.pairs()
-	if err != nil || conf["timeout"] != "7" || !slices.Equal(others, []string{`"'jion_timeout"`, `"x"`}) {
-		t.Errorf("%v, %v, %v", conf, others, err)
+	conf, err := f.rdzvConf()
+	if err != nil || conf.timeout != 7*time.Second || !slices.Equal(conf.others, []string{"'jion_timeout", "x"}) {
+		t.Errorf("%+v, %v", conf, err)
 	}
 }
 
