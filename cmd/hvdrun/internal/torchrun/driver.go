@@ -34,48 +34,35 @@ type driverStart struct {
 	Found replica.Copy `json:"found"`
 }
 
-// driverSays is a message of the driver: a change of the job's copy, or the request to report when
-// the nodes have stored all earlier changes.
+// driverSays is a message of the driver: a change of the job's copy, or, with Sync, the request to
+// answer true when the nodes have stored all earlier changes.
 type driverSays struct {
 	Change *replica.Change `json:"change,omitempty"`
-	Sync   uint64          `json:"sync,omitempty"`
-}
-
-// driverTold is the answer to a Sync.
-type driverTold struct {
-	Synced uint64 `json:"synced"`
+	Sync   bool            `json:"sync,omitempty"`
 }
 
 // seat is the claim of a driver whose agent is the leader of the nodes. It ends with the
 // connection.
 type seat struct {
-	conn net.Conn
-	lost chan struct{}
-	wg   sync.WaitGroup
+	conn    net.Conn
+	lost    chan struct{}
+	wg      sync.WaitGroup
+	syncing sync.Mutex // held by Sync, so that one request is in flight
+	synced  chan bool  // of capacity 1: the answer to it
 
-	mu     sync.Mutex
-	out    *json.Encoder
-	asked  uint64
-	synced uint64
-	change chan struct{} // closed at the next change of synced
+	mu  sync.Mutex
+	out *json.Encoder
 }
 
 var _ jobrun.Claim = (*seat)(nil)
 
 func newSeat(conn net.Conn, in *json.Decoder) *seat {
-	s := &seat{conn: conn, lost: make(chan struct{}), out: json.NewEncoder(conn), change: make(chan struct{})}
+	s := &seat{conn: conn, lost: make(chan struct{}), out: json.NewEncoder(conn), synced: make(chan bool, 1)}
 	s.wg.Go(func() {
 		defer close(s.lost)
-		for {
-			var told driverTold
-			if in.Decode(&told) != nil {
-				return
-			}
-			s.mu.Lock()
-			s.synced = told.Synced
-			close(s.change)
-			s.change = make(chan struct{})
-			s.mu.Unlock()
+		var synced bool
+		for in.Decode(&synced) == nil {
+			s.synced <- synced
 		}
 	})
 	return s
@@ -109,23 +96,14 @@ func (s *seat) State() string { return "" }
 func (s *seat) Lost() <-chan struct{} { return s.lost }
 
 func (s *seat) Sync() error {
-	s.mu.Lock()
-	s.asked++
-	number := s.asked
-	_ = s.out.Encode(driverSays{Sync: number})
-	s.mu.Unlock()
-	for {
-		s.mu.Lock()
-		done, change := s.synced >= number, s.change
-		s.mu.Unlock()
-		if done {
-			return nil
-		}
-		select {
-		case <-change:
-		case <-s.lost:
-			return replica.ErrLost
-		}
+	s.syncing.Lock()
+	defer s.syncing.Unlock()
+	s.say(driverSays{Sync: true})
+	select {
+	case <-s.synced:
+		return nil
+	case <-s.lost:
+		return replica.ErrLost
 	}
 }
 

@@ -256,13 +256,13 @@ func keep(conn net.Conn, start driverStart, at torchrun.Seat) error {
 		if says.Change != nil {
 			at.Journal.Do(*says.Change)
 		}
-		if says.Sync == 0 {
+		if !says.Sync {
 			continue
 		}
 		if err := at.Journal.Sync(); err != nil {
 			return err
 		}
-		if err := out.Encode(driverTold{says.Sync}); err != nil {
+		if err := out.Encode(true); err != nil {
 			return err
 		}
 	}
