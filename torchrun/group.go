@@ -120,7 +120,10 @@ func (g *group) run(ctx context.Context, w *worker, spec *launch.Spec, closeLogs
 	if exit, is := errors.AsType[*launch.ExitError](err); is {
 		w.said = exit.Said
 	}
-	g.finish(w, err, ended)
+	if w.at.IsZero() { // Ended was not called
+		w.end, w.at = err, g.agent.now()
+	}
+	ended()
 	if err := closeLogs(); err != nil {
 		g.agent.cfg.Log.Warnf("torchrun: the output of local rank %d: %v", w.local, err)
 	}
@@ -136,14 +139,6 @@ func (g *group) launch(ctx context.Context, w *worker, spec *launch.Spec, starte
 		g.agent.cfg.Log.Warnf("torchrun: the interpreter that was started in advance is not used: %v", err)
 	}
 	return g.agent.cfg.Launcher.Run(ctx, spec, started)
-}
-
-// finish reports the end of a worker, unless it has been reported already.
-func (g *group) finish(w *worker, err error, ended func()) {
-	if w.at.IsZero() {
-		w.end, w.at = err, g.agent.now()
-	}
-	ended()
 }
 
 // stop ends the remaining workers, with the signal for the cause or with SIGTERM, and blocks until

@@ -100,7 +100,7 @@ func (s *movingStore) setMembers(ctx context.Context, round int, members []strin
 		case *leadingStore:
 			at.setMembers(round, members)
 		case *remoteStore:
-			e, _, err = at.call(ctx, question{Do: "members", Members: &membership{round, members}})
+			e, _, err = at.call(ctx, question{Do: "members", Round: round, Members: members})
 		}
 		return e, err
 	})

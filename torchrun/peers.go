@@ -342,13 +342,8 @@ func serveStore(number int, peers *Peers, admit func(net.Conn) error, log logrus
 // ForwardStore opens the store of a round in another process: it forwards workers to the process of
 // rank 0, whose Peers have the address addr. The caller must call Close.
 func ForwardStore(addr string, number int, peers *Peers, log logrus.FieldLogger) (*WorkerStore, error) {
-	return forwardStore(addr, number, peers, proc.OwnPeer, log)
-}
-
-// forwardStore is ForwardStore for workers whose connections admit accepts.
-func forwardStore(addr string, number int, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (*WorkerStore, error) {
 	open, end := context.WithCancel(context.Background())
-	return openStore(end, admit, log, func(d *tcpstore.Door, worker net.Conn) {
+	return openStore(end, proc.OwnPeer, log, func(d *tcpstore.Door, worker net.Conn) {
 		far, err := peers.dial(open, addr, workersStore.of(number))
 		switch {
 		case err == nil:

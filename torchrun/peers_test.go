@@ -55,7 +55,7 @@ func TestStoreEndsBeforeItIsReached(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	defer peers.Close(over)
-	s, err := forwardStore(silent.Addr().String(), 0, peers, func(net.Conn) error { return nil }, log)
+	s, err := ForwardStore(silent.Addr().String(), 0, peers, log)
 	if err != nil {
 		t.Fatal(err)
 	}

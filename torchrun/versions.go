@@ -18,20 +18,15 @@ import (
 // maxFrame is the largest size of a question to that store, or of an answer, in bytes.
 const maxFrame = 8 << 20
 
-// question is one call of a store.Store, or sets the members of a round. A Wait blocks the
-// connection until it is answered.
+// question is one call of a store.Store or, with the word members, of movingStore.setMembers. A
+// Wait blocks the connection until it is answered.
 type question struct {
-	Do      string      `json:"do"` // get, set, wait, or members, which uses only Members
-	Key     string      `json:"key,omitempty"`
-	Version uint64      `json:"version,omitempty"`
-	Value   []byte      `json:"value,omitempty"`
-	Members *membership `json:"members,omitempty"`
-}
-
-// membership is the list of members with whom the agent that has a store keeps copies.
-type membership struct {
-	Round int      `json:"round"`
-	Names []string `json:"names"`
+	Do      string   `json:"do"` // get, set, wait or members
+	Key     string   `json:"key,omitempty"`
+	Version uint64   `json:"version,omitempty"`
+	Value   []byte   `json:"value,omitempty"`
+	Round   int      `json:"round,omitempty"`
+	Members []string `json:"members,omitempty"`
 }
 
 type reply struct {
@@ -97,8 +92,8 @@ func ask(ctx context.Context, s store.Store, q question) (r reply) {
 	case "wait":
 		e, err = s.Wait(ctx, q.Key, q.Version)
 	case "members":
-		if moving, is := s.(*movingStore); is && q.Members != nil {
-			err = moving.setMembers(ctx, q.Members.Round, q.Members.Names)
+		if moving, is := s.(*movingStore); is && len(q.Members) > 0 {
+			err = moving.setMembers(ctx, q.Round, q.Members)
 		}
 	default:
 		err = fmt.Errorf("torchrun: the store does not support the request %.20q", q.Do)

@@ -98,12 +98,7 @@ func (s *Store) call(ctx context.Context, key string, value []byte, try func(con
 			return last
 		}
 		s.note(last)
-		timer := time.NewTimer(retryPause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		_ = retry.Pause(ctx, retryPause)
 	}
 }
 
