@@ -69,6 +69,12 @@ func (c *Client) Add(ctx context.Context, key string, n int64) (sum int64, err e
 	return sum, err
 }
 
+// Check returns whether all keys have values.
+func (c *Client) Check(ctx context.Context, keys ...string) (all bool, err error) {
+	err = c.ask(ctx, check, appendKeys(keys), func(in *reader) { all = in.byte() == ready })
+	return all, err
+}
+
 // Wait blocks until all keys have values.
 func (c *Client) Wait(ctx context.Context, keys ...string) error {
 	return c.ask(ctx, wait, appendKeys(keys), func(in *reader) {

@@ -77,9 +77,3 @@ func (c *Client) QueueLen(ctx context.Context, key string) (n int, err error) {
 		func(in *reader) { n = int(in.uint64()) })
 	return n, err
 }
-
-// Check returns whether all keys have values.
-func (c *Client) Check(ctx context.Context, keys ...string) (all bool, err error) {
-	err = c.ask(ctx, check, appendKeys(keys), func(in *reader) { all = in.byte() == ready })
-	return all, err
-}
