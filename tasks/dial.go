@@ -73,16 +73,11 @@ func greet(ctx context.Context, dial func(context.Context) (net.Conn, error), he
 	return s, nil
 }
 
-// greet sends hello and reads the welcome. An agent that carries the connection limits what the
-// client may send before the scheduler has sent something, and a hello may exceed that limit. An
-// empty message therefore asks the scheduler to send first.
+// greet sends hello and reads the welcome.
 func (s *session) greet(hello *taskspb.TasksHello) error {
-	s.link.Say(func(*taskspb.ToTasks) {})
-	err := s.r.Read(s.first)
-	if err == nil && s.first.GetRefused() == "" {
-		if err = s.link.Send(hello, func(m *taskspb.ToTasks) { m.Hello = hello }); err == nil {
-			err = s.r.Read(s.first)
-		}
+	err := s.link.Send(hello, func(m *taskspb.ToTasks) { m.Hello = hello })
+	if err == nil {
+		err = s.r.Read(s.first)
 	}
 	switch {
 	case err != nil:
@@ -102,54 +97,72 @@ func (e refusedError) Error() string {
 	return "tasks: refused: " + strings.TrimPrefix(e.why, "scheduler: ")
 }
 
-// regain calls hello until it has connected again, ctx ends, the scheduler refuses, or patience has
-// passed. If patience is 0, there is no time limit.
-func regain(ctx context.Context, patience time.Duration, log logrus.FieldLogger, hello func(context.Context) error) error {
+// reach calls hello until it has connected, ctx ends, the scheduler refuses, or patience has
+// passed; 0: no limit. While another hvdrun resumes the job, the scheduler is unreachable. first means that
+// there was no connection before: then reach does not retry if one end does not accept the other's
+// identity, and retries only briefly if the scheduler's socket does not exist, because the job is
+// over.
+func reach(ctx context.Context, patience time.Duration, log logrus.FieldLogger, first bool,
+	hello func(context.Context) (*session, error)) (*session, error) {
 	failures := retry.Row{Least: tellEvery, Quiet: tellAfter}
 	for since := time.Now(); ; {
-		err := hello(ctx)
-		if err == nil {
-			return nil
-		}
-		if ctx.Err() == nil {
-			failures.Warn(log, time.Now(), "tasks: the scheduler is not reached", err)
-		}
+		s, err := hello(ctx)
 		var refused refusedError
-		if errors.As(err, &refused) || patience > 0 && time.Since(since) > patience {
-			return err
+		waited := time.Since(since)
+		switch {
+		case err == nil || errors.As(err, &refused) || first && unproven(err):
+			return s, err
+		case first && errors.Is(err, fs.ErrNotExist) && waited > absentFor:
+			return nil, fmt.Errorf("%w any more: %w", ErrNoJob, err)
+		case patience > 0 && waited > patience:
+			return nil, err
+		case ctx.Err() == nil:
+			failures.Warn(log, time.Now(), "tasks: the scheduler is not reached", err)
 		}
 		select {
 		case <-time.After(reachEvery):
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return nil, errors.Join(context.Cause(ctx), err)
 		}
 	}
 }
 
-// reach calls hello until it has connected. While another hvdrun resumes the job, the scheduler is
-// unreachable, so reach retries for up to patience. It does not retry if the scheduler refuses, and
-// retries only briefly if the scheduler's socket does not exist, because then the job is over.
-func reach(ctx context.Context, patience time.Duration, log logrus.FieldLogger, hello func(context.Context) error) error {
-	for since, said := time.Now(), false; ; {
-		err := hello(ctx)
+// hearAll passes the messages of the scheduler to hear until ctx ends, or the scheduler refuses or
+// is unreachable for longer than patience (0: no limit). s is the first connection; hello makes
+// further ones. ended is called when a connection has ended, and returns false if no other may
+// follow; then hearAll returns nil, as after the end of ctx.
+func hearAll(ctx context.Context, s *session, patience time.Duration, log logrus.FieldLogger,
+	hello func(context.Context) (*session, error), hear func(*taskspb.FromTasks), ended func() bool) error {
+	for {
+		err := s.listen(ctx, hear)
+		if !ended() || ctx.Err() != nil {
+			return nil
+		}
+		log.Debugf("tasks: the connection to the scheduler has ended: %v", err)
 		var refused refusedError
-		waited := time.Since(since)
-		switch {
-		case err == nil || errors.As(err, &refused) || unproven(err):
+		if errors.As(err, &refused) {
 			return err
-		case errors.Is(err, fs.ErrNotExist) && waited > absentFor:
-			return fmt.Errorf("%w any more: %w", ErrNoJob, err)
-		case waited > patience:
+		}
+		if s, err = reach(ctx, patience, log, false, hello); ctx.Err() != nil {
+			return nil
+		} else if err != nil {
 			return err
-		case !said && waited > time.Second:
-			log.Warnf("tasks: waiting for the scheduler, for %v at most: %v", patience, err)
-			said = true
 		}
-		select {
-		case <-time.After(reachEvery):
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), err)
+	}
+}
+
+// listen passes messages to hear until the connection or ctx ends.
+func (s *session) listen(ctx context.Context, hear func(*taskspb.FromTasks)) error {
+	defer context.AfterFunc(ctx, func() { s.conn.Close() })()
+	var m taskspb.FromTasks
+	for {
+		if err := s.r.Read(&m); err != nil {
+			return err
 		}
+		if why := m.GetRefused(); why != "" {
+			return refusedError{why}
+		}
+		hear(&m)
 	}
 }
 

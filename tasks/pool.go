@@ -169,11 +169,7 @@ func Connect(ctx context.Context, cfg ConnectConfig) (*Pool, error) {
 	}
 	p.soon = time.AfterFunc(time.Hour, p.pushSoon)
 	p.soon.Stop()
-	var first *session
-	err := reach(ctx, cfg.Patience, cfg.Log, func(ctx context.Context) (err error) {
-		first, err = p.hello(ctx)
-		return err
-	})
+	first, err := reach(ctx, cfg.Patience, cfg.Log, true, p.hello)
 	if err != nil {
 		return nil, err
 	}
@@ -248,76 +244,52 @@ func (p *Pool) introduce() {
 }
 
 // run reads messages from the scheduler until ctx ends, over as many connections as necessary.
-func (p *Pool) run(ctx context.Context, s *session) {
-	for {
-		stop := context.AfterFunc(ctx, func() { s.conn.Close() })
-		err := p.listen(s.r)
-		stop()
+func (p *Pool) run(ctx context.Context, first *session) {
+	err := hearAll(ctx, first, p.cfg.Patience, p.cfg.Log, p.hello, p.hear, func() bool {
 		p.mu.Lock()
 		l, closed := p.link, p.failed != nil
 		p.link = nil
 		p.mu.Unlock()
-		if closed || ctx.Err() != nil {
+		if closed {
 			l.Flush()
-			return
+		} else {
+			l.Close()
 		}
-		l.Close()
-		p.cfg.Log.Debugf("tasks: the connection to the scheduler has ended: %v", err)
-		var refused refusedError
-		if !errors.As(err, &refused) {
-			err = regain(ctx, p.cfg.Patience, p.cfg.Log, func(ctx context.Context) (err error) {
-				s, err = p.hello(ctx)
-				return err
-			})
-		}
-		switch {
-		case err == nil:
-		case ctx.Err() != nil:
-			p.fail(ErrClosed)
-			return
-		default:
-			p.fail(err)
-			return
-		}
+		return !closed
+	})
+	if err != nil {
+		p.fail(err)
 	}
 }
 
-func (p *Pool) listen(r *link.Reader) error {
-	var m taskspb.FromTasks
-	for {
-		if err := r.Read(&m); err != nil {
-			return err
+// hear handles a message from the scheduler.
+func (p *Pool) hear(m *taskspb.FromTasks) {
+	for _, text := range m.GetWarnings() {
+		p.cfg.Log.Warn("tasks: " + text)
+	}
+	var released []uint64
+	var after []func()
+	p.mu.Lock()
+	p.answered(m)
+	p.accept(m.GetAccepted())
+	p.mayHave(m.GetWindowBytes())
+	for _, t := range m.GetTold() {
+		delete(p.remaking, t.GetN())
+		switch {
+		case p.kept[t.GetN()]: // it has run again only to make its result
+		case t.GetResult().GetSize() > 0 && p.tasks[t.GetN()] != nil:
+			p.keep(p.tasks[t.GetN()])
+		default:
+			released = append(released, t.GetN())
 		}
-		if why := m.GetRefused(); why != "" {
-			return refusedError{why}
+		if known := p.tasks[t.GetN()]; known != nil {
+			after = append(after, p.end(known, t.GetResult(), failure(known.fn, t.GetResult()))...)
 		}
-		for _, text := range m.GetWarnings() {
-			p.cfg.Log.Warn("tasks: " + text)
-		}
-		var released []uint64
-		var after []func()
-		p.mu.Lock()
-		p.answered(&m)
-		p.accept(m.GetAccepted())
-		p.mayHave(m.GetWindowBytes())
-		for _, t := range m.GetTold() {
-			delete(p.remaking, t.GetN())
-			switch {
-			case p.kept[t.GetN()]: // it has run again only to make its result
-			case t.GetResult().GetSize() > 0 && p.tasks[t.GetN()] != nil:
-				p.keep(p.tasks[t.GetN()])
-			default:
-				released = append(released, t.GetN())
-			}
-			if known := p.tasks[t.GetN()]; known != nil {
-				after = append(after, p.end(known, t.GetResult(), failure(known.fn, t.GetResult()))...)
-			}
-		}
-		p.release(released)
-		p.mu.Unlock()
-		for _, f := range after {
-			f()
-		}
+	}
+	p.release(released)
+	p.mu.Unlock()
+	for _, f := range after {
+		f()
 	}
 }
 

@@ -40,11 +40,11 @@ func TestReach(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began, n := time.Now(), 0
-				err := reach(t.Context(), time.Minute, quiet(), func(context.Context) error {
+				_, err := reach(t.Context(), time.Minute, quiet(), true, func(context.Context) (*session, error) {
 					if n++; n == c.tries {
-						return nil
+						return nil, nil
 					}
-					return fmt.Errorf("tasks: connecting: %w", c.err)
+					return nil, fmt.Errorf("tasks: connecting: %w", c.err)
 				})
 				if took := time.Since(began); took < c.least || took > c.most {
 					t.Errorf("it took %v", took)
@@ -61,7 +61,7 @@ func TestReach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		err := reach(ctx, time.Minute, quiet(), func(context.Context) error { return refused })
+		_, err := reach(ctx, time.Minute, quiet(), true, func(context.Context) (*session, error) { return nil, refused })
 		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("where the caller does not wait, the error is %v", err)
 		}

@@ -77,11 +77,7 @@ func Serve(ctx context.Context, cfg ServeConfig) error {
 	}
 	w.hostStore = openHostStore(ctx, &w.cfg)
 	defer w.hostStore.close()
-	var first *session
-	err = reach(ctx, defaultPatience, w.cfg.Log, func(ctx context.Context) (err error) {
-		first, err = w.hello(ctx)
-		return err
-	})
+	first, err := reach(ctx, defaultPatience, w.cfg.Log, true, w.hello)
 	switch {
 	case ctx.Err() != nil:
 		if err == nil {

@@ -32,7 +32,7 @@ func (d *unhearing) dial(context.Context) (net.Conn, error) {
 	d.conns = append(d.conns, far)
 	go func() {
 		r, m := link.NewReader(far), &taskspb.ToTasks{}
-		if r.Read(m) == nil && d.welcomes && d.say(far, &taskspb.FromTasks{}) == nil && r.Read(m) == nil {
+		if r.Read(m) == nil && d.welcomes {
 			_ = d.say(far, &taskspb.FromTasks{Welcome: &taskspb.TasksWelcome{Window: 1000}})
 		}
 	}()

@@ -305,10 +305,9 @@ func (w *worker) put(part proto.Message, add func(*taskspb.ToTasks)) {
 	}
 }
 
-// read reads messages from the scheduler until ctx ends.
-func (w *worker) read(ctx context.Context, s *session) error {
-	for {
-		err := w.listen(ctx, s)
+// read reads messages from the scheduler until ctx ends, over as many connections as necessary.
+func (w *worker) read(ctx context.Context, first *session) error {
+	return hearAll(ctx, first, 0, w.cfg.Log, w.hello, w.hear, func() bool {
 		w.mu.Lock()
 		l, silent := w.link, w.silent
 		w.link = nil
@@ -318,37 +317,8 @@ func (w *worker) read(ctx context.Context, s *session) error {
 		}
 		// A worker that has left must not reconnect: the scheduler would consider it a new worker
 		// that runs what it has given back, and would consider it lost when that connection ends.
-		if silent || ctx.Err() != nil {
-			return nil
-		}
-		w.cfg.Log.Debugf("tasks: the connection to the scheduler has ended: %v", err)
-		err = regain(ctx, 0, w.cfg.Log, func(ctx context.Context) (err error) {
-			s, err = w.hello(ctx)
-			return err
-		})
-		switch {
-		case err == nil:
-		case ctx.Err() != nil:
-			return nil
-		default:
-			return err
-		}
-	}
-}
-
-func (w *worker) listen(ctx context.Context, s *session) error {
-	stop := context.AfterFunc(ctx, func() { s.conn.Close() })
-	defer stop()
-	var m taskspb.FromTasks
-	for {
-		if err := s.r.Read(&m); err != nil {
-			return err
-		}
-		if m.GetRefused() != "" {
-			return refusedError{m.GetRefused()}
-		}
-		w.hear(&m)
-	}
+		return !silent
+	})
 }
 
 // hear handles a message from the scheduler.

@@ -231,13 +231,16 @@ func TestFloodOfLines(t *testing.T) {
 }
 
 // TestConnections: a worker reaches the driver through its agent's listener, for protocols other
-// than lines, with a certificate of the job and its own ticket; another ticket is refused.
+// than lines, with a certificate of the job and its own ticket, and may send much before it is
+// answered; another ticket is refused.
 func TestConnections(t *testing.T) {
 	var authority *identity.Authority
 	l, _ := jobAgents(t, func(cfg *client.Config, _ *inside) { authority = cfg.Authority })
 	p := newSpeaker(t, authority, 0, besideScript)
+	much := make([]byte, 1<<20)
 	p.Stream = func(protocol string, conn net.Conn) {
 		defer conn.Close()
+		_, _ = io.ReadFull(conn, make([]byte, len(much)))
 		fmt.Fprintf(conn, "%s of the driver\n", protocol)
 		_, _ = io.Copy(conn, conn)
 	}
@@ -247,7 +250,7 @@ func TestConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := conn.Write([]byte("echo")); err != nil {
+	if _, err := conn.Write(append(much, "echo"...)); err != nil {
 		t.Fatal(err)
 	}
 	want := line.TasksProtocol + " of the driver\necho"

@@ -252,11 +252,6 @@ func (s *Scheduler) Handle(ctx context.Context, conn net.Conn, from identity.Sub
 	var m taskspb.ToTasks
 	_ = conn.SetReadDeadline(time.Now().Add(helloTime))
 	err := r.Read(&m)
-	if err == nil && proto.Size(&m) == 0 { // the peer asks the scheduler to send first
-		if _, err = conn.Write(make([]byte, 4)); err == nil { // an empty message
-			err = r.Read(&m)
-		}
-	}
 	_ = conn.SetReadDeadline(time.Time{})
 	if err == nil && m.GetTransfer() {
 		defer conn.Close()
