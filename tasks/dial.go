@@ -98,10 +98,10 @@ func (e refusedError) Error() string {
 }
 
 // reach calls hello until it has connected, ctx ends, the scheduler refuses, or patience has
-// passed; 0: no limit. While another hvdrun resumes the job, the scheduler is unreachable. first means that
-// there was no connection before: then reach does not retry if one end does not accept the other's
-// identity, and retries only briefly if the scheduler's socket does not exist, because the job is
-// over.
+// passed (0: no limit). While another hvdrun resumes the job, the scheduler is unreachable. first
+// means that there was no connection before: then reach does not retry if one end does not accept
+// the other's identity, and retries only briefly if the scheduler's socket does not exist, because
+// the job is over.
 func reach(ctx context.Context, patience time.Duration, log logrus.FieldLogger, first bool,
 	hello func(context.Context) (*session, error)) (*session, error) {
 	failures := retry.Row{Least: tellEvery, Quiet: tellAfter}

@@ -27,10 +27,8 @@ type ServeConfig struct {
 	// host.
 	Offers map[string]float64
 	// Admit, if not nil, is called before tasks of a function are sent to this worker. An error
-	// refuses them; Admit is called again after a second, or after Reconsider. It must not block.
+	// refuses them; Admit is called again after a second. It must not block.
 	Admit func(function string) error
-	// Reconsider causes another call of Admit for each value that it receives.
-	Reconsider <-chan struct{}
 	// Grace is how long running tasks may continue when ctx ends. 0: 10 s. Tasks that have not
 	// begun are returned at once.
 	Grace time.Duration

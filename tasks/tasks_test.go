@@ -414,13 +414,13 @@ var (
 	firsts atomic.Int32
 )
 
-// TestAdmission: a worker that has refused gets no task until it asks to be considered again.
+// TestAdmission: a worker that refuses gets no task until it is asked again.
 func TestAdmission(t *testing.T) {
 	p := newPlace(t, scheduler.Config{})
 	var busy atomic.Bool
 	busy.Store(true)
-	again, refused := make(chan struct{}), wake.New()
-	p.serve(ServeConfig{Offers: map[string]float64{"cpu": 1}, Reconsider: again, Admit: func(function string) error {
+	refused := wake.New()
+	p.serve(ServeConfig{Offers: map[string]float64{"cpu": 1}, Admit: func(function string) error {
 		if function != double.Name() || !busy.Load() {
 			return nil
 		}
@@ -433,8 +433,6 @@ func TestAdmission(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-refused
-	again <- struct{}{}
-	<-refused
 	// The worker runs one task at a time: if it had the refused task, that would end first.
 	if _, err := sum.Call(t.Context(), pool, 1); err != nil {
 		t.Fatal(err)
@@ -445,7 +443,6 @@ func TestAdmission(t *testing.T) {
 	default:
 	}
 	busy.Store(false)
-	again <- struct{}{}
 	if n := get(t, f, nil); n != 2 {
 		t.Errorf("it returned %d", n)
 	}

@@ -92,7 +92,7 @@ func (w *worker) hello(ctx context.Context) (*session, error) {
 func (w *worker) introduce(conn net.Conn) *taskspb.TasksHello {
 	h := &taskspb.TasksHello{
 		Session: w.session, Worker: true, Host: w.cfg.Host, Pid: uint32(os.Getpid()), Rank: uint32(max(w.rank, 0)),
-		Functions: w.functions(), Name: w.cfg.Name, Beside: w.cfg.Beside, Confirms: true, SaysEnded: true,
+		Functions: w.functions(), Name: w.cfg.Name, Beside: w.cfg.Beside,
 	}
 	h.Values, h.Stored = w.hostStore.provide(conn)
 	for _, name := range slices.Sorted(maps.Keys(w.total)) {
@@ -197,11 +197,6 @@ func (w *worker) serve(ctx context.Context, first *session) error {
 			w.stopAll()
 			w.await()
 			return err
-		case _, ok := <-w.cfg.Reconsider:
-			if !ok {
-				w.cfg.Reconsider = nil
-			}
-			w.say(func(m *taskspb.ToTasks) { m.Willing = true })
 		case <-ctx.Done():
 			if errors.Is(context.Cause(ctx), errVanished) {
 				w.vanish(end)

@@ -42,7 +42,7 @@ func FuzzMessages(f *testing.F) {
 		{{Groups: []*taskspb.TaskGroup{one}, Submits: []*taskspb.SubmitTask{{N: 1}, {N: 2, Options: &taskspb.TaskOptions{Needs: []uint64{1, 2}}}}, Status: true}},
 		{{Leases: []*taskspb.LeaseAnswer{{Granted: true}}, Dones: []*taskspb.TaskDone{{Of: of, Result: &taskspb.TaskResult{State: 3, Size: 1 << 63}}}}},
 		{{Cancels: []*taskspb.CancelTask{{N: 1}}, Releases: []uint64{1, 2, 2}, Left: true}},
-		{{Leaving: true, Willing: true, Left: true, Returned: []*taskspb.Attempt{of}, Kept: []*taskspb.Attempt{of}}},
+		{{Leaving: true, Left: true, Returned: []*taskspb.Attempt{of}, Kept: []*taskspb.Attempt{of}}},
 	} {
 		var text []byte
 		for _, m := range all {

@@ -197,7 +197,7 @@ func longName(of []*taskspb.Amount) bool {
 }
 
 func (s *Scheduler) join(p *peer, h *taskspb.TasksHello, known bool) {
-	w := queue.Worker{ID: p.session, Name: p.name, Rank: int(p.rank), Host: p.host, Functions: map[string]bool{}, Offers: map[string]int64{}, Confirms: h.GetConfirms(), SaysEnded: h.GetSaysEnded()}
+	w := queue.Worker{ID: p.session, Name: p.name, Rank: int(p.rank), Host: p.host, Functions: map[string]bool{}, Offers: map[string]int64{}}
 	for _, f := range h.GetFunctions() {
 		w.Functions[functionKey(f)] = true
 	}

@@ -389,9 +389,6 @@ func (s *Scheduler) fromWorker(now time.Time, p *peer, m *taskspb.ToTasks) {
 	if m.GetLeaving() {
 		s.q.Leave(now, id)
 	}
-	if m.GetWilling() {
-		s.q.Willing(now, id)
-	}
 	p.left = p.left || m.GetLeft()
 }
 

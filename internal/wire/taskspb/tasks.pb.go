@@ -51,8 +51,6 @@ type ToTasks struct {
 	Leaving bool `protobuf:"varint,13,opt,name=leaving,proto3" json:"leaving,omitempty"`
 	// The worker has left: none of its tasks remain.
 	Left bool `protobuf:"varint,14,opt,name=left,proto3" json:"left,omitempty"`
-	// The worker may now grant leases that it has refused.
-	Willing bool `protobuf:"varint,15,opt,name=willing,proto3" json:"willing,omitempty"`
 	// Values that its host has, and addresses of hosts that could not provide one.
 	Stored  [][]byte        `protobuf:"bytes,16,rep,name=stored,proto3" json:"stored,omitempty"`
 	Missing []*MissingValue `protobuf:"bytes,17,rep,name=missing,proto3" json:"missing,omitempty"`
@@ -196,13 +194,6 @@ func (x *ToTasks) GetLeaving() bool {
 func (x *ToTasks) GetLeft() bool {
 	if x != nil {
 		return x.Left
-	}
-	return false
-}
-
-func (x *ToTasks) GetWilling() bool {
-	if x != nil {
-		return x.Willing
 	}
 	return false
 }
@@ -449,11 +440,7 @@ type TasksHello struct {
 	// It also runs tasks while it has a place in a world.
 	Beside bool `protobuf:"varint,11,opt,name=beside,proto3" json:"beside,omitempty"`
 	// The name that is shown to people; empty: host and pid.
-	Name string `protobuf:"bytes,20,opt,name=name,proto3" json:"name,omitempty"`
-	// It answers PushTask.confirm.
-	Confirms bool `protobuf:"varint,21,opt,name=confirms,proto3" json:"confirms,omitempty"`
-	// It reports the end of an attempt that it had to stop (dones), or that the attempt had not begun (returned).
-	SaysEnded     bool `protobuf:"varint,22,opt,name=says_ended,json=saysEnded,proto3" json:"says_ended,omitempty"`
+	Name          string `protobuf:"bytes,20,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -570,20 +557,6 @@ func (x *TasksHello) GetName() string {
 		return x.Name
 	}
 	return ""
-}
-
-func (x *TasksHello) GetConfirms() bool {
-	if x != nil {
-		return x.Confirms
-	}
-	return false
-}
-
-func (x *TasksHello) GetSaysEnded() bool {
-	if x != nil {
-		return x.SaysEnded
-	}
-	return false
 }
 
 type TasksWelcome struct {
@@ -2556,7 +2529,7 @@ var File_tasks_proto protoreflect.FileDescriptor
 
 const file_tasks_proto_rawDesc = "" +
 	"\n" +
-	"\vtasks.proto\x12\thvdrun.v1\"\xe6\x06\n" +
+	"\vtasks.proto\x12\thvdrun.v1\"\xd2\x06\n" +
 	"\aToTasks\x12+\n" +
 	"\x05hello\x18\x01 \x01(\v2\x15.hvdrun.v1.TasksHelloR\x05hello\x12,\n" +
 	"\x06groups\x18\x02 \x03(\v2\x14.hvdrun.v1.TaskGroupR\x06groups\x12'\n" +
@@ -2572,8 +2545,7 @@ const file_tasks_proto_rawDesc = "" +
 	"\x04kept\x18\v \x03(\v2\x12.hvdrun.v1.AttemptR\x04kept\x12.\n" +
 	"\x06leases\x18\f \x03(\v2\x16.hvdrun.v1.LeaseAnswerR\x06leases\x12\x18\n" +
 	"\aleaving\x18\r \x01(\bR\aleaving\x12\x12\n" +
-	"\x04left\x18\x0e \x01(\bR\x04left\x12\x18\n" +
-	"\awilling\x18\x0f \x01(\bR\awilling\x12\x16\n" +
+	"\x04left\x18\x0e \x01(\bR\x04left\x12\x16\n" +
 	"\x06stored\x18\x10 \x03(\fR\x06stored\x121\n" +
 	"\amissing\x18\x11 \x03(\v2\x17.hvdrun.v1.MissingValueR\amissing\x12\x16\n" +
 	"\x06status\x18\x12 \x01(\bR\x06status\x12\x1a\n" +
@@ -2581,7 +2553,7 @@ const file_tasks_proto_rawDesc = "" +
 	"\aexplain\x18\x1e \x03(\tR\aexplain\x12(\n" +
 	"\x05begun\x18\x1f \x03(\v2\x12.hvdrun.v1.AttemptR\x05begun\x12(\n" +
 	"\x05waits\x18  \x03(\v2\x12.hvdrun.v1.AttemptR\x05waits\x12*\n" +
-	"\x06waited\x18! \x03(\v2\x12.hvdrun.v1.AttemptR\x06waitedJ\x04\b\b\x10\t\"\xac\x04\n" +
+	"\x06waited\x18! \x03(\v2\x12.hvdrun.v1.AttemptR\x06waitedJ\x04\b\b\x10\tJ\x04\b\x0f\x10\x10\"\xac\x04\n" +
 	"\tFromTasks\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x17.hvdrun.v1.TasksWelcomeR\awelcome\x12'\n" +
 	"\x04told\x18\x02 \x03(\v2\x13.hvdrun.v1.TaskToldR\x04told\x12'\n" +
@@ -2598,7 +2570,7 @@ const file_tasks_proto_rawDesc = "" +
 	"\baccepted\x18\r \x01(\x04R\baccepted\x12.\n" +
 	"\aresults\x18\x0e \x03(\v2\x14.hvdrun.v1.ResultForR\aresults\x12!\n" +
 	"\fwindow_bytes\x18\x0f \x01(\x04R\vwindowBytes\x12\x1a\n" +
-	"\bwarnings\x18\x10 \x03(\tR\bwarningsJ\x04\b\x03\x10\x04J\x04\b\b\x10\t\"\x99\x03\n" +
+	"\bwarnings\x18\x10 \x03(\tR\bwarningsJ\x04\b\x03\x10\x04J\x04\b\b\x10\t\"\xea\x02\n" +
 	"\n" +
 	"TasksHello\x12\x18\n" +
 	"\asession\x18\x01 \x01(\x04R\asession\x12\x16\n" +
@@ -2613,10 +2585,7 @@ const file_tasks_proto_rawDesc = "" +
 	"\x04rank\x18\n" +
 	" \x01(\rR\x04rank\x12\x16\n" +
 	"\x06beside\x18\v \x01(\bR\x06beside\x12\x12\n" +
-	"\x04name\x18\x14 \x01(\tR\x04name\x12\x1a\n" +
-	"\bconfirms\x18\x15 \x01(\bR\bconfirms\x12\x1d\n" +
-	"\n" +
-	"says_ended\x18\x16 \x01(\bR\tsaysEnded\"T\n" +
+	"\x04name\x18\x14 \x01(\tR\x04nameJ\x04\b\x15\x10\x16J\x04\b\x16\x10\x17\"T\n" +
 	"\fTasksWelcome\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x14\n" +
 	"\x05known\x18\x03 \x01(\bR\x05known\x12\x16\n" +

@@ -147,7 +147,7 @@ func TestLastWords(t *testing.T) {
 	}
 	far.Close()
 	for !func() bool { l.mu.Lock(); defer l.mu.Unlock(); return l.err != nil }() {
-		l.Say(func(m *taskspb.ToTasks) { m.Willing = true })
+		l.Say(func(m *taskspb.ToTasks) { m.Left = true })
 		_ = l.Written(t.Context())
 	}
 	if m := empty(); NewReader(near).Read(m) != nil || !m.GetLeaving() {

@@ -19,7 +19,7 @@ func newShop(t *testing.T, workers int) *shop {
 	for i := range workers {
 		s.q.Join(s.now, Worker{
 			ID: uint64(i + 1), Name: fmt.Sprint("w", i+1), Host: fmt.Sprint("h", i+1), Functions: map[string]bool{"f": true},
-			Offers: map[string]int64{"cpu": Unit}, Confirms: true,
+			Offers: map[string]int64{"cpu": Unit},
 		}, nil)
 	}
 	s.g = s.q.Group("f", MakeDemand(map[string]int64{"cpu": Unit}))
@@ -134,7 +134,8 @@ func TestTraining(t *testing.T) {
 	s.q.Granted(s.now, 1, s.g)
 	s.out(Push)
 	s.q.Train(s.now, 1, true)
-	if stopped := s.out(Stop); len(stopped) != 2 {
+	stopped := s.out(Stop)
+	if len(stopped) != 2 {
 		t.Errorf("it is told to stop %v", stopped)
 	}
 	s.submit(3)
@@ -147,6 +148,9 @@ func TestTraining(t *testing.T) {
 	s.q.Submit(s.now, Task{ID: ID{1, 4}, Group: s.g, Options: &Options{Pin: 1}})
 	if r, ok := s.q.Result(ID{1, 4}); !ok || r.Failure != NoMember {
 		t.Errorf("a task for it alone: %+v", r)
+	}
+	for _, a := range stopped {
+		s.q.Returned(s.now, 1, []Held{{a.Task, a.Attempt}})
 	}
 	s.q.Train(s.now, 1, false)
 	s.q.Granted(s.now, 1, s.g)

@@ -76,7 +76,7 @@ func (s *sim) join() {
 func (s *sim) asWorker(w *simWorker) Worker {
 	return Worker{
 		ID: w.id, Name: fmt.Sprint("w", w.id), Host: w.host, Functions: map[string]bool{"f": true, "g": w.id%2 == 0 || s.calm},
-		Offers: map[string]int64{"cpu": 2 * Unit, "gpu": Unit}, Confirms: w.id%3 > 0, SaysEnded: w.id%2 > 0,
+		Offers: map[string]int64{"cpu": 2 * Unit, "gpu": Unit},
 	}
 }
 
@@ -274,8 +274,6 @@ func (s *sim) step() {
 		id := s.ids[s.r.IntN(len(s.ids))]
 		s.tasks[id].released = true
 		s.q.Release(s.now, id)
-	case n < 95:
-		s.q.Willing(s.now, s.some().id)
 	case n < 97:
 		s.confirm(s.some())
 	default:

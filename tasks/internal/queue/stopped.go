@@ -20,10 +20,6 @@ const endAgain = 10 * time.Second
 func (q *Queue) stop(now time.Time, t *task, why string) {
 	w := t.worker
 	q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.number})
-	if !w.SaysEnded {
-		q.unsend(t)
-		return
-	}
 	w.sent[slices.Index(w.sent, t)] = &task{
 		Task: Task{ID: t.ID, Group: t.Group, Priority: t.Priority, Options: &defaults}, state: Sent,
 		attempt: attempt{worker: w, number: t.number, waits: t.waits, stopped: true}, more: &more{began: now, result: Result{Text: why}},

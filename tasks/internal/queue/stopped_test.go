@@ -33,7 +33,7 @@ func TestStoppedKeepsItsDemand(t *testing.T) {
 		}
 	}
 	join := func(id uint64) {
-		q.Join(now, Worker{ID: id, Name: "w", Functions: map[string]bool{"f@1": true}, Offers: map[string]int64{"cpu": Unit}, SaysEnded: true}, nil)
+		q.Join(now, Worker{ID: id, Name: "w", Functions: map[string]bool{"f@1": true}, Offers: map[string]int64{"cpu": Unit}}, nil)
 		act()
 	}
 	join(8)

@@ -27,7 +27,7 @@ func TestWaits(t *testing.T) {
 		}
 	}
 	join := func(held ...Held) {
-		q.Join(now, Worker{ID: 8, Name: "w", Functions: map[string]bool{"f@1": true}, Offers: demand, SaysEnded: true}, held)
+		q.Join(now, Worker{ID: 8, Name: "w", Functions: map[string]bool{"f@1": true}, Offers: demand}, held)
 		act()
 	}
 	submit := func(n uint64, g *Group) {

@@ -19,10 +19,6 @@ type Worker struct {
 	Functions map[string]bool
 	// Offers are the amounts of its resources.
 	Offers map[string]int64
-	// Confirms means that the worker reports when it begins a task, if the Action asks for that.
-	Confirms bool
-	// SaysEnded means that the worker reports the end of an attempt that was told to stop.
-	SaysEnded bool
 }
 
 // worker is a worker with its state.
@@ -116,7 +112,7 @@ func (q *Queue) Join(now time.Time, wk Worker, held []Held) {
 		w = &worker{Worker: wk, free: maps.Clone(wk.Offers)}
 		q.crew.add(w)
 	}
-	w.Functions, w.Confirms, w.SaysEnded = wk.Functions, wk.Confirms, wk.SaysEnded
+	w.Functions = wk.Functions
 	q.unheard(now, w, held)
 	for _, h := range held {
 		if t := q.of(w.ID, h); t != nil {
@@ -361,20 +357,6 @@ func (q *Queue) Refused(now time.Time, id uint64, g *Group, why string) {
 	q.seek(now, g)
 }
 
-// Willing records that a worker may now grant leases that it has refused.
-func (q *Queue) Willing(now time.Time, id uint64) {
-	w := q.workers[id]
-	if w == nil {
-		return
-	}
-	for i := range w.leases {
-		if w.leases[i].state == leaseRefused {
-			w.leases[i].state = noLease
-		}
-	}
-	q.fill(now, w)
-}
-
 func (w *worker) serves(g *Group) bool { return w.knows(g) && g.Demand.Fits(w.Offers) }
 
 // knows reports whether the worker has the function of the group.
@@ -464,7 +446,7 @@ func (q *Queue) fillUpTo(now time.Time, w *worker, most int) {
 		q.leave(t)
 		q.tries++
 		q.send(now, w, t, uint64(q.cfg.Term)<<40|q.tries)
-		t.unsure = t.deaths > 0 && w.Confirms
+		t.unsure = t.deaths > 0
 		q.do(Action{What: Push, Worker: w.ID, Task: t.ID, Attempt: t.number, Group: t.Group, Confirm: t.unsure})
 	}
 	switch {
