@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -53,8 +52,7 @@ func runBench(ctx context.Context, p *cli.Program, s *settings.Settings, m measu
 		return cli.Failed(err)
 	}
 	defer func() { err = errors.Join(err, cli.Failed(os.RemoveAll(folder))) }()
-	r := benchRun{Program: p, m: m, settings: s, log: settings.Logger(p, s), folder: folder, id: driver.NewRunID(),
-		launcher: &benchLauncher{groups: map[int]bool{}}}
+	r := benchRun{Program: p, m: m, settings: s, log: settings.Logger(p, s), folder: folder, id: driver.NewRunID()}
 	guard, err := proc.StartGuard(plan.EnvRunID, r.id)
 	if err != nil {
 		return cli.Failed(err)
@@ -103,7 +101,6 @@ type benchRun struct {
 	log      *logrus.Logger
 	folder   string // for the peers' programs
 	id       string // identifies the peers' processes, so that all of them are killed
-	launcher *benchLauncher
 	hosts    []plan.Host // the hosts used, with their number of ranks as slots
 	at       bench.Place
 	failed   []string // peers that failed and are not measured again
@@ -154,39 +151,6 @@ func benchHosts(hosts []plan.Host, np int) (used []plan.Host, ranks int) {
 		}
 	}
 	return used, ranks
-}
-
-// benchLauncher starts the peers' processes on this machine. It records their process groups, so
-// that kill can end them at once.
-type benchLauncher struct {
-	mu     sync.Mutex
-	groups map[int]bool
-}
-
-// Run is launch.Local's Run. It also records the process group.
-func (l *benchLauncher) Run(ctx context.Context, s *launch.Spec, started func(pid int)) error {
-	group := 0
-	defer func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		delete(l.groups, group)
-	}()
-	return launch.Local{}.Run(ctx, s, func(pid int) {
-		l.mu.Lock()
-		group = pid
-		l.groups[pid] = true
-		l.mu.Unlock()
-		started(pid)
-	})
-}
-
-// kill kills all process groups; launch.Local kills what they leave behind.
-func (l *benchLauncher) kill() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for group := range l.groups {
-		_ = syscall.Kill(-group, syscall.SIGKILL) // fails if the group has just ended
-	}
 }
 
 // build builds the peers' programs and returns the names of all libraries that can be measured. It
@@ -258,16 +222,17 @@ func (r *benchRun) compile(ctx context.Context, peer bench.Peer) error {
 // run runs a command and returns its output. When it returns, all processes that the command
 // started have ended.
 func (r *benchRun) run(ctx context.Context, command []string) (stdout *bytes.Buffer, stderr string, err error) {
-	defer jobrun.WatchStop(ctx, r.Program, r.log, r.launcher.kill, fmt.Sprintf("%v at most", benchGrace))()
+	hurry := make(chan struct{})
+	defer jobrun.WatchStop(ctx, r.Program, r.log, sync.OnceFunc(func() { close(hurry) }), fmt.Sprintf("%v at most", benchGrace))()
 	incarnation := driver.NewRunID()
 	var out, errs bytes.Buffer
-	err = r.launcher.Run(ctx, &launch.Spec{
+	err = launch.Local{}.Run(ctx, &launch.Spec{
 		Incarnation: incarnation,
 		Slot:        plan.SlotID{Host: "localhost"},
 		Command:     command,
 		Env:         append(slices.Clone(r.Env), plan.EnvRunID+"="+r.id, plan.EnvIncarnation+"="+incarnation),
 		Stdout:      &out, Stderr: &errs,
-		Grace: benchGrace,
+		Grace: benchGrace, Hurry: hurry,
 	}, func(int) {})
 	return &out, errs.String(), err
 }
@@ -296,11 +261,26 @@ func (r *benchRun) ours(ctx context.Context) ([]bench.Row, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows := &rowReader{stray: r.Stderr}
-	if err := r.job(ctx, []string{"sh", "-c", cli.OwnScript, "hvdrun", benchRank, string(spec)}, rows, r.Stderr); err != nil {
+	var out unprefixed
+	err = r.job(ctx, []string{"sh", "-c", cli.OwnScript, "hvdrun", benchRank, string(spec)}, &out, r.Stderr)
+	var rows []bench.Row
+	for line := range bytes.Lines(out.text.Bytes()) {
+		var row bench.Row
+		if json.Unmarshal(line, &row) == nil && row.Op != "" {
+			rows = append(rows, row)
+		} else {
+			_, _ = r.Stderr.Write(line) // a program of a host's shell has printed it
+		}
+	}
+	if err != nil {
 		return nil, err
 	}
-	return rows.complete(r.m.spec)
+	for _, size := range r.m.spec.Sizes {
+		if !slices.ContainsFunc(rows, func(row bench.Row) bool { return row.Op == r.m.spec.Op && row.Bytes == size }) {
+			return nil, errNoRows
+		}
+	}
+	return rows, nil
 }
 
 // job runs a job on the hosts, as hvdrun runs any job, and writes its output line by line.
@@ -327,38 +307,6 @@ func (r *benchRun) job(ctx context.Context, command []string, stdout, stderr io.
 		}
 	}
 	return jobrun.Drive(ctx, &p, &s, jobrun.Spec{Command: command, Fixed: r.hosts, Size: job.Size{NP: r.at.Ranks}, Authority: authority})
-}
-
-// rowReader is a writer of the output of hvdrun's ranks, line by line.
-type rowReader struct {
-	stray io.Writer // receives lines that are not rows
-	mu    sync.Mutex
-	rows  []bench.Row
-}
-
-// Write takes one line with its prefix.
-func (r *rowReader) Write(line []byte) (int, error) {
-	_, text, _ := bytes.Cut(line, []byte("<stdout>:"))
-	var row bench.Row
-	if err := json.Unmarshal(text, &row); err != nil || row.Op == "" {
-		return r.stray.Write(line)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.rows = append(r.rows, row)
-	return len(line), nil
-}
-
-// complete returns the rows, or errNoRows unless there is one for each size.
-func (r *rowReader) complete(spec bench.Spec) ([]bench.Row, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, size := range spec.Sizes {
-		if !slices.ContainsFunc(r.rows, func(row bench.Row) bool { return row.Op == spec.Op && row.Bytes == size }) {
-			return nil, errNoRows
-		}
-	}
-	return r.rows, nil
 }
 
 // peer runs a peer's program to its end.
