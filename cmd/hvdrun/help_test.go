@@ -83,8 +83,8 @@ func TestHelpFits(t *testing.T) {
 	}
 }
 
-// TestHelpColumns: the descriptions of a section's flags begin in one column, even if the name of a
-// value has a rune of several bytes.
+// TestHelpColumns: the descriptions of a section's flags begin in one column, which a rune of
+// several bytes in the name of a value would move.
 func TestHelpColumns(t *testing.T) {
 	root := command(&cli.Program{})
 	var b strings.Builder
@@ -96,10 +96,13 @@ func TestHelpColumns(t *testing.T) {
 	if err := topic.Help(); err != nil {
 		t.Fatal(err)
 	}
-	wide, column := false, 0
+	seen, column := 0, 0
 	begin := regexp.MustCompile(`^(?:  -\w, |      )--\S+(?: \S+)*?   +`)
 	for line := range strings.Lines(b.String()) {
 		at := utf8.RuneCountInString(begin.FindString(line))
+		if at > 0 {
+			seen++
+		}
 		switch {
 		case !strings.HasPrefix(line, " "):
 			column = 0
@@ -109,9 +112,8 @@ func TestHelpColumns(t *testing.T) {
 		case column != at:
 			t.Errorf("the description begins in column %d, and others in %d: %s", at, column, line)
 		}
-		wide = wide || at > 0 && strings.Contains(line, "…")
 	}
-	if !wide {
-		t.Error("no flag has a value with a rune of several bytes")
+	if seen < 50 {
+		t.Errorf("only %d flags are seen", seen)
 	}
 }

@@ -99,8 +99,8 @@ type benchRun struct {
 	m        measurement
 	settings *settings.Settings
 	log      *logrus.Logger
-	folder   string // for the peers' programs
-	id       string // identifies the peers' processes, so that all of them are killed
+	folder   string      // for the peers' programs
+	id       string      // identifies the peers' processes, so that all of them are killed
 	hosts    []plan.Host // the hosts used, with their number of ranks as slots
 	at       bench.Place
 	failed   []string // peers that failed and are not measured again

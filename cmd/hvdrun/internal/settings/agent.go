@@ -1,46 +1,42 @@
 package settings
 
-import (
-	"fmt"
-)
-
 // AgentTable lists the settings that only an agent has, in the order of the help. Like the settings
 // of a job, each is a flag, an environment variable (HVD_KEY_FILE) and a key of the config file.
 var AgentTable = section("agent", []setting{
 	{Name: "enroll", arg: "host:port",
 		usage: "address of hvdrun cluster serve, which signs the certificates",
-		set:   clusterText(func(c *ClusterSettings) *string { return &c.Enroll })},
+		set:   text(func(s *Settings) *string { return &s.Cluster.Enroll })},
 	{Name: "token-file", arg: "F",
 		usage: "file with a token of hvdrun cluster token, needed once",
-		set:   clusterText(func(c *ClusterSettings) *string { return &c.TokenFile })},
+		set:   text(func(s *Settings) *string { return &s.Cluster.TokenFile })},
 	{Name: "state-dir", arg: "DIR",
 		usage: "the agent's own folder, where its key, its certificate and the keys of the gossip are kept",
-		set:   clusterText(func(c *ClusterSettings) *string { return &c.StateDir })},
+		set:   text(func(s *Settings) *string { return &s.Cluster.StateDir })},
 	{Name: "key-file", arg: "F",
 		usage: "instead, for trying out: file that holds one key for the whole cluster, and that only its owner may read",
-		set:   clusterText(func(c *ClusterSettings) *string { return &c.KeyFile })},
+		set:   text(func(s *Settings) *string { return &s.Cluster.KeyFile })},
 	{Name: "label", arg: "L",
 		unset: "none", usage: "name of the cluster: agents and drivers of another one are not heard",
-		set: clusterText(func(c *ClusterSettings) *string { return &c.Label })},
-	{Name: "join", arg: "host:port,…", repeat: true,
+		set: text(func(s *Settings) *string { return &s.Cluster.Label })},
+	{Name: "join", arg: "host:port,...", repeat: true,
 		usage: "some other agents of the cluster; the agent keeps trying those that do not answer yet", set: setJoin},
 	{Name: "name", arg: "HOST",
 		unset: "the one that the system knows", usage: "name of this host in the cluster",
-		set: clusterText(func(c *ClusterSettings) *string { return &c.Name })},
+		set: text(func(s *Settings) *string { return &s.Cluster.Name })},
 	{Name: "bind", arg: "ADDR:PORT",
 		unset: "0.0.0.0:7946", usage: "where to gossip, over UDP and TCP",
-		set: clusterText(func(c *ClusterSettings) *string { return &c.Bind })},
+		set: text(func(s *Settings) *string { return &s.Cluster.Bind })},
 	{Name: "advertise", arg: "ADDR",
 		usage: "address under which others reach this host, where that is not the one that is bound to",
-		set:   clusterText(func(c *ClusterSettings) *string { return &c.Advertise })},
+		set:   text(func(s *Settings) *string { return &s.Cluster.Advertise })},
 	{Name: "run-as", arg: "F",
 		usage: "file of the users and cgroups for the workers of each driver; for an agent that runs as root",
-		set:   clusterText(func(c *ClusterSettings) *string { return &c.RunAs })},
+		set:   text(func(s *Settings) *string { return &s.Cluster.RunAs })},
 	{Name: "launch-port", arg: "P",
-		unset: "any that is free", usage: "TCP port to which drivers come", set: setLaunchPort},
+		unset: "any that is free", usage: "TCP port to which drivers come", set: number(func(s *Settings) *int { return &s.Cluster.LaunchPort }, 1, maxPort)},
 	{Name: "stopped-status", arg: "N", def: "0",
 		usage: "exit status after the agent was asked to stop; a Job of Kubernetes replaces a pod that ends with 143, and none with 0",
-		set:   setStoppedStatus},
+		set:   number(func(s *Settings) *int { return &s.Cluster.StoppedStatus }, 0, 255)},
 })
 
 // AgentShares lists the settings of a job that an agent has too, with their meaning for an agent.
@@ -53,18 +49,4 @@ var AgentShares = []struct{ Name, Usage string }{
 	{"metrics-listen", ""}, {"metrics-token-file", ""}, {"metrics-tls-cert", ""}, {"metrics-tls-key", ""},
 	{"log-format", ""},
 	{configFile, ""},
-}
-
-func setStoppedStatus(s *Settings, text string) (err error) {
-	if s.Cluster.StoppedStatus, err = ParseCount(text, 0); err == nil && s.Cluster.StoppedStatus > 255 {
-		err = fmt.Errorf("%q is not an exit status", text)
-	}
-	return err
-}
-
-func setLaunchPort(s *Settings, text string) (err error) {
-	if s.Cluster.LaunchPort, err = ParseCount(text, 1); err == nil && s.Cluster.LaunchPort > 65535 {
-		err = fmt.Errorf("%q is not a port", text)
-	}
-	return err
 }

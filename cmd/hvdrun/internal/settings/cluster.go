@@ -32,10 +32,6 @@ type agentSettings struct {
 	RunAs         string // the policy's file
 }
 
-func clusterText(field func(*ClusterSettings) *string) func(*Settings, string) error {
-	return text(func(s *Settings) *string { return field(&s.Cluster) })
-}
-
 func setJoin(s *Settings, text string) (err error) {
 	s.Cluster.Join, err = parseList(text)
 	return err

@@ -137,26 +137,9 @@ func commandNames(c *cobra.Command) string {
 	return strings.TrimRight(b.String(), "\n")
 }
 
-// wideRune has three bytes. pflag aligns by bytes, so flagLines replaces it by narrowRune, of one
-// byte, in the names of flags' values while pflag formats.
-const wideRune, narrowRune = "…", "\x01"
-
-// flagLines returns the lines of the flags. All descriptions begin in the same column.
-func flagLines(fs *pflag.FlagSet) string {
-	narrow := pflag.NewFlagSet("", pflag.ContinueOnError)
-	narrow.SortFlags = false
-	fs.VisitAll(func(f *pflag.Flag) {
-		g := *f
-		g.Usage = strings.ReplaceAll(f.Usage, wideRune, narrowRune)
-		if text, ok := f.Value.(*flagText); ok {
-			st := *text.setting
-			st.arg = strings.ReplaceAll(st.arg, wideRune, narrowRune)
-			g.Value = &flagText{text: text.text, setting: &st}
-		}
-		narrow.AddFlag(&g)
-	})
-	return strings.ReplaceAll(narrow.FlagUsagesWrapped(helpWidth), narrowRune, wideRune)
-}
+// flagLines returns the lines of the flags. All descriptions begin in the same column, since the
+// names of values are ASCII: pflag aligns by bytes.
+func flagLines(fs *pflag.FlagSet) string { return fs.FlagUsagesWrapped(helpWidth) }
 
 // fill wraps the paragraphs of a text, except those with indented lines.
 func fill(text string) string {

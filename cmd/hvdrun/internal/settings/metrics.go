@@ -15,7 +15,3 @@ func setMetricsListen(s *Settings, text string) (err error) {
 	s.Metrics.Listen, err = metrics.ParseListen(text)
 	return err
 }
-
-func metricsText(field func(*metricsSettings) *string) func(*Settings, string) error {
-	return text(func(s *Settings) *string { return field(&s.Metrics) })
-}

@@ -212,10 +212,7 @@ var Table = slices.Concat(
 			set:   durationOrNever(func(s *Settings) *time.Duration { return &s.TasksGrace })},
 		{Name: "spares", arg: "N", def: "0",
 			usage: "workers in addition to the maximum (--max-np, else -np) that wait with the state to replace a lost one",
-			set: func(s *Settings, text string) (err error) {
-				s.Spares, err = ParseCount(text, 0)
-				return err
-			}},
+			set:   number(func(s *Settings) *int { return &s.Spares }, 0, math.MaxInt)},
 		{Name: "restart-workers", def: "false",
 			usage: "for programs that do not use hvdrun's library: when one fails or the hosts change, restart all",
 			set:   onOff(func(s *Settings) *bool { return &s.Restart.Workers })},
@@ -277,23 +274,23 @@ var Table = slices.Concat(
 		{Name: "slurm-args", arg: "OPTIONS", unset: "none",
 			usage: "with --slurm, sbatch's options for these jobs, such as '--partition=low --gres=gpu:8 --time=8:00:00'",
 			set:   setSlurmArgs},
-		{Name: "gossip-join", arg: "host:port,…", Source: true, repeat: true,
+		{Name: "gossip-join", arg: "host:port,...", Source: true, repeat: true,
 			usage: "some agents (hvdrun agent) of a cluster, whose hosts the job uses; makes the job elastic", set: setJoin},
 		{Name: "cluster", arg: "DIR", Source: true,
 			usage: "folder of the agents' cluster (hvdrun cluster init), with the authority that lets jobs run there",
-			set:   clusterText(func(c *ClusterSettings) *string { return &c.Dir })},
+			set:   text(func(s *Settings) *string { return &s.Cluster.Dir })},
 		{Name: "gossip-key-file", arg: "F", Source: true,
 			usage: "file of the one key that agents and drivers share, for trying out",
-			set:   clusterText(func(c *ClusterSettings) *string { return &c.KeyFile })},
+			set:   text(func(s *Settings) *string { return &s.Cluster.KeyFile })},
 		{Name: "gossip-label", arg: "L", Source: true, unset: "none",
 			usage: "name of the agents' cluster",
-			set:   clusterText(func(c *ClusterSettings) *string { return &c.Label })},
+			set:   text(func(s *Settings) *string { return &s.Cluster.Label })},
 		{Name: "gossip-bind", arg: "ADDR:PORT", Source: true, unset: "any port",
 			usage: "address for the gossip, over UDP and TCP",
-			set:   clusterText(func(c *ClusterSettings) *string { return &c.Bind })},
+			set:   text(func(s *Settings) *string { return &s.Cluster.Bind })},
 		{Name: "gossip-advertise", arg: "ADDR", Source: true,
 			usage: "address at which agents reach this machine, if it is not the bound one",
-			set:   clusterText(func(c *ClusterSettings) *string { return &c.Advertise })},
+			set:   text(func(s *Settings) *string { return &s.Cluster.Advertise })},
 		{Name: "slots-per-host", aliases: []string{"slots"}, arg: "N", Source: true, def: "auto",
 			usage: "slots of a host whose line has no number; auto: the GPUs seen, else 1", set: setSlotsPerHost},
 		{Name: "discovery-interval", arg: "D", Source: true, def: "1s",
@@ -351,27 +348,29 @@ var Table = slices.Concat(
 			set:   setResetWindow},
 		{Name: "failure-limit", arg: "N", def: "5",
 			usage: "most consecutive worlds that end by failures of the program without a commit, or failures in one slot before its worker joins, if there are too few other slots; 0: no limit",
-			set:   setFailureLimit},
+			set:   numberOrNone(func(s *Settings) *int { return &s.Blame.FailureLimit }, math.MaxInt)},
 		{Name: "verify-state", arg: "N", unset: "after each sync",
 			usage: "check after each N commits that all workers hold the same bits; 0: never",
-			set:   setVerifyState},
+			set:   numberOrNone(func(s *Settings) *int { return &s.Tuning.VerifyState }, math.MaxInt32)},
 		{Name: "heal-state", def: "false",
 			usage: "give workers with a different state that of the majority, and continue, instead of failing",
 			set:   onOff(func(s *Settings) *bool { return &s.Tuning.HealState })},
 		{Name: "commit-replicas", arg: "N", def: "0",
-			usage: "workers, on other hosts first, that keep a copy of the local parts of each commit (elastic.Local)", set: setCommitReplicas},
+			usage: "workers, on other hosts first, that keep a copy of the local parts of each commit (elastic.Local)",
+			set:   number(func(s *Settings) *int { return &s.Tuning.CommitReplicas }, 0, plan.MaxSlots)},
 	}),
 	section("ssh", []setting{
 		{Name: "ssh-port", short: "p", arg: "PORT", Source: true, unset: "ssh's own",
-			usage: "port of the ssh servers of other machines", set: setSSHPort},
+			usage: "port of the ssh servers of other machines",
+			set:   number(func(s *Settings) *int { return &s.SSH.Port }, 1, maxPort)},
 		{Name: "ssh-identity-file", short: "i", arg: "F", Source: true, unset: "ssh's own",
 			usage: "file of the private key for them",
-			set:   sshText(func(c *SSHSettings) *string { return &c.IdentityFile })},
+			set:   text(func(s *Settings) *string { return &s.SSH.IdentityFile })},
 		{Name: "ssh-command", arg: "CMD", Source: true, unset: "ssh",
 			usage: "command instead of ssh, which takes ssh's options, a host and a command", set: setSSHCommand},
 		{Name: "remote-hvdrun", arg: "PATH", Source: true, unset: "this program is copied to hosts that lack it",
 			usage: "hvdrun on other machines",
-			set:   sshText(func(c *SSHSettings) *string { return &c.RemoteHvdrun })},
+			set:   text(func(s *Settings) *string { return &s.SSH.RemoteHvdrun })},
 	}),
 	section("data", []setting{
 		{Name: "listen", arg: "ADDR", unset: "loopback; all once a host is another machine",
@@ -387,9 +386,10 @@ var Table = slices.Concat(
 			set:   onOff(func(s *Settings) *bool { return &s.Tuning.EncryptData })},
 		{Name: "connections", arg: "N", def: "1",
 			usage: "TCP connections that share large messages between two workers of different hosts",
-			set:   setConnections},
+			set:   number(func(s *Settings) *int { return &s.Tuning.Connections }, 1, collective.MaxConnections)},
 		{Name: "fusion-threshold-mb", arg: "N", def: "64",
-			usage: "reduce tensors that are ready at the same time as one, up to N MiB; 0: one by one", set: setFusion},
+			usage: "reduce tensors that are ready at the same time as one, up to N MiB; 0: one by one",
+			set:   numberOrNone(func(s *Settings) *int { return &s.Tuning.FusionThreshold }, plan.MaxFusionThreshold)},
 		{Name: "cycle-time-ms", arg: "T", def: "1",
 			usage: "longest time that an asynchronous operation waits for others to be fused with, in milliseconds",
 			set:   setCycleTime},
@@ -412,13 +412,13 @@ var Table = slices.Concat(
 			set:   setMetricsListen},
 		{Name: "metrics-token-file", arg: "F", unset: "all may",
 			usage: "file of the bearer token that readers of the metrics must have",
-			set:   metricsText(func(m *metricsSettings) *string { return &m.TokenFile })},
+			set:   text(func(s *Settings) *string { return &s.Metrics.TokenFile })},
 		{Name: "metrics-tls-cert", arg: "F",
 			usage: "file of the certificate, in PEM, with which metrics are served by HTTPS",
-			set:   metricsText(func(m *metricsSettings) *string { return &m.Cert })},
+			set:   text(func(s *Settings) *string { return &s.Metrics.Cert })},
 		{Name: "metrics-tls-key", arg: "F",
 			usage: "file of its key",
-			set:   metricsText(func(m *metricsSettings) *string { return &m.Key })},
+			set:   text(func(s *Settings) *string { return &s.Metrics.Key })},
 		{Name: "share-output", def: "false",
 			usage: "let other users read output, events, timelines and checkpoints (modes 0644 and 0755, else 0600 and 0700)",
 			set:   onOff(func(s *Settings) *bool { return &s.Tuning.ShareOutput })},
@@ -487,34 +487,41 @@ func flagName(name string) string {
 }
 
 func count(field func(*Settings) *int) func(*Settings, string) error {
-	return func(s *Settings, text string) (err error) {
-		*field(s), err = ParseCount(text, 1)
+	return number(field, 1, math.MaxInt)
+}
+
+// number returns a function that sets a number from least to most.
+func number(field func(*Settings) *int, least, most int) func(*Settings, string) error {
+	return func(s *Settings, text string) error {
+		n, err := ParseCount(text, least)
+		if err == nil && n > most {
+			err = fmt.Errorf("%q is more than %d", text, most)
+		}
+		*field(s) = n
 		return err
 	}
 }
+
+// numberOrNone is number from 0 on. The text 0 means none, and the field is then negative.
+func numberOrNone(field func(*Settings) *int, most int) func(*Settings, string) error {
+	set := number(field, 0, most)
+	return func(s *Settings, text string) error {
+		err := set(s, text)
+		if n := field(s); *n == 0 {
+			*n = -1
+		}
+		return err
+	}
+}
+
+// maxPort is the largest number of a port.
+const maxPort = 65535
 
 func duration(field func(*Settings) *time.Duration) func(*Settings, string) error {
 	return func(s *Settings, text string) (err error) {
 		*field(s), err = ParseDuration(text)
 		return err
 	}
-}
-
-func setConnections(s *Settings, text string) (err error) {
-	if s.Tuning.Connections, err = ParseCount(text, 1); err == nil && s.Tuning.Connections > collective.MaxConnections {
-		err = fmt.Errorf("%q is more than %d", text, collective.MaxConnections)
-	}
-	return err
-}
-
-func setFusion(s *Settings, text string) (err error) {
-	if s.Tuning.FusionThreshold, err = ParseCount(text, 0); err == nil && s.Tuning.FusionThreshold > plan.MaxFusionThreshold {
-		err = fmt.Errorf("%q is more than %d", text, plan.MaxFusionThreshold)
-	}
-	if s.Tuning.FusionThreshold == 0 {
-		s.Tuning.FusionThreshold = -1
-	}
-	return err
 }
 
 func setCycleTime(s *Settings, text string) error {
@@ -539,23 +546,6 @@ func durationOrNever(field func(*Settings) *time.Duration) func(*Settings, strin
 		*field(s), err = ParseDuration(text)
 		return err
 	}
-}
-
-func setVerifyState(s *Settings, text string) (err error) {
-	if s.Tuning.VerifyState, err = ParseCount(text, 0); err == nil && s.Tuning.VerifyState > math.MaxInt32 {
-		err = fmt.Errorf("%q is more than %d", text, math.MaxInt32)
-	}
-	if s.Tuning.VerifyState == 0 {
-		s.Tuning.VerifyState = -1
-	}
-	return err
-}
-
-func setCommitReplicas(s *Settings, text string) (err error) {
-	if s.Tuning.CommitReplicas, err = ParseCount(text, 0); err == nil && s.Tuning.CommitReplicas > plan.MaxSlots {
-		err = fmt.Errorf("%q is more than %d", text, plan.MaxSlots)
-	}
-	return err
 }
 
 func onOff(field func(*Settings) *bool) func(*Settings, string) error {
@@ -612,14 +602,6 @@ func setCooldown(s *Settings, text string) (err error) {
 func setResetLimit(s *Settings, text string) error {
 	n, err := ParseCount(text, 0)
 	s.Blame.ResetLimit = &n
-	return err
-}
-
-func setFailureLimit(s *Settings, text string) error {
-	n, err := ParseCount(text, 0)
-	if s.Blame.FailureLimit = n; n == 0 {
-		s.Blame.FailureLimit = -1
-	}
 	return err
 }
 

@@ -26,17 +26,6 @@ type SSHSettings struct {
 	RemoteHvdrun string // path of hvdrun on the hosts; empty: it is copied there
 }
 
-func sshText(field func(*SSHSettings) *string) func(*Settings, string) error {
-	return text(func(s *Settings) *string { return field(&s.SSH) })
-}
-
-func setSSHPort(s *Settings, text string) (err error) {
-	if s.SSH.Port, err = ParseCount(text, 1); err == nil && s.SSH.Port > 65535 {
-		err = fmt.Errorf("%q is not a port", text)
-	}
-	return err
-}
-
 // setSSHCommand sets the command. It returns an error unless the first word can be executed.
 func setSSHCommand(s *Settings, text string) error {
 	words := strings.Fields(text)
