@@ -144,38 +144,26 @@ func ReadOwn(path string) (*os.File, error) { return request{}.open(path) }
 // read either. The path may name a pipe, since shells pass secrets as <(…); then SecretText blocks
 // until the writer has closed it. It waits a few seconds for the writer of a named pipe.
 func SecretText(path string, most int64) ([]byte, error) {
-	f, err := openSecret(path)
-	if err != nil {
-		return nil, err
-	}
-	return readAll(f, most)
-}
-
-func openSecret(path string) (*os.File, error) {
-	return request{streams: true, secret: true}.open(path)
+	return request{streams: true, secret: true}.text(path, most)
 }
 
 // Text returns the contents of a file of at most most bytes, opened as Read does.
-func Text(path string, most int64) ([]byte, error) {
-	f, err := Read(path)
-	if err != nil {
-		return nil, err
-	}
-	return readAll(f, most)
-}
+func Text(path string, most int64) ([]byte, error) { return request{anyones: true}.text(path, most) }
 
 // OwnText returns the contents of a file of at most most bytes, opened as ReadOwn does.
-func OwnText(path string, most int64) ([]byte, error) {
-	f, err := ReadOwn(path)
+func OwnText(path string, most int64) ([]byte, error) { return request{}.text(path, most) }
+
+func (r request) text(path string, most int64) ([]byte, error) {
+	f, err := r.open(path)
 	if err != nil {
 		return nil, err
 	}
-	return readAll(f, most)
+	defer f.Close()
+	return ReadAll(f, most)
 }
 
-// readAll reads and closes a file.
-func readAll(f *os.File, most int64) ([]byte, error) {
-	defer f.Close()
+// ReadAll returns the rest of an open file. It returns an error if that has more than most bytes.
+func ReadAll(f *os.File, most int64) ([]byte, error) {
 	var text bytes.Buffer
 	if fi, err := f.Stat(); err == nil && fi.Mode().IsRegular() {
 		text.Grow(int(min(fi.Size(), most)) + bytes.MinRead)

@@ -27,7 +27,7 @@ var calls = map[string]func(path string) (*os.File, error){
 	"create":       func(p string) (*os.File, error) { return Create(p, Private) },
 	"own":          ReadOwn,
 	"rewrite":      func(p string) (*os.File, error) { return Rewrite(p, Private) },
-	"secret":       openSecret,
+	"secret":       request{streams: true, secret: true}.open,
 }
 
 func needsRoot(t *testing.T) {
@@ -234,7 +234,7 @@ func TestInherited(t *testing.T) {
 	if text, err := os.ReadFile(log); err != nil || string(text) != "line\n" || mode(t, log) != 0o644 {
 		t.Errorf("%q, mode %#o, %v", text, mode(t, log), err)
 	}
-	f, err := openSecret(fdPath(r.Fd()))
+	f, err := request{streams: true, secret: true}.open(fdPath(r.Fd()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestInherited(t *testing.T) {
 	if text, err := io.ReadAll(f); err != nil || string(text) != "line\n" {
 		t.Errorf("%q, %v", text, err)
 	}
-	if _, err := openSecret(fdPath(file.Fd())); err == nil || !strings.Contains(err.Error(), "chmod 600") {
+	if _, err := (request{streams: true, secret: true}).open(fdPath(file.Fd())); err == nil || !strings.Contains(err.Error(), "chmod 600") {
 		t.Errorf("a secret that others may read: %v", err)
 	}
 }

@@ -11,7 +11,6 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
@@ -34,8 +33,8 @@ func readConfigFile(path string) (text string, exposed bool, err error) {
 	if perm := fi.Mode().Perm(); fi.Mode().IsRegular() && perm&0o002 != 0 && safefile.Network(path) == "" {
 		return "", false, fmt.Errorf("everybody may write to %s (mode %#o), which names the command to run: chmod o-w it", path, perm)
 	}
-	text, err = cli.ReadAll(f, maxConfig)
-	return text, fi.Mode().Perm()&0o004 != 0, err
+	all, err := safefile.ReadAll(f, maxConfig)
+	return string(all), fi.Mode().Perm()&0o004 != 0, err
 }
 
 // maxHostfile bounds a list of hosts, in bytes.
@@ -58,7 +57,8 @@ func (s *Settings) ReadHosts() (text string, err error) {
 		}
 		defer f.Close()
 	}
-	s.HostsText, err = cli.ReadAll(f, maxHostfile)
+	all, err := safefile.ReadAll(f, maxHostfile)
+	s.HostsText = string(all)
 	return s.HostsText, err
 }
 

@@ -96,7 +96,7 @@ func TestFilesThatAreRefused(t *testing.T) {
 			t.Errorf("%q: %v; want %s", c.file, err, c.message)
 		}
 	}
-	if _, err := loadArgs(t, "", nil, "#"+strings.Repeat(" ", maxConfig)); err == nil || !strings.Contains(err.Error(), "is longer than") {
+	if _, err := loadArgs(t, "", nil, "#"+strings.Repeat(" ", maxConfig)); err == nil || !strings.Contains(err.Error(), "has more than") {
 		t.Error(err)
 	}
 }
