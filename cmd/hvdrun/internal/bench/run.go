@@ -111,18 +111,12 @@ func (r *benchRun) findHosts(ctx context.Context) error {
 	hosts := r.m.hosts
 	if hosts == nil {
 		s := *r.settings
-		source, closeSource, err := hostsource.Open(&s, nil, r.log)
+		found, closeSource, err := hostsource.Ask(ctx, &s, nil, r.log)
 		if err != nil {
 			return err
 		}
-		hosts, err = source.Discover(ctx)
 		closeSource()
-		switch {
-		case ctx.Err() != nil:
-			return cli.Failed(context.Cause(ctx))
-		case err != nil:
-			return cli.Failed(fmt.Errorf("%w: %w", job.ErrDiscovery, err))
-		}
+		hosts = found
 	}
 	var ranks int
 	if r.hosts, ranks = benchHosts(hosts, r.m.np); ranks < max(r.m.np, 1) {

@@ -20,7 +20,6 @@ import (
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/show"
 	"github.com/hvdrun/hvdrun/driver"
 	"github.com/hvdrun/hvdrun/internal/agent/client"
-	"github.com/hvdrun/hvdrun/job"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -147,18 +146,7 @@ func ask(ctx context.Context, s *settings.Settings, log logrus.FieldLogger) (hos
 		return nil, nil, err
 	}
 	s.RunID = driver.NewRunID() // for the calls to agents
-	source, closeSource, err := hostsource.Open(s, fixed, log)
-	if err != nil {
-		return nil, nil, err
-	}
-	if hosts, err = source.Discover(ctx); err == nil && ctx.Err() == nil {
-		return hosts, closeSource, nil
-	}
-	closeSource()
-	if ctx.Err() != nil {
-		return nil, nil, cli.Failed(context.Cause(ctx))
-	}
-	return nil, nil, cli.Failed(fmt.Errorf("%w: %w", job.ErrDiscovery, err))
+	return hostsource.Ask(ctx, s, fixed, log)
 }
 
 func discover(ctx context.Context, p *cli.Program, s *settings.Settings, asJSON bool) error {

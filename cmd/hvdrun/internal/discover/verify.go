@@ -34,7 +34,7 @@ func discoverVerify(ctx context.Context, p *cli.Program, s *settings.Settings) e
 	if fixed != nil {
 		names = []string{"hosts"}
 		open = func(string, logrus.FieldLogger) (discovery.Discoverer, func(), error) {
-			return discovery.Fixed(fixed), nil, nil
+			return discovery.Fixed(fixed), func() {}, nil
 		}
 	}
 	broken := 0
@@ -64,9 +64,6 @@ func verifySource(p *cli.Program,
 	source, closeSource, err := open(name, settings.Logger(p, s))
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", s.Origin(name), err)
-	}
-	if closeSource == nil {
-		closeSource = func() {}
 	}
 	closeSource = sync.OnceFunc(closeSource)
 	defer closeSource() // if the check that closes it is skipped

@@ -3,6 +3,7 @@
 package hostsource
 
 import (
+	"context"
 	"crypto/rand"
 	"fmt"
 
@@ -36,7 +37,7 @@ func DefaultSlots(s *settings.Settings) int {
 }
 
 // openers has, by setting, the function that makes the source of that setting. close closes the
-// source and may be nil.
+// source.
 var openers = map[string]func(s *settings.Settings, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error){
 	"host-discovery-script": openScript,
 	"discovery-plugin":      openPlugin,
@@ -44,8 +45,7 @@ var openers = map[string]func(s *settings.Settings, log logrus.FieldLogger) (sou
 	"slurm":                 openSlurm,
 }
 
-// OpenKind makes the source of the setting name, one of settings.dynamic. close closes the source
-// and may be nil.
+// OpenKind makes the source of the setting name, one of Settings.Dynamic. close closes the source.
 func OpenKind(s *settings.Settings, name string, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error) {
 	return openers[name](s, log)
 }
@@ -59,17 +59,24 @@ func openScript(s *settings.Settings, log logrus.FieldLogger) (discovery.Discove
 		Command: s.Script, DefaultSlots: DefaultSlots(s), Timeout: s.DiscoveryTimeout, Log: log,
 	}
 	if s.RunID == "" {
-		return script, nil, nil
+		return script, func() {}, nil
 	}
-	id := "script-" + rand.Text()
+	mark, kill, err := guarded("script", log)
+	script.Env = []string{mark}
+	return script, kill, err
+}
+
+// guarded returns a variable that marks the processes of what, a script or plugin, and a function
+// that kills all processes with the mark. If this process dies, another process kills them.
+func guarded(what string, log logrus.FieldLogger) (mark string, kill func(), err error) {
+	id := what + "-" + rand.Text()
 	guard, err := proc.StartGuard(plan.EnvRunID, id)
 	if err != nil {
-		return nil, nil, cli.Failed(err)
+		return "", nil, cli.Failed(err)
 	}
-	script.Env = []string{plan.EnvRunID + "=" + id}
-	return script, func() {
+	return plan.EnvRunID + "=" + id, func() {
 		if err := guard.Close(); err != nil {
-			log.WithError(err).Warn("the discovery script has left processes behind")
+			log.WithError(err).Warnf("the discovery %s has left processes behind", what)
 		}
 	}, nil
 }
@@ -133,8 +140,24 @@ func Taken(s *settings.Settings, np int) string {
 	return fmt.Sprintf("-np is not given: %d is taken, as this machine has no GPU", np)
 }
 
+// Ask opens the source as Open does, and asks it once. close closes the source.
+func Ask(ctx context.Context, s *settings.Settings, fixed []plan.Host, log logrus.FieldLogger) (hosts []plan.Host, close func(), err error) {
+	source, close, err := Open(s, fixed, log)
+	if err != nil {
+		return nil, nil, err
+	}
+	if hosts, err = source.Discover(ctx); err == nil && ctx.Err() == nil {
+		return hosts, close, nil
+	}
+	close()
+	if ctx.Err() != nil {
+		return nil, nil, cli.Failed(context.Cause(ctx))
+	}
+	return nil, nil, cli.Failed(fmt.Errorf("%w: %w", job.ErrDiscovery, err))
+}
+
 // Open returns one source: the fixed hosts or, if fixed is nil, the merged sources in the settings.
-// close closes it and is not nil unless err is set.
+// close closes it.
 func Open(s *settings.Settings, fixed []plan.Host, log logrus.FieldLogger) (source discovery.Discoverer, close func(), err error) {
 	if fixed != nil {
 		return discovery.Fixed(fixed), func() {}, nil
@@ -152,9 +175,7 @@ func Open(s *settings.Settings, fixed []plan.Host, log logrus.FieldLogger) (sour
 			close()
 			return nil, nil, fmt.Errorf("%s: %w", s.Origin(name), err)
 		}
-		if closer != nil {
-			closers = append(closers, closer)
-		}
+		closers = append(closers, closer)
 		named = append(named, discovery.Named{Name: s.Origin(name), Source: source})
 	}
 	if len(named) == 1 {
@@ -166,11 +187,7 @@ func Open(s *settings.Settings, fixed []plan.Host, log logrus.FieldLogger) (sour
 // Size checks the bounds of the worlds against each other and against the fixed hosts.
 func Size(s *settings.Settings, fixed []plan.Host) (job.Size, error) {
 	elastic := s.Given("min-np") || s.Given("max-np") || len(s.Dynamic()) > 0
-	np := s.Np
-	slots := 0
-	for _, h := range fixed {
-		slots += h.Slots
-	}
+	np, slots := s.Np, SlotsOf(fixed)
 	if !s.Given("np") {
 		if fixed == nil {
 			return job.Size{}, fmt.Errorf("-np is missing: the number of slots to wait for before the start")

@@ -1,7 +1,6 @@
 package hostsource
 
 import (
-	"crypto/rand"
 	"debug/buildinfo"
 	"errors"
 	"fmt"
@@ -14,12 +13,10 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/hvdrun/hvdrun/audit"
-	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/plugin"
 	"github.com/hvdrun/hvdrun/internal/proc"
-	"github.com/hvdrun/hvdrun/plan"
 )
 
 // OwnPlugins are the plugins that come with hvdrun.
@@ -84,21 +81,18 @@ func pluginPath(s *settings.Settings) (string, error) {
 	return path, nil
 }
 
-// openPlugin returns the plugin, whose process starts with the first call. The plugin has its own
-// guard process, which kills whatever the plugin started: it outlives the plugin but not this
-// process.
+// openPlugin returns the plugin, whose process starts with the first call.
 func openPlugin(s *settings.Settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	path, err := pluginPath(s)
 	if err != nil {
 		return nil, nil, err
 	}
-	id := "plugin-" + rand.Text()
-	guard, err := proc.StartGuard(plan.EnvRunID, id)
+	mark, kill, err := guarded("plugin", log)
 	if err != nil {
-		return nil, nil, cli.Failed(err)
+		return nil, nil, err
 	}
 	p := plugin.New(plugin.Config{
-		Path: path, Settings: s.PluginSettings, Env: []string{plan.EnvRunID + "=" + id},
+		Path: path, Settings: s.PluginSettings, Env: []string{mark},
 		CallTimeout: s.DiscoveryTimeout, Log: log, Stray: s.Stray,
 		Started: func(pid int, err error) {
 			s.Record(audit.Record{What: "start plugin", Program: path, PID: pid, Outcome: audit.Of(err)})
@@ -106,8 +100,6 @@ func openPlugin(s *settings.Settings, log logrus.FieldLogger) (discovery.Discove
 	})
 	return p, func() {
 		_ = p.Close()
-		if err := guard.Close(); err != nil {
-			log.WithError(err).Warn("the discovery plugin has left processes behind")
-		}
+		kill()
 	}, nil
 }
