@@ -2,6 +2,7 @@ package job
 
 import (
 	"encoding/json"
+	"slices"
 	"time"
 
 	"github.com/hvdrun/hvdrun/audit"
@@ -19,6 +20,15 @@ type Event struct {
 type Field struct {
 	Key   string
 	Value any
+}
+
+// FieldOf returns the value of an event's field of type T, or the zero T if the event has no such
+// field.
+func FieldOf[T any](e Event, key string) (v T) {
+	if i := slices.IndexFunc(e.Fields, func(f Field) bool { return f.Key == key }); i >= 0 {
+		v, _ = e.Fields[i].Value.(T)
+	}
+	return v
 }
 
 // EventName is the value of "event" in the events file.

@@ -76,29 +76,20 @@ func (d *Driver) Synced(took time.Duration) { d.journalSync.Observe(took.Seconds
 
 // Event counts an event of the job.
 func (d *Driver) Event(e job.Event) {
-	field := func(key string) any {
-		for _, f := range e.Fields {
-			if f.Key == key {
-				return f.Value
-			}
-		}
-		return nil
-	}
+	label := func(key string) string { return fmt.Sprint(job.FieldOf[any](e, key)) }
 	switch e.Name {
 	case job.FirstCommit:
-		if seconds, ok := field("seconds").(float64); ok {
-			d.recovery.WithLabelValues(fmt.Sprint(field("cause"))).Observe(seconds)
-		}
+		d.recovery.WithLabelValues(label("cause")).Observe(job.FieldOf[float64](e, "seconds"))
 	case job.WorkerStarted:
 		d.starts.Inc()
 	case job.WorkerExited:
-		d.exits.WithLabelValues(fmt.Sprint(field("cause"))).Inc()
+		d.exits.WithLabelValues(label("cause")).Inc()
 	case job.Excluded:
 		d.excluded.Inc()
 	case job.Stalled:
 		d.stalled.Inc()
 	case job.HostsUpdated:
-		d.notified.WithLabelValues(fmt.Sprint(field("change"))).Inc()
+		d.notified.WithLabelValues(label("change")).Inc()
 	case job.HostsFound:
 		d.lists.Inc()
 	case job.DiscoveryFailed:

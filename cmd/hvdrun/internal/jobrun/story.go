@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -109,11 +108,11 @@ func (t *story) take(of job.Event) {
 	case job.WorkerStarted, job.WorkerReady, job.Audit, job.HostsUpdated, job.Reset:
 		return
 	case job.HostsFound: // there may be thousands of hosts
-		e = job.Entry{Name: of.Name, Hosts: fieldOf[[]job.FoundHost](of, "hosts")}
+		e = job.Entry{Name: of.Name, Hosts: job.FieldOf[[]job.FoundHost](of, "hosts")}
 	case job.WorldPublished:
 		e = job.Entry{
-			Time: of.Time, Name: of.Name, Generation: fieldOf[uint64](of, "generation"),
-			Cause: string(fieldOf[job.Cause](of, "cause")), Slots: fieldOf[[]job.PublishedSlot](of, "slots"),
+			Time: of.Time, Name: of.Name, Generation: job.FieldOf[uint64](of, "generation"),
+			Cause: string(job.FieldOf[job.Cause](of, "cause")), Slots: job.FieldOf[[]job.PublishedSlot](of, "slots"),
 		}
 	default:
 		var err error
@@ -130,15 +129,6 @@ func (t *story) take(of job.Event) {
 	case job.JobDone:
 		t.ends(e)
 	}
-}
-
-// fieldOf returns the value of an event's field of type T, or the zero T if the event has no such
-// field.
-func fieldOf[T any](e job.Event, key string) (v T) {
-	if i := slices.IndexFunc(e.Fields, func(f job.Field) bool { return f.Key == key }); i >= 0 {
-		v, _ = e.Fields[i].Value.(T)
-	}
-	return v
 }
 
 // published takes a new world. It logs the first world at once. Later worlds are logged at their
@@ -190,7 +180,7 @@ func (t *story) trains(e job.Entry) {
 	if t.world.late != nil {
 		t.world.late.Stop()
 	}
-	t.tell(e.Time, ", a step after "+brief(time.Duration(e.Seconds*float64(time.Second))))
+	t.tell(e.Time, ", a step after "+show.Brief(e.Seconds))
 }
 
 // tell logs the last world, with how appended and the reasons for the world, at once or at the end
@@ -295,12 +285,4 @@ func (t *story) close() {
 	if t.world.late != nil {
 		t.world.late.Stop()
 	}
-}
-
-// brief formats a short duration for people.
-func brief(d time.Duration) string {
-	if d < time.Second {
-		return d.Round(time.Millisecond).String()
-	}
-	return job.Round(d).String()
 }

@@ -253,22 +253,14 @@ func slotTable(out io.Writer, s job.Status) {
 			if u := slot.Usage; u != nil {
 				cpu, memory = fmt.Sprintf("%.1f", u.Processors), show.Bytes(u.Resident)
 			}
-			what := slices.Clone(notes)
-			if short := show.ShortText(slot.Usage); short != "" {
-				what = append([]string{short}, what...)
-			}
-			if text := show.FiguresText(slot.Figures); text != "" {
-				what = append([]string{text}, what...)
-			}
-			if late := show.LateText(slot.Straggler); late != "" {
-				what = append([]string{late}, what...)
-			}
+			where := ""
 			if slot.Where != "" {
-				what = append([]string{"at " + cli.EscapeCell(slot.Where)}, what...)
+				where = "at " + cli.EscapeCell(slot.Where)
 			}
-			if slot.What != "" {
-				what = append([]string{cli.EscapeCell(slot.What)}, what...)
-			}
+			what := slices.Concat([]string{
+				cli.EscapeCell(slot.What), where, show.LateText(slot.Straggler), show.FiguresText(slot.Figures), show.ShortText(slot.Usage),
+			}, notes)
+			what = slices.DeleteFunc(what, func(text string) bool { return text == "" })
 			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", cli.EscapeCell(h.Host), slot.Slot, rank, pid, state, commits, slot.Failures, cpu, memory,
 				strings.Join(what, ", "))
 		}

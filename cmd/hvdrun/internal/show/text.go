@@ -122,6 +122,15 @@ func SlotState(slot job.Slot, now time.Time) string {
 	return string(slot.State) + ", " + out
 }
 
+// Brief formats a number of seconds, to the millisecond if it is short.
+func Brief(seconds float64) string {
+	d := time.Duration(seconds * float64(time.Second))
+	if d < time.Second {
+		return d.Round(time.Millisecond).String()
+	}
+	return job.Round(d).String()
+}
+
 // ClockTime formats a time of day, with the date if that is not today's.
 func ClockTime(t, now time.Time) string {
 	t, now = t.Local(), now.Local()

@@ -313,7 +313,7 @@ func (m *top) generations() (head string, rows []string) {
 			size += fmt.Sprintf(" (%+d)", w.Size-v.Worlds[i-1].Size)
 		}
 		if !w.First.IsZero() {
-			took = fineSeconds(w.Lost)
+			took = show.Brief(w.Lost)
 		}
 		cause := kindLooks[w.Kind].style.Styled(fmt.Sprintf("%-13s", kindName(w.Kind)))
 		rows = append(rows, fmt.Sprintf("%4d  %-*s  %-9s  %s  %6s  %s", w.Generation, wide, shortTime(w.Time, v.Status.Time), size, cause, took, cli.EscapeCell(w.Why)))
@@ -334,15 +334,6 @@ func shortTime(t, now time.Time) string {
 		return t.Format(time.TimeOnly)
 	}
 	return t.Format("01-02 15:04:05")
-}
-
-// fineSeconds formats a short duration, to the millisecond.
-func fineSeconds(s float64) string {
-	d := time.Duration(s * float64(time.Second))
-	if d < time.Second {
-		return d.Round(time.Millisecond).String()
-	}
-	return job.Round(d).String()
 }
 
 func (m *top) filterLine() string {
