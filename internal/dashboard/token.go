@@ -4,9 +4,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"net/http"
 	"strconv"
 )
@@ -19,17 +16,6 @@ type Tokens struct {
 
 // NewTokens returns random tokens.
 func NewTokens() Tokens { return Tokens{Read: rand.Text(), Write: rand.Text()} }
-
-// ParseTokens parses the JSON of Tokens.
-func ParseTokens(text []byte) (t Tokens, err error) {
-	if err := json.Unmarshal(text, &t); err != nil {
-		return Tokens{}, fmt.Errorf("dashboard: tokens: %w", err)
-	}
-	if len(t.Read) < 20 || len(t.Write) < 20 || t.Read == t.Write {
-		return Tokens{}, errors.New("dashboard: tokens: they are too short")
-	}
-	return t, nil
-}
 
 // right is what a request may do.
 type right int

@@ -164,9 +164,6 @@ type pageFile struct {
 func readPage(d *jobdir.Dir) (f pageFile, err error) {
 	text, err := safefile.SecretText(d.PagePath(), maxPageFile)
 	if err == nil {
-		f.Tokens, err = dashboard.ParseTokens(text)
-	}
-	if err == nil {
 		err = json.Unmarshal(text, &f)
 	}
 	return f, err
