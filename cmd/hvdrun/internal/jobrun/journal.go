@@ -265,7 +265,7 @@ func (f *resumeFlags) check() error {
 // resumeFromCopy resumes a job from its copy in etcd. Its last driver may have run on another
 // machine.
 func resumeFromCopy(ctx context.Context, p *cli.Program, f resumeFlags, name string) error {
-	log := settings.Logger(p, &settings.Settings{OutputSettings: settings.OutputSettings{LogLevel: logrus.InfoLevel}})
+	log := settings.LoggerAt(p, logrus.InfoLevel)
 	store, err := store(ctx, f.journal, log)
 	if err != nil {
 		return err

@@ -71,7 +71,7 @@ func restartWorkerCommand(p *cli.Program) *cobra.Command {
 			if err := json.Unmarshal([]byte(args[0]), &told); err != nil {
 				return err
 			}
-			log := settings.Logger(p, &settings.Settings{OutputSettings: settings.OutputSettings{LogLevel: logrus.InfoLevel}})
+			log := settings.LoggerAt(p, logrus.InfoLevel)
 			logrus.SetOutput(cli.Lossy(p.Stderr))
 			logrus.SetFormatter(cli.TextFormat(nil, nil))
 			defer cli.Inherit(log, cli.DriverReaps)()

@@ -139,7 +139,7 @@ func ResumeClaimed(ctx context.Context, p *cli.Program, d *jobdir.Dir, c *Claime
 		return cli.Failed(fmt.Errorf("job %s cannot be resumed: %w", d.About.RunID, err))
 	}
 	if err := d.Moved(); err != nil {
-		settings.Logger(p, &settings.Settings{OutputSettings: settings.OutputSettings{LogLevel: logrus.WarnLevel}}).WithError(err).Warn("job.json is not in order")
+		settings.LoggerAt(p, logrus.WarnLevel).WithError(err).Warn("job.json is not in order")
 	}
 	launch := d.Secrets.Launch
 	again := *p

@@ -88,7 +88,7 @@ func endWorkers(ctx context.Context, p *cli.Program, d *jobdir.Dir, now bool) er
 			d.About.RunID, err))
 
 	case err != nil:
-		settings.Logger(p, &settings.Settings{OutputSettings: settings.OutputSettings{LogLevel: logrus.WarnLevel}}).WithError(err).Warn("some agents may be unknown")
+		settings.LoggerAt(p, logrus.WarnLevel).WithError(err).Warn("some agents may be unknown")
 	}
 	latest := make(map[string]client.KnownAgent) // if a host has two, the later one counts
 	for _, k := range known {

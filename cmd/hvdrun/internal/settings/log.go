@@ -10,6 +10,11 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
+// LoggerAt returns the logger of a command that has no settings.
+func LoggerAt(p *cli.Program, level logrus.Level) *logrus.Logger {
+	return Logger(p, &Settings{OutputSettings: OutputSettings{LogLevel: level}})
+}
+
 // Logger returns a logger with the level and format of the settings.
 func Logger(p *cli.Program, s *Settings) *logrus.Logger {
 	log := logrus.New()

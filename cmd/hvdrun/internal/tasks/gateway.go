@@ -18,6 +18,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/cli"
 	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/jobdir"
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
 	"github.com/hvdrun/hvdrun/internal/identity"
 	"github.com/hvdrun/hvdrun/internal/line"
 )
@@ -95,7 +96,7 @@ func serveGateway(ctx context.Context, p *cli.Program, d *jobdir.Dir, listen, pa
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
-	g := &gateway{ln: ln, authority: authority, to: d.DialTasks(), log: sideLog(p)}
+	g := &gateway{ln: ln, authority: authority, to: d.DialTasks(), log: settings.LoggerAt(p, logrus.InfoLevel)}
 	inviting := identity.Invitation{Addresses: []string{ln.Addr().String()}, Credentials: client.Encode()}
 	if err := identity.WriteInvitation(path, inviting); err != nil {
 		return errors.Join(err, ln.Close())
@@ -205,13 +206,6 @@ func (g *gateway) leave() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.n--
-}
-
-// sideLog returns a log on standard error.
-func sideLog(p *cli.Program) *logrus.Logger {
-	log := logrus.New()
-	log.SetOutput(cli.Lossy(p.Stderr))
-	return log
 }
 
 // jobLooks is the interval at which whileJob checks the job.
