@@ -315,15 +315,13 @@ func (d *Dir) End(result error, log logrus.FieldLogger) {
 	job, unread := d.Inspect()
 	switch {
 	case errors.Is(unread, fs.ErrNotExist):
-		err = errors.Join(err, os.Remove(d.AgentsPath()), os.Remove(d.aboutPath()), gone(os.Remove(d.MembersPath())), d.forgetTasks(),
-			os.RemoveAll(d.SlurmPath()), d.Secrets.forget(), gone(os.Remove(d.Path)))
+		err = errors.Join(err, d.forget(), os.RemoveAll(d.SlurmPath()), os.Remove(d.aboutPath()), gone(os.Remove(d.Path)))
 	case unread != nil && !errors.Is(unread, journal.ErrBehind):
 		err = errors.Join(err, unread)
 	case job.Finished, unread != nil: // the journal does not record the end
 		now := time.Now()
 		d.About.Keys, d.About.Ended, d.About.Status = "", &now, cli.Status(result)
-		err = errors.Join(err, d.Secrets.forget(), d.Write(), os.Remove(d.AgentsPath()), gone(os.Remove(d.MembersPath())), d.forgetTasks(),
-			d.forgetSlurm())
+		err = errors.Join(err, d.forget(), d.Write())
 	}
 	if err != nil {
 		log.WithError(err).Warn("the job's folder is not as expected")
@@ -515,21 +513,24 @@ func List(env []string) (dirs []*Dir, bad []error, err error) {
 // Inspect returns the state of the job.
 func (d *Dir) Inspect() (driver.Job, error) { return driver.Inspect(d.Journal()) }
 
-// forgetSlurm removes the key of a job that has ended and the files that are useless without it.
-// The agents' output stays.
-func (d *Dir) forgetSlurm() error {
+// forget removes the secrets of a job that is over, and what only its drivers and agents need. The
+// output of agents on Slurm's nodes stays.
+func (d *Dir) forget() error {
+	err := d.Secrets.forget()
 	c := settings.SlurmSettings{Folder: d.SlurmPath()}
-	var failed error
-	for _, path := range []string{c.KeyPath(), c.JoinPath(), c.AgentPath(), c.BatchPath()} {
-		failed = errors.Join(failed, gone(os.Remove(path)))
+	for _, path := range []string{d.AgentsPath(), d.MembersPath(), c.KeyPath(), c.JoinPath(), c.AgentPath(), c.BatchPath()} {
+		err = errors.Join(err, gone(os.Remove(path)))
 	}
 	_ = os.Remove(c.Folder) // only if it is empty
-	return failed
+	for _, path := range []string{d.TasksJournal(), d.TasksJournal() + ".damaged"} {
+		err = errors.Join(err, gone(journal.Remove(path)))
+	}
+	return err
 }
 
 // Close records the end of a job that was stopped without its driver, and removes its secrets.
 func (d *Dir) Close() error {
-	err := errors.Join(d.Agents.Close(), d.Secrets.forget(), gone(os.Remove(d.AgentsPath())), gone(os.Remove(d.MembersPath())))
+	err := errors.Join(d.Agents.Close(), d.forget())
 	if d.About.Version != 0 { // otherwise no job.json was read that could be rewritten
 		stopped := time.Now()
 		d.About.Keys, d.About.Ended = "", &stopped
@@ -549,13 +550,3 @@ func gone(err error) error {
 
 // TasksJournal is the journal of the job's tasks.
 func (d *Dir) TasksJournal() string { return filepath.Join(d.Path, "tasks.journal") }
-
-// forgetTasks removes the journal of tasks of a job that is over.
-func (d *Dir) forgetTasks() error {
-	for _, path := range []string{d.TasksJournal(), d.TasksJournal() + ".damaged"} {
-		if err := journal.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
-}

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hvdrun/hvdrun/cmd/hvdrun/internal/settings"
+	"github.com/hvdrun/hvdrun/internal/agent/client"
 )
 
 func TestStateDirs(t *testing.T) {
@@ -78,6 +81,35 @@ func TestOwnTemp(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused("symbolic link of user 12345")
+}
+
+// TestClose: of a job that was stopped without its driver, job.json and the output of its agents on
+// Slurm's nodes stay: no secret, and nothing that only another driver needs.
+func TestClose(t *testing.T) {
+	d := &Dir{Path: t.TempDir(), About: File{Version: FileVersion, RunID: "run"}}
+	known, err := client.CreateKnown(d.AgentsPath(), "run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Agents = known
+	slurm := settings.SlurmSettings{Folder: d.SlurmPath()}
+	if err := os.Mkdir(slurm.Folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	output := filepath.Join(slurm.Folder, "node1-7.out")
+	for _, path := range []string{d.MembersPath(), d.TasksJournal(), d.TasksJournal() + ".spare", slurm.KeyPath(), slurm.JoinPath(), slurm.AgentPath(), slurm.BatchPath(), output} {
+		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	left, _ := filepath.Glob(filepath.Join(d.Path, "*"))
+	more, _ := filepath.Glob(filepath.Join(slurm.Folder, "*"))
+	if got, want := append(left, more...), []string{d.aboutPath(), slurm.Folder, output}; !slices.Equal(got, want) {
+		t.Errorf("left: %q, want %q", got, want)
+	}
 }
 
 // TestPrune: the folder of a job that ended is removed after a week, and that of a lost job after a
