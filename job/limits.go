@@ -6,9 +6,6 @@ import (
 	"time"
 )
 
-// DefaultStarts is the default of Size.Starts.
-const DefaultStarts = 32
-
 // Size sets the number of workers of a job.
 type Size struct {
 	// NP is the number of slots needed before the first start.
@@ -56,13 +53,10 @@ type Blame struct {
 	// ResetWindow is the time in which resets count towards ResetLimit. 0: the whole job.
 	ResetWindow time.Duration `json:",omitempty"`
 	// FailureLimit is the number of consecutive worlds that failures of the program may end without
-	// a commit between them. The failures of a machine, or by SIGKILL, do not count. 0:
-	// DefaultFailureLimit; negative: no limit.
+	// a commit between them. The failures of a machine, or by SIGKILL, do not count. 0: 5;
+	// negative: no limit.
 	FailureLimit int `json:",omitempty"`
 }
-
-// DefaultFailureLimit is the usual Blame.FailureLimit.
-const DefaultFailureLimit = 5
 
 // Timeouts bound the driver's waits. Zero fields have the defaults given beside them.
 type Timeouts struct {
@@ -92,7 +86,7 @@ func (s Size) WithDefaults() (Size, error) {
 		s.Max = s.NP
 	}
 	if s.Starts <= 0 {
-		s.Starts = DefaultStarts
+		s.Starts = 32
 	}
 	switch {
 	case s.Spares < 0:
@@ -123,7 +117,7 @@ func (b Blame) WithDefaults() (Blame, error) {
 		return b, fmt.Errorf("driver: the reset limit %d is negative", *b.ResetLimit)
 	}
 	if b.FailureLimit == 0 {
-		b.FailureLimit = DefaultFailureLimit
+		b.FailureLimit = 5
 	}
 	if b.ResetWindow < 0 {
 		return b, fmt.Errorf("driver: the reset window %v is negative", b.ResetWindow)
