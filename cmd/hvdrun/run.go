@@ -225,10 +225,9 @@ or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other 
   hvdrun -np 2 --host-discovery-script ./hosts.sh ./train -epochs 10
   hvdrun -d -np 4 ./train                              # in the background
   hvdrun torchrun --nproc-per-node 4 train.py          # a PyTorch program`,
-		Args:                  cobra.ArbitraryArgs,
-		DisableFlagsInUseLine: true,
-		SilenceErrors:         true,
-		SilenceUsage:          true,
+		Args:          cobra.ArbitraryArgs,
+		SilenceErrors: true,
+		SilenceUsage:  true,
 		RunE: func(cmd *cobra.Command, command []string) error {
 			if version {
 				_, err := fmt.Fprintln(p.Stdout, "hvdrun", build.Version())

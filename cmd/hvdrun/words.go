@@ -55,8 +55,10 @@ func namesOf(c *cobra.Command) (names []string) {
 }
 
 // explainUse extends the errors of a command and of its subcommands: an error about arguments also
-// shows the usage, and an error about an unknown flag suggests a similar one.
+// shows the usage, and an error about an unknown flag suggests a similar one. The usage of a command
+// is its Use, which names what flags there are.
 func explainUse(c *cobra.Command) {
+	c.DisableFlagsInUseLine = true
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
 			runs := strings.Contains(c.UseLine(), "command [args") // the arguments are a program and its arguments

@@ -52,8 +52,7 @@ after --drain-timeout, leaves the gossip, and exits with 0. A second signal ends
   hvdrun agent --generate-key key                              # for trying out
   hvdrun agent --key-file key --join node1:7946
   hvdrun -np 8 --gossip-join node1:7946 --gossip-key-file key ./train`,
-		Args:                  cobra.NoArgs,
-		DisableFlagsInUseLine: true,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if job {
 				return runJobAgent(cmd.Context(), p)
@@ -91,9 +90,6 @@ after --drain-timeout, leaves the gossip, and exits with 0. A second signal ends
 
 func runAgent(ctx context.Context, p *cli.Program, s *settings.Settings) error {
 	c := s.Cluster
-	if !s.Given("log-level") {
-		s.LogLevel = logrus.InfoLevel
-	}
 	if _, err := s.ListenAddr(); err != nil {
 		return err
 	}

@@ -11,7 +11,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -47,7 +46,6 @@ them, and the gossip key.`,
   hvdrun agent --enroll head:7945 --token-file token \
       --state-dir /var/lib/hvdrun --join node1:7946    # on each host
   hvdrun -np 8 --gossip-join node1:7946 --cluster ~/cluster ./train`,
-		DisableFlagsInUseLine: true,
 	}
 	cmd.AddCommand(clusterInitCommand(p), clusterTokenCommand(p), clusterServeCommand(p), clusterRotateCommand(p),
 		clusterHostsCommand(p), clusterRemoveCommand(p))
@@ -85,8 +83,7 @@ func clusterInitCommand(p *cli.Program) *cobra.Command {
 		Short: "Make the folder of a new cluster",
 		Long: `init makes the folder of a new cluster, of mode 0700: an authority, which signs certificates, a gossip key, and
 DIR/token, with which any number of hosts may join within an hour; hvdrun cluster token makes others.`,
-		Args:                  cobra.ExactArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.ExactArgs(1),
 		RunE: runE(func(_ context.Context, args []string) error {
 			now := time.Now()
 			dir, err := cluster.Init(args[0], cluster.Grant{Expires: now.Add(firstTokenLife), Reusable: true}, now)
@@ -111,8 +108,7 @@ func clusterTokenCommand(p *cli.Program) *cobra.Command {
 		Long: `token makes a token with which one host, or with --reusable any number of them, may join the cluster until it expires. It
 is written to FILE, a new file of mode 0600, or printed. It is a secret: whoever has it can be a host of the cluster, but
 cannot start jobs. The cluster keeps only its public key.`,
-		Args:                  cobra.RangeArgs(1, 2),
-		DisableFlagsInUseLine: true,
+		Args: cobra.RangeArgs(1, 2),
 	}
 	cmd.Flags().StringVar(&grant.Hosts, "host", "", "`PATTERN` of the host's name: node7, node*, node[0-9] (default: any name)")
 	cmd.Flags().BoolVar(&grant.Reusable, "reusable", false, "any number of hosts may join with it")
@@ -157,8 +153,7 @@ func clusterServeCommand(p *cli.Program) *cobra.Command {
 		Short: "Sign and renew the certificates of agents, and give them the gossip keys",
 		Long: `serve signs the certificates of hosts that have a token, renews them, and gives agents the gossip keys, until it is
 stopped. Agents warn when they have not reached it for half of the life of their certificates.`,
-		Args:                  cobra.ExactArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.ExactArgs(1),
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&listen, "listen", defaultEnrollAddr, "`ADDR:PORT` where agents are served")
@@ -171,9 +166,6 @@ stopped. Agents warn when they have not reached it for half of the life of their
 		s, err := settings.Load(cmd.Flags(), p.Env)
 		if err != nil {
 			return err
-		}
-		if !s.Given("log-level") {
-			s.LogLevel = logrus.InfoLevel
 		}
 		dir, err := cluster.Open(args[0])
 		if err != nil {
@@ -201,8 +193,7 @@ func clusterRotateCommand(p *cli.Program) *cobra.Command {
 old one. Each step waits for all hosts with valid certificates, so hvdrun cluster serve must run, and for the drivers that
 use this folder. If rotate is stopped, the next call continues. A host that is gone for good delays it until its certificate
 expires, or until hvdrun cluster remove.`,
-		Args:                  cobra.ExactArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.ExactArgs(1),
 	}
 	hold := addDuration(cmd.Flags(), "hold", cluster.DefaultHold, "least time of a step, in which drivers take the keys")
 	limit := addDuration(cmd.Flags(), "timeout", 10*time.Minute, "longest wait for hosts")
@@ -301,8 +292,7 @@ func clusterHostsCommand(p *cli.Program) *cobra.Command {
 		Long: `hosts lists the hosts that have a certificate. While hvdrun cluster serve runs, each running agent asks it twice a minute:
 LAST SEEN is the last time that it has, USED the number of its slots that had workers then, RUN their runs, and CLOCK
 how far its clock was ahead of the clock of the machine with hvdrun cluster serve.`,
-		Args:                  cobra.ExactArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.ExactArgs(1),
 		RunE: runE(func(_ context.Context, args []string) error {
 			dir, err := cluster.Open(args[0])
 			if err != nil {
@@ -349,8 +339,7 @@ func clusterRemoveCommand(p *cli.Program) *cobra.Command {
 		Long: `remove stops renewing the certificates of hosts: when they expire, the hosts are no longer in the cluster. They do not get
 the next gossip key, so after hvdrun cluster rotate no driver finds them. To let a host return,
 start its agent with a new token.`,
-		Args:                  cobra.MinimumNArgs(2),
-		DisableFlagsInUseLine: true,
+		Args: cobra.MinimumNArgs(2),
 		RunE: runE(func(_ context.Context, args []string) error {
 			dir, err := cluster.Open(args[0])
 			if err != nil {

@@ -79,8 +79,7 @@ all-reduce, and whose layers elastic/gradient averages as soon as they are ready
   hvdrun bench -np 2 --sizes 4,64KiB,64MiB --against openmpi,gloo \
       --tsv bench.tsv
   hvdrun bench -H node1:8,node2:8 --sizes 1MiB,64MiB --against openmpi`,
-		Args:                  cobra.NoArgs,
-		DisableFlagsInUseLine: true,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := settings.Load(cmd.Flags(), p.Env)
 			if err != nil {

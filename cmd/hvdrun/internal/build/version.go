@@ -88,8 +88,7 @@ hvdruns with the same of these work together; otherwise one of them prints one l
 the modules that hvdrun and its discovery plugins are linked with, each with its version, its licence and the place of its
 source, and the texts of all licences and notices; with --sbom, those modules as a software bill of materials in CycloneDX's
 JSON.`,
-		Args:                  cobra.NoArgs,
-		DisableFlagsInUseLine: true,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			var err error
 			switch {

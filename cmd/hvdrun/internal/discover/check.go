@@ -40,8 +40,7 @@ For each problem a line says where it is, and what: name lookup, connection, hos
 command. The exit status is 1 then, and 6 if the source of hosts fails.`,
 		Example: `  hvdrun check -H node1:8,node2:8
   hvdrun check --host-discovery-script ./discover.sh -i ~/.ssh/cluster`,
-		Args:                  cobra.NoArgs,
-		DisableFlagsInUseLine: true,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := settings.Load(cmd.Flags(), p.Env)
 			if err != nil {

@@ -43,8 +43,7 @@ not change meanwhile. discovery/README.md lists the requirements.`,
 		Example: `  hvdrun discover --host-discovery-script ./discover.sh
   hvdrun discover --discovery-plugin ./racks --discovery-config room=2 --watch
   hvdrun discover --discovery-plugin ./racks --discovery-config room=2 --verify`,
-		Args:                  cobra.NoArgs,
-		DisableFlagsInUseLine: true,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := settings.Load(cmd.Flags(), p.Env)
 			if err != nil {

@@ -39,8 +39,7 @@ jobs lists them. Leave it out if only one job can be resumed.
 With --journal it takes over a job that was begun with the same --journal and --journal-key-file, on any machine: this one
 needs the job's working directory, its sources of hosts and a way to its hosts. With --standby it waits until the job's
 driver has ended.`,
-		Args:                  cobra.MaximumNArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := flags.check(); err != nil {
 				return err

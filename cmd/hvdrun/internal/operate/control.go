@@ -44,8 +44,7 @@ If the job's hvdrun is gone, or its journal is damaged, stop tells the agents th
 and themselves, waits for that and prints how many there were. Such a job cannot be resumed.
 
 ` + jobdir.WhichJob,
-		Args:                  cobra.MaximumNArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return stopJob(cmd.Context(), p, strings.Join(args, ""), now)
 		},
@@ -63,9 +62,8 @@ lost. No worker is started there until hvdrun readmit, or until the host has lef
 refused if fewer than --min-np slots would be left.
 
 ` + jobdir.WhichJob,
-		Example:               "  hvdrun drain 3f2a node7:3",
-		Args:                  cobra.RangeArgs(1, 2),
-		DisableFlagsInUseLine: true,
+		Example: "  hvdrun drain 3f2a node7:3",
+		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return placeCommand(cmd.Context(), p, args, job.Command{Verb: job.Drain})
 		},
@@ -81,9 +79,8 @@ func excludeCommand(p *cli.Program) *cobra.Command {
 started there for the time of --for, or until hvdrun readmit. drain does this without loss.
 
 ` + jobdir.WhichJob,
-		Example:               "  hvdrun exclude 3f2a node7 --for 30m",
-		Args:                  cobra.RangeArgs(1, 2),
-		DisableFlagsInUseLine: true,
+		Example: "  hvdrun exclude 3f2a node7 --for 30m",
+		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			c := job.Command{Verb: job.Exclude}
 			if cmd.Flags().Changed("for") {
@@ -106,9 +103,8 @@ func readmitCommand(p *cli.Program) *cobra.Command {
 because workers have failed there; those failures are forgotten.
 
 ` + jobdir.WhichJob,
-		Example:               "  hvdrun readmit 3f2a node7:3",
-		Args:                  cobra.RangeArgs(1, 2),
-		DisableFlagsInUseLine: true,
+		Example: "  hvdrun readmit 3f2a node7:3",
+		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return placeCommand(cmd.Context(), p, args, job.Command{Verb: job.Readmit})
 		},
@@ -124,9 +120,8 @@ func scaleCommand(p *cli.Program) *cobra.Command {
 the next commit; if there are slots for more, workers are started at once. --max-np none removes the bound.
 
 ` + jobdir.WhichJob,
-		Example:               "  hvdrun scale 3f2a --max-np 16",
-		Args:                  cobra.MaximumNArgs(1),
-		DisableFlagsInUseLine: true,
+		Example: "  hvdrun scale 3f2a --max-np 16",
+		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c := job.Command{Verb: job.Scale}
 			if cmd.Flags().Changed("min-np") {

@@ -20,9 +20,8 @@ func inspectCommand(p *cli.Program) *cobra.Command {
 		Long: `inspect prints the contents of a checkpoint of elastic.Checkpoint, or of each in a folder: the number of the commit, when it
 was written and by how large a world, and the parts of the state. It reads all of it and compares the checksums; the exit
 status is 1 if something is damaged. Any program that reads safetensors can read the tensors.`,
-		Example:               "  hvdrun inspect checkpoints/commit-00000000000000001200.safetensors",
-		Args:                  cobra.MinimumNArgs(1),
-		DisableFlagsInUseLine: true,
+		Example: "  hvdrun inspect checkpoints/commit-00000000000000001200.safetensors",
+		Args:    cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			var bad []error
 			for _, path := range args {

@@ -25,8 +25,7 @@ func jobsCommand(p *cli.Program) *cobra.Command {
 set, or where that cannot be used in $XDG_RUNTIME_DIR/hvdrun/jobs or /tmp/hvdrun-UID/jobs: first those that run, then those
 whose driver has died, which hvdrun resume takes over, and last those that have ended within a week, of each kind the newest
 first. STATUS is the exit status of a job that has ended, TOOK the time from its begin to its end, or until now.`,
-		Args:                  cobra.NoArgs,
-		DisableFlagsInUseLine: true,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			jobdir.PruneSecrets(p.Env, time.Now())
 			dirs, bad, err := jobdir.List(p.Env)

@@ -26,8 +26,7 @@ func logsCommand(p *cli.Program) *cobra.Command {
 prints the output of the worker of that rank alone; -f follows the output until the job has ended.
 
 ` + jobdir.WhichJob,
-		Args:                  cobra.MaximumNArgs(2),
-		DisableFlagsInUseLine: true,
+		Args: cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var name, begin string
 			rank := -1

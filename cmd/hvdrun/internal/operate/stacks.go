@@ -35,8 +35,7 @@ does not answer, for example because a signal has stopped it, for other processe
 job, for example those of a hvdrun torchrun.
 
 ` + jobdir.WhichJob + ` A number that is no job's is a rank.`,
-		Example:               "  hvdrun stacks 3f2a 7\n  hvdrun stacks --pid 4711",
-		DisableFlagsInUseLine: true,
+		Example: "  hvdrun stacks 3f2a 7\n  hvdrun stacks --pid 4711",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("pid") {
 				if len(args) > 0 {

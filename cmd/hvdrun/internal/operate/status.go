@@ -31,8 +31,7 @@ With --watch it continues until the job has ended: on a terminal it shows the st
 line for each event; with --json, an object a line at each change.
 
 ` + jobdir.WhichJob,
-		Args:                  cobra.MaximumNArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := jobdir.TheJob(p.Env, strings.Join(args, ""))
 			if err != nil {

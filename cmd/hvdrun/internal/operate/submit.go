@@ -47,9 +47,8 @@ type mount struct{ Volume, Claim, Path string }
 func submitCommand(p *cli.Program) *cobra.Command {
 	s := submission{}
 	cmd := &cobra.Command{
-		Use:                   "submit",
-		Short:                 "Print a manifest that runs a job on a cluster",
-		DisableFlagsInUseLine: true,
+		Use:   "submit",
+		Short: "Print a manifest that runs a job on a cluster",
 	}
 	kubernetes := &cobra.Command{
 		Use:   "kubernetes [flags] -- command [args…]",
@@ -65,8 +64,7 @@ it can run programs in the job's pods.`,
 		Example: `  hvdrun submit kubernetes --image registry.example/train:1 -np 4 --min-np 2 \
       --max-np 8 -- train --epochs 90 | kubectl apply -f -
   kubectl logs -f job/NAME-driver`,
-		Args:                  cobra.MinimumNArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if err := s.complete(args); err != nil {
 				return err

@@ -23,8 +23,7 @@ and chrome://tracing. Each rank is a process there, with times by the clock of r
 those of this one first, or name all files.`,
 		Example: `  hvdrun -np 4 --timeline-filename trace ./train
   hvdrun timeline trace`,
-		Args:                  cobra.MinimumNArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			files := args
 			if len(args) == 1 {

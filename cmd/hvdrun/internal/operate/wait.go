@@ -30,8 +30,7 @@ func waitCommand(p *cli.Program) *cobra.Command {
 job ended earlier. If the job has had no driver for 3 seconds, wait fails with status 1: hvdrun resume takes the job over.
 
 ` + jobdir.WhichJob,
-		Args:                  cobra.MaximumNArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := jobdir.TheJob(p.Env, strings.Join(args, ""))
 			if err != nil {

@@ -54,8 +54,7 @@ Only this machine can reach the page unless --listen names another address. Ther
 With --url it prints the URLs of the page that the job's own hvdrun serves (--dashboard-listen).
 
 ` + jobdir.WhichJob,
-		Args:                  cobra.MaximumNArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := jobdir.TheJob(p.Env, strings.Join(args, ""))
 			if err != nil {

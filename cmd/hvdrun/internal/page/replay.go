@@ -30,8 +30,7 @@ func ReplayCommand(p *cli.Program) *cobra.Command {
 		Long: `replay plays a past job on the page in the browser: hosts and workers, generations, throughput and events, from the
 beginning to the end. EVENTS is its events file (--events-file); if it has several jobs, the last is shown. It prints a
 URL; Ctrl-C ends the page. Only this machine can reach the page unless --listen names another address.`,
-		Args:                  cobra.ExactArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !(speed >= 0) { // or not a number
 				return fmt.Errorf("--speed: %g is not 0 or more", speed)

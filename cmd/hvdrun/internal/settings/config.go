@@ -30,7 +30,6 @@ config refuses contradictory settings, as a job does.`,
 		Example: `  hvdrun config -np 2 --min-np 1 --host-discovery-script ./discover.sh \
       -- ./train --epochs 3 > job.yaml
   hvdrun --config-file job.yaml`,
-		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, command []string) error {
 			s, err := Load(cmd.Flags(), p.Env)
 			if err != nil {

@@ -49,8 +49,7 @@ an hvdrun that is resumed on this machine.
 ` + jobdir.WhichJob,
 		Example: `  hvdrun tasks gateway --listen 10.0.0.1:7947 --invitation invitation
   hvdrun tasks run --invitation invitation ./sweep -trials 200`,
-		Args:                  cobra.MaximumNArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			host, _, err := net.SplitHostPort(listen)
 			switch {

@@ -32,8 +32,7 @@ func Command(p *cli.Program) *cobra.Command {
 For functions with tasks that do not run, it shows why.
 
 ` + jobdir.WhichJob,
-		Args:                  cobra.MaximumNArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := jobdir.TheJob(p.Env, strings.Join(args, ""))
 			if err != nil {
@@ -64,9 +63,8 @@ func tasksExplainCommand(p *cli.Program) *cobra.Command {
 unfinished tasks of a function.
 
 ` + jobdir.WhichJob,
-		Example:               "  hvdrun tasks explain 17\n  hvdrun tasks explain trial/v1",
-		Args:                  cobra.ExactArgs(1),
-		DisableFlagsInUseLine: true,
+		Example: "  hvdrun tasks explain 17\n  hvdrun tasks explain trial/v1",
+		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := jobdir.TheJob(p.Env, job)
 			if err != nil {
@@ -117,9 +115,8 @@ func tasksRunCommand(p *cli.Program) *cobra.Command {
 functions too. A job on another machine is reached by an invitation, which hvdrun tasks gateway writes there.
 
 ` + jobdir.WhichJob,
-		Example:               "  hvdrun tasks run --job 3f2a ./sweep -trials 200",
-		Args:                  cobra.MinimumNArgs(1),
-		DisableFlagsInUseLine: true,
+		Example: "  hvdrun tasks run --job 3f2a ./sweep -trials 200",
+		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			to := invitation
 			if job != "" && to != "" {
@@ -165,8 +162,7 @@ func tasksServeCommand(p *cli.Program) *cobra.Command {
 		Short: "Run a job whose workers run tasks and do not train",
 		Long: `serve is the same as hvdrun --tasks-only, with the same flags: it starts the command once for every slot of some hosts,
 keeps as many workers running while hosts come and go, and schedules the tasks that programs submit to them.`,
-		Example:               "  hvdrun tasks serve -np 4 --min-np 1 -H node1:2,node2:2 ./sweep",
-		DisableFlagsInUseLine: true,
+		Example: "  hvdrun tasks serve -np 4 --min-np 1 -H node1:2,node2:2 ./sweep",
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("no command to run\nusage: hvdrun tasks serve [flags] [--] command [args…]")
 		},

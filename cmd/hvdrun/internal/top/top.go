@@ -32,8 +32,7 @@ change the job ask first.
 It needs a terminal: hvdrun status --watch is for pipes and files. With NO_COLOR in the environment it has no colours.
 
 ` + jobdir.WhichJob,
-		Args:                  cobra.MaximumNArgs(1),
-		DisableFlagsInUseLine: true,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			in, out, err := openScreen(p)
 			if err != nil {
