@@ -1,7 +1,6 @@
 package dashboard
 
 import (
-	"cmp"
 	"embed"
 	"encoding/json"
 	"errors"
@@ -149,7 +148,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	case <-r.Context().Done():
 		return
 	}
-	first, more, leave, err := s.hub.subscribe(cmp.Or(r.Header.Get("Last-Event-ID"), r.URL.Query().Get("last")))
+	first, more, leave, err := s.hub.subscribe()
 	if err != nil {
 		w.Header().Set("Retry-After", "5")
 		fail(w, http.StatusServiceUnavailable, err.Error())
@@ -161,19 +160,14 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	out := http.NewResponseController(w)
 	send := func(m message) error {
 		_ = out.SetWriteDeadline(time.Now().Add(answerTime))
-		if _, err := fmt.Fprintf(w, "event: %s\nid: %s:%d\ndata: %s\n\n", m.name, s.hub.epoch, m.seq, m.text); err != nil {
+		if _, err := fmt.Fprintf(w, "event: %s\ndata: %s\n\n", m.name, m.text); err != nil {
 			return err
 		}
 		return out.Flush()
 	}
 	_, _ = fmt.Fprint(w, "retry: 1000\n\n")
-	if out.Flush() != nil {
+	if send(first) != nil {
 		return
-	}
-	for _, m := range first {
-		if send(m) != nil {
-			return
-		}
 	}
 	for {
 		select {

@@ -2,10 +2,8 @@ package dashboard
 
 import (
 	"context"
-	"crypto/rand"
+	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -18,9 +16,6 @@ const (
 	// backlog is the number of messages that may wait for a viewer. A slower viewer is dropped: its
 	// browser connects again.
 	backlog = 16
-	// maxPatches and maxPatchBytes bound the patches that are kept for viewers that connect again.
-	maxPatches    = 120
-	maxPatchBytes = 2 << 20
 	// idle is the number of intervals between two looks while there are no viewers.
 	idle = 5
 )
@@ -29,7 +24,6 @@ const (
 type hub struct {
 	feed     *Feed
 	interval time.Duration
-	epoch    string
 	due      wake.Flag     // for a look
 	looked   chan struct{} // closed after the first look
 
@@ -39,8 +33,6 @@ type hub struct {
 	rate    float64
 	shown   *shown
 	events  []Event
-	kept    []message // the last patches
-	bytes   int       // of kept
 	viewers map[chan message]bool
 	over    bool // no more viewers are accepted: the server ends
 }
@@ -48,13 +40,12 @@ type hub struct {
 // message is a message of a stream. All viewers share its text.
 type message struct {
 	name string // full or patch
-	seq  int
 	text []byte
 }
 
 func newHub(j Job, interval time.Duration) *hub {
 	return &hub{
-		feed: NewFeed(j), interval: interval, epoch: rand.Text(), due: wake.New(), looked: make(chan struct{}),
+		feed: NewFeed(j), interval: interval, due: wake.New(), looked: make(chan struct{}),
 		viewers: map[chan message]bool{},
 	}
 }
@@ -105,14 +96,7 @@ func (h *hub) look(ctx context.Context) {
 		return
 	}
 	h.seq++
-	m := message{"patch", h.seq, s.patch(before, h.now, h.seq, h.rate, h.events)}
-	h.kept = append(h.kept, m)
-	h.bytes += len(m.text)
-	for len(h.kept) > maxPatches || h.bytes > maxPatchBytes && len(h.kept) > 0 {
-		h.bytes -= len(h.kept[0].text)
-		h.kept[0] = message{}
-		h.kept = h.kept[1:]
-	}
+	m := message{"patch", s.patch(before, h.now, h.seq, h.rate, h.events)}
 	for c := range h.viewers {
 		select {
 		case c <- m:
@@ -148,20 +132,19 @@ func (h *hub) full() message {
 }
 
 func (h *hub) fullLocked() message {
-	return message{"full", h.seq, h.shown.full(h.now, h.seq, h.rate, h.events)}
+	return message{"full", h.shown.full(h.now, h.seq, h.rate, h.events)}
 }
 
-// subscribe returns a stream and the messages that precede it: those after the message id, which
-// the viewer received last, or the whole view. The caller must call leave. The channel is closed
-// when the stream ends.
-func (h *hub) subscribe(id string) (first []message, c chan message, leave func(), err error) {
+// subscribe returns the whole view, and a stream of what follows. The caller must call leave. The
+// channel is closed when the stream ends.
+func (h *hub) subscribe() (first message, c chan message, leave func(), err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
 	case h.over:
-		return nil, nil, nil, fmt.Errorf("dashboard: the server ends")
+		return message{}, nil, nil, errors.New("dashboard: the server ends")
 	case len(h.viewers) >= maxViewers:
-		return nil, nil, nil, fmt.Errorf("dashboard: %d viewers have the page open, and no more are admitted: close another", maxViewers)
+		return message{}, nil, nil, fmt.Errorf("dashboard: %d viewers have the page open, and no more are admitted: close another", maxViewers)
 	}
 	c = make(chan message, backlog)
 	h.viewers[c] = true
@@ -170,15 +153,5 @@ func (h *hub) subscribe(id string) (first []message, c chan message, leave func(
 		defer h.mu.Unlock()
 		h.drop(c)
 	}
-	epoch, number, _ := strings.Cut(id, ":")
-	had, err := strconv.Atoi(number)
-	if err == nil && epoch == h.epoch && had <= h.seq && (had == h.seq || len(h.kept) > 0 && h.kept[0].seq <= had+1) {
-		for _, m := range h.kept {
-			if m.seq > had {
-				first = append(first, m)
-			}
-		}
-		return first, c, leave, nil
-	}
-	return []message{h.fullLocked()}, c, leave, nil
+	return h.fullLocked(), c, leave, nil
 }

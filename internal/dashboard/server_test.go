@@ -263,19 +263,18 @@ func TestHostsAndHeaders(t *testing.T) {
 	}
 }
 
-// TestStream: a stream begins with the complete state and continues with the changes; a client that
-// reconnects gets what it missed.
+// TestStream: a stream begins with the complete state and continues with the changes; so does that
+// of a client that reconnects.
 func TestStream(t *testing.T) {
 	j := dashboardtest.Story()
 	s := newSite(t, j)
 	s.enter(s.tokens.Read)
-	read := func(last string, until func(name, data string) bool) (id string) {
+	read := func(until func(name, data string) bool) {
 		t.Helper()
 		r, err := http.NewRequest("GET", s.url+"/api/stream", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Header.Set("Last-Event-ID", last)
 		answer, err := s.client.Do(r)
 		if err != nil {
 			t.Fatal(err)
@@ -289,39 +288,34 @@ func TestStream(t *testing.T) {
 			switch key {
 			case "event":
 				name = value
-			case "id":
-				id = value
 			case "data":
 				if until(name, value) {
-					return id
+					return
 				}
 			}
 		}
 		t.Fatalf("the stream has ended: %v", lines.Err())
-		return ""
 	}
-	id := read("", func(name, data string) bool {
-		if name != "full" || !strings.Contains(data, `"gpu-b2"`) {
-			t.Errorf("it begins with %s", name)
-		}
-		return true
-	})
-	j.Tell(time.Now(), job.DiscoveryFailed, "error", "<script>alert(1)</script>")
-	read(id, func(name, data string) bool {
-		if name != "patch" {
-			t.Errorf("one that comes again gets %s", name)
-		}
-		if strings.Contains(data, "<script>") {
-			t.Error("markup is not escaped")
-		}
-		return strings.Contains(data, "discovery failed: ")
-	})
-	read("of another server:3", func(name, _ string) bool {
-		if name != "full" {
-			t.Errorf("one of another server gets %s", name)
-		}
-		return true
-	})
+	for round := range 2 {
+		failure := fmt.Sprintf("the source has failed %d times", round+1)
+		want := "full"
+		read(func(name, data string) bool {
+			if name != want {
+				t.Errorf("round %d: %s, want %s", round, name, want)
+			}
+			if want == "full" {
+				if !strings.Contains(data, `"gpu-b2"`) || strings.Count(data, "the source has failed") != round {
+					t.Errorf("round %d: it does not begin with all that is known", round)
+				}
+				j.Tell(time.Now(), job.DiscoveryFailed, "error", failure+"<script>alert(1)</script>")
+			}
+			if strings.Contains(data, "<script>") {
+				t.Error("markup is not escaped")
+			}
+			want = "patch"
+			return strings.Contains(data, failure)
+		})
+	}
 }
 
 // TestHistory: the view contains the story's generations and their causes.

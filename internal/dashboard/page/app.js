@@ -74,7 +74,7 @@ function report(now) {
   }
 }
 
-let stream = null, last = "", again = 0, hiddenSince = 0;
+let stream = null, again = 0, hiddenSince = 0;
 
 function link(state, text) {
   const e = byId("link");
@@ -119,9 +119,8 @@ async function connect() {
     if (view.job) redraw("job");
     return retry(2000);
   }
-  stream = new EventSource("/api/stream" + (last ? "?last=" + encodeURIComponent(last) : ""));
+  stream = new EventSource("/api/stream");
   const got = (whole) => (e) => {
-    last = e.lastEventId;
     link("live", "live");
     take(JSON.parse(e.data), whole);
   };
