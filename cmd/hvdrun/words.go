@@ -55,8 +55,8 @@ func namesOf(c *cobra.Command) (names []string) {
 }
 
 // explainUse extends the errors of a command and of its subcommands: an error about arguments also
-// shows the usage, and an error about an unknown flag suggests a similar one. The usage of a command
-// is its Use, which names what flags there are.
+// shows the usage, and an error about an unknown flag suggests a similar one. The usage of a
+// command is its Use, which names the flags.
 func explainUse(c *cobra.Command) {
 	c.DisableFlagsInUseLine = true
 	if check := c.Args; check != nil {
