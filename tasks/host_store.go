@@ -43,7 +43,7 @@ type hostStore struct {
 	mu       sync.Mutex
 	listener *identity.Listener // nil: this worker does not provide values
 	bringing map[blob.ID]chan struct{}
-	values   map[sharedKey]*sharedValue
+	values   map[sharedKey]func() (reflect.Value, error) // decode a value once, for all tasks
 }
 
 type sharedKey struct {
@@ -51,17 +51,10 @@ type sharedKey struct {
 	type_ reflect.Type
 }
 
-// sharedValue is a decoded value that tasks share.
-type sharedValue struct {
-	once  sync.Once
-	value reflect.Value
-	err   error
-}
-
 // openHostStore opens the store of the host. If that fails, tasks without stored values can still
 // run.
 func openHostStore(ctx context.Context, cfg *ServeConfig) *hostStore {
-	h := &hostStore{cfg: cfg, bringing: map[blob.ID]chan struct{}{}, values: map[sharedKey]*sharedValue{}}
+	h := &hostStore{cfg: cfg, bringing: map[blob.ID]chan struct{}{}, values: map[sharedKey]func() (reflect.Value, error){}}
 	h.ctx, h.stop = context.WithCancel(context.WithoutCancel(ctx))
 	run := cfg.run
 	if run == "" {
@@ -262,20 +255,21 @@ func (h *hostStore) decode(id blob.ID, t reflect.Type) (v reflect.Value, err err
 func (h *hostStore) shared(id blob.ID, t reflect.Type) (reflect.Value, error) {
 	key := sharedKey{id, t}
 	h.mu.Lock()
-	v := h.values[key]
-	if v == nil {
-		v = &sharedValue{}
-		h.values[key] = v
+	get := h.values[key]
+	if get == nil {
+		get = sync.OnceValues(func() (reflect.Value, error) {
+			v, err := h.decode(id, t)
+			if err != nil {
+				h.mu.Lock()
+				defer h.mu.Unlock()
+				delete(h.values, key)
+			}
+			return v, err
+		})
+		h.values[key] = get
 	}
 	h.mu.Unlock()
-	v.once.Do(func() {
-		if v.value, v.err = h.decode(id, t); v.err != nil {
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			delete(h.values, key)
-		}
-	})
-	return v.value, v.err
+	return get()
 }
 
 // drop removes values that nobody needs any more.
