@@ -41,9 +41,7 @@ func (t *teller) event(now time.Time, e job.TaskEvent) {
 	}
 	t.room--
 	e.Dropped, t.dropped = t.dropped, 0
-	if len(e.Text) > maxEventText {
-		e.Text = e.Text[:maxEventText]
-	}
+	e.Text = queue.Cut(e.Text, maxEventText)
 	t.tell(e)
 }
 
