@@ -16,5 +16,5 @@ os._exit(0)
 PY
 export GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1
 for rank in 0 1; do sid python3 -W ignore w.py $rank > out$rank 2> err$rank & done; wait; cat out0 out1 | grep '^rank' | tee out
-[ "$(wc -l < out)" = 2 ] || { tail -3 err0 err1; exit 2; }
+[ "$(wc -l < out)" = 2 ] || { tail -n 3 err0; tail -n 3 err1; exit 2; }
 [ "$(sed 's/^rank . //' out | sort -u | wc -l)" = 1 ] && grep -q 'of rank 0' out && grep -q 'of rank 1' out

@@ -15,5 +15,5 @@ os._exit(0)
 PY
 export GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1
 for rank in 0 1; do sid python3 -W ignore w.py $rank > out$rank 2> err$rank & done; wait; cat out0 out1 | grep '^rank' | tee out
-[ "$(wc -l < out)" = 6 ] || { tail -3 err0 err1; exit 2; }
+[ "$(wc -l < out)" = 6 ] || { tail -n 3 err0; tail -n 3 err1; exit 2; }
 [ "$(grep -c 'has from rank 0 1764438016.0 for .* and gathers 1764438001$' out)" = 2 ] && [ "$(grep -c 'has from rank 0 16777216.0 for 16777217 and gathers 16777217$' out)" = 2 ]
