@@ -67,6 +67,7 @@ func proceed(t *testing.T, r *Running, file string) {
 // --listen, every listener stays at one address. The driver does not listen.
 func TestListensWhereNeeded(t *testing.T) {
 	s := server(t)
+	far := []string{"--ssh-command", client(t, Host{Name: "far", Server: s}), "--remote-hvdrun", installed(t, s)}
 	for name, test := range map[string]struct {
 		flags  []string
 		narrow netip.Addr
@@ -78,7 +79,7 @@ func TestListensWhereNeeded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := start(t, Job{
-				Flags: flags(append(test.flags, "-np", "2", "--min-np", "2", "--ssh-command", client(t, Host{Name: "far", Server: s}))...),
+				Flags: flags(slices.Concat(test.flags, far, []string{"-np", "2", "--min-np", "2"})...),
 				Stages: []Stage{
 					{Hosts: on(hostA, 2)},
 					{Step: 5, After: "narrow", Hosts: on(hostA, 2, "far", 1)},

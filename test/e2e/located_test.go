@@ -32,21 +32,25 @@ func linesIn(t *testing.T, file, mark string) (lines []string) {
 	return lines
 }
 
-// TestWhereItHangs: with the default warning, the log names the line of the user's code in which a
-// worker holds up the others, whatever it does there; hvdrun stacks prints the same line. Of a
-// worker that a signal has stopped they name only that.
+// TestWhereItHangs: the log names the line of the user's code in which a worker holds up the
+// others, whatever it does there; hvdrun stacks prints the same line. Of a worker that a signal has
+// stopped they name only that. One of the jobs has the default warning.
 func TestWhereItHangs(t *testing.T) {
-	for name, test := range map[string]struct{ how, at, file, mark string }{
+	early := []string{"--stall-warning", "1s"}
+	for name, test := range map[string]struct {
+		how, at, file, mark string
+		more                []string
+	}{
 		"a deadlock":       {how: "mutex", at: "main.lockTwice", file: "hang.go", mark: "// mutex"},
-		"an endless loop":  {how: "spin", at: "main.spin", file: "hang.go", mark: "// spin"},
-		"a sleep":          {how: "sleep", at: "main.nap", file: "hang.go", mark: "// sleep"},
-		"a file":           {how: "fifo", at: "main.readFIFO", file: "hang.go", mark: "// fifo"},
-		"a stopped worker": {how: "stop", at: "is stopped by a signal"},
+		"an endless loop":  {how: "spin", at: "main.spin", file: "hang.go", mark: "// spin", more: early},
+		"a sleep":          {how: "sleep", at: "main.nap", file: "hang.go", mark: "// sleep", more: early},
+		"a file":           {how: "fifo", at: "main.readFIFO", file: "hang.go", mark: "// fifo", more: early},
+		"a stopped worker": {how: "stop", at: "is stopped by a signal", more: early},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := start(t, Job{
-				Flags:   flags("-np", "3", "--min-np", "2", "--discovery-interval", "1s"),
+				Flags:   append(flags("-np", "3", "--min-np", "2", "--discovery-interval", "1s"), test.more...),
 				Stages:  []Stage{{Hosts: on(hostA, 3)}},
 				Trainer: []string{"-steps", "12", "-step-time", "20ms", "-exit", "localhost:1@step=5:" + test.how},
 			})

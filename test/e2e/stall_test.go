@@ -36,7 +36,6 @@ func TestHung(t *testing.T) {
 		does  string
 	}{
 		"stopped on the same host":  {hosts: on(hostA, 3), exit: "localhost:1@step=5:stop", does: "silent for "},
-		"stopped on another host":   {hosts: on(hostA, 1, hostB, 1, hostC, 1), exit: "127.0.0.1:0@step=5:stop", does: "silent for "},
 		"stopped and deaf":          {hosts: on(hostA, 2, hostB, 1), exit: "127.0.0.1:0@step=5:stop", more: []string{"-stubborn"}, does: "silent for "},
 		"hangs":                     {hosts: on(hostA, 2, hostB, 1), exit: "127.0.0.1:0@step=5:hang", does: "training, after AllReduce (operation "},
 		"hangs and deaf":            {hosts: on(hostA, 3), exit: "localhost:1@step=5:hang", more: []string{"-stubborn"}, does: "training, after AllReduce (operation "},

@@ -2,7 +2,6 @@ package follow
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -28,13 +27,12 @@ stage=0 polls=0
 [ ! -e at ] || read -r stage polls <at || read -r stage polls <before
 [ "$polls" -lt 1 ] || : >"polled.$stage"
 `, j.Dir)
-	if slices.ContainsFunc(j.Stages, func(st Stage) bool { return st.Step > 0 }) {
-		fmt.Fprintf(&s, "[ \"$stage\" -ge %d ] || step=$(sed -n 's/.*\"step\":\\([0-9]*\\),.*/\\1/p' steplog 2>/dev/null | sort -n | tail -n 1)\n",
-			len(j.Stages)-1)
-	}
 	s.WriteString("case $stage in\n")
 	for i, st := range j.Stages[1:] {
-		test := fmt.Sprintf(`[ "${step:-0}" -ge %d ] && [ "$polls" -ge %d ]`, st.Step, st.Polls)
+		test := fmt.Sprintf(`[ "$polls" -ge %d ]`, st.Polls)
+		if st.Step > 0 { // every step is recorded
+			test += fmt.Sprintf(` && grep -q '"step":%d,' steplog 2>/dev/null`, st.Step)
+		}
 		if st.After != "" {
 			test += fmt.Sprintf(` && [ -e '%s' ]`, st.After)
 		}
