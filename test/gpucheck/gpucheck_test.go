@@ -67,10 +67,8 @@ func TestWhole(t *testing.T) {
 	if !testing.Short() {
 		self, programs = filepath.Join(dir, "gpucheck"), append(programs, "github.com/hvdrun/hvdrun/test/gpucheck")
 	}
-	build := exec.CommandContext(t.Context(), "go", append([]string{"build", "-ldflags=-s -w", "-o", dir + string(filepath.Separator)}, programs...)...)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	if err := sandbox.Build(dir, programs...); err != nil {
+		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "out.json")
 	cmd := program(t.Context(), "-quick", "-driver", library, "-json", path, "-bin", dir,
