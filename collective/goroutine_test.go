@@ -8,13 +8,14 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/collective"
+	"github.com/hvdrun/hvdrun/collective/collectivetest"
 )
 
 // TestKill: a worker in a goroutine is killed at any time. All others report it as dead, and no
 // call of the group returns to it.
 func TestKill(t *testing.T) {
 	for _, cfg := range []collective.Config{{}, {Encrypt: true}} {
-		for round := range 10 {
+		for round := range collectivetest.Rounds(24) {
 			killOne(t, newWorkers(t, cfg, 3), round)
 		}
 	}

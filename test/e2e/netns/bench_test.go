@@ -79,7 +79,7 @@ func TestBench(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.bench("-H", "a:2,b:2", "--ssh-command", command)
+	n.bench("-H", "a:2,b:2", "--ssh-command", command, "--remote-hvdrun", binaries.Hvdrun)
 
 	key := filepath.Join(t.TempDir(), "key")
 	n.agent("driver", "--generate-key", key).wait()

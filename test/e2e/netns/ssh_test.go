@@ -65,7 +65,7 @@ func TestLinkOfASSHHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	const limit = 6 * time.Second // a lost SYN is repeated after 1 s and after 3 s
-	j := n.run("-np", "2", "--min-np", "1", "-H", "a:1,b:1", "--ssh-command", command,
+	j := n.run("-np", "2", "--min-np", "1", "-H", "a:1,b:1", "--ssh-command", command, "--remote-hvdrun", binaries.Hvdrun,
 		"--agent-timeout", limit.String(), "--blacklist-cooldown-range", "1,1")
 	j.world("a", "b")
 
