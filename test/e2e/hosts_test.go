@@ -90,22 +90,6 @@ func TestSpareHostsComeAndGoWithoutReset(t *testing.T) {
 	}
 }
 
-func TestScaleUp(t *testing.T) {
-	run(t, Job{
-		Flags: flags("-np", "1", "--min-np", "1", "--max-np", "3"),
-		Stages: []Stage{
-			{Hosts: on(hostA, 1)},
-			{Step: 5, Hosts: on(hostA, 2)},
-			{Step: 10, Hosts: on(hostB, 1, hostA, 2)},
-		},
-		Trainer: []string{"-hold", "5,10"},
-	}, []steplog.World{
-		{From: 1, To: 5, Generation: 1, Size: 1, Zero: "localhost:0", First: 0},
-		{From: 6, To: 10, Generation: 2, Size: 2, Zero: "localhost:0", First: 0},
-		{From: 11, To: 15, Generation: 3, Size: 3, Zero: "localhost:0", First: 0},
-	})
-}
-
 // TestScaleDown removes the host of rank 0 first.
 func TestScaleDown(t *testing.T) {
 	run(t, Job{
@@ -202,39 +186,5 @@ func TestLaterDiscoveryFails(t *testing.T) {
 	})
 	if follow.Count(res.Events, "discovery_failed") == 0 {
 		t.Error("no event tells of the failed discovery")
-	}
-}
-
-func TestFirstDiscoveryFails(t *testing.T) {
-	t.Parallel()
-	res := finish(t, start(t, Job{Flags: flags("-np", "1"), Stages: []Stage{{Hosts: "!"}}}), 6, 0)
-	says(t, res, "no hosts today")
-}
-
-func TestTooFewSlotsInTime(t *testing.T) {
-	t.Parallel()
-	res := finish(t, start(t, Job{
-		Flags:  flags("-np", "2", "--min-np", "1", "--elastic-timeout", "300ms"),
-		Stages: []Stage{{Hosts: on(hostA, 1)}},
-	}), 3, 0)
-	if len(res.Lines) > 0 {
-		t.Error("training began with too few slots")
-	}
-}
-
-func TestTooFewSlotsAfterARemoval(t *testing.T) {
-	t.Parallel()
-	res := finish(t, start(t, Job{
-		Flags: flags("-np", "2", "--min-np", "2", "--elastic-timeout", "300ms"),
-		Stages: []Stage{
-			{Hosts: on(hostA, 1, hostB, 1)},
-			{Step: 5, Hosts: on(hostA, 1)},
-		},
-		Trainer: []string{"-steps", "10", "-hold", "5"},
-	}), 3, 10)
-	if err := steplog.CheckWorlds(res.Lines, []steplog.World{
-		{From: 1, To: 5, Generation: 1, Size: 2, Zero: "localhost:0", First: 0},
-	}); err != nil {
-		t.Error(err)
 	}
 }

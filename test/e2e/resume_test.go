@@ -183,7 +183,7 @@ func TestResumeFindsDeadAgent(t *testing.T) {
 // directory that other machines see.
 func TestJobFolder(t *testing.T) {
 	t.Parallel()
-	r := endless(t)
+	r := controlled(t)
 	_, secret, _ := strings.Cut(r.Tag, "=") // as good as any other secret in the environment
 	folder, err := r.Folder()
 	if err != nil {
@@ -229,7 +229,7 @@ func TestJobFolder(t *testing.T) {
 	if err := syscall.Kill(r.PID, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	finish(t, r, 128+15, 20000)
+	finish(t, r, 128+15, controlledSteps)
 	look(r.StateDir(), false)
 	look(r.RuntimeDir(), false)
 	if out, err := hvdrun(r, "resume", filepath.Base(folder)[:6]); err == nil || !strings.Contains(out, "the job has ended") {

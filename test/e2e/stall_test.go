@@ -38,7 +38,6 @@ func TestHung(t *testing.T) {
 		"stopped on the same host":  {hosts: on(hostA, 3), exit: "localhost:1@step=5:stop", does: "silent for "},
 		"stopped and deaf":          {hosts: on(hostA, 2, hostB, 1), exit: "127.0.0.1:0@step=5:stop", more: []string{"-stubborn"}, does: "silent for "},
 		"hangs":                     {hosts: on(hostA, 2, hostB, 1), exit: "127.0.0.1:0@step=5:hang", does: "training, after AllReduce (operation "},
-		"hangs and deaf":            {hosts: on(hostA, 3), exit: "localhost:1@step=5:hang", more: []string{"-stubborn"}, does: "training, after AllReduce (operation "},
 		"stopped in the first sync": {hosts: on(hostA, 2, hostB, 1), exit: "127.0.0.1:0@sync=1:stop", does: "silent f"},
 		"hangs in a save":           {hosts: on(hostA, 2, hostB, 1), exit: "127.0.0.1:0@save=5:hang", does: "saving its state, after AllReduce (operation "},
 	} {
