@@ -44,11 +44,6 @@ func TestStopKeepsTheNewestCommit(t *testing.T) {
 		broken bool // the folder is gone when the job is stopped
 		status int
 	}{
-		"Ctrl-C": {func(t *testing.T, r *Running, _ Event) {
-			if err := syscall.Kill(r.PID, syscall.SIGINT); err != nil {
-				t.Error(err)
-			}
-		}, false, 130},
 		"hvdrun stop": {func(t *testing.T, r *Running, _ Event) {
 			if out, err := hvdrun(r, "stop"); err != nil {
 				t.Errorf("%v: %s", err, out)

@@ -308,40 +308,6 @@ func TestAgentAskedBeforeTheStart(t *testing.T) {
 	says(t, res, "has left, it was killed by signal 15")
 }
 
-// TestDrainingHost: discovery reports that a host is draining.
-func TestDrainingHost(t *testing.T) {
-	t.Parallel()
-	program := buildOutside(t)
-	machines := filepath.Join(t.TempDir(), "machines.json")
-	say := func(state string) {
-		t.Helper()
-		text := fmt.Sprintf(`[{"name": "%s", "gpus": 2, "state": "up"}, {"name": "%s", "gpus": 2, "state": "%s"}]`, hostA, hostB, state)
-		if err := os.WriteFile(machines+".new", []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(machines+".new", machines); err != nil {
-			t.Fatal(err)
-		}
-	}
-	say("up")
-	r := start(t, Job{
-		Flags: flags("-np", "4", "--min-np", "1", "--discovery-plugin", program,
-			"--discovery-config", "inventory="+machines, "--discovery-config", "every=1ms"),
-		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-log-all"},
-	})
-	first := world(t, r, 0, 4)
-	say("leaving")
-	few := world(t, r, first.Generation, 2)
-	say("up")
-	world(t, r, few.Generation, 4)
-	ask(t, r.PID)
-	res := finish(t, r, 143, 100000)
-	inOrder(t, res, "left", "stopped")
-	if n := follow.Count(res.Events, "excluded"); n != 0 {
-		t.Errorf("%d exclusions", n)
-	}
-}
-
 // TestClusterAgentAskedToLeave: on SIGTERM a cluster's agent reports that its host is draining.
 func TestClusterAgentAskedToLeave(t *testing.T) {
 	t.Parallel()

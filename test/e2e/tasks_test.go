@@ -146,17 +146,6 @@ func sized(full, brief int) int {
 	return full
 }
 
-// TestTasksWorkerKilled: one of four workers is killed while thousands of tasks are submitted.
-func TestTasksWorkerKilled(t *testing.T) {
-	n := sized(10_000, 3000)
-	r, c := beginTasks(t, 4, "-submit", fmt.Sprint(n), "-lasts", "500us")
-	c.until(fmt.Sprintf("%d left", n-1000))
-	killWorker(t, r)
-	c.until(fmt.Sprintf("%d right", n))
-	c.ends()
-	stopJob(t, r)
-}
-
 // TestTasksPoison: tasks that end their workers, in either way, exclude no slot, and other tasks
 // run.
 func TestTasksPoison(t *testing.T) {
@@ -180,17 +169,6 @@ func TestTasksDeaf(t *testing.T) {
 	awaitOutput(t, r, func(text string) bool {
 		return strings.Count(text, "is ended and started again, as a task does not end: task") >= 2 && !strings.Contains(text, "is excluded")
 	})
-	stopJob(t, r)
-}
-
-// TestTasksDriverKilled: the scheduler is killed with the driver, and the next one continues.
-func TestTasksDriverKilled(t *testing.T) {
-	n := sized(10_000, 3000)
-	r, c := beginTasks(t, 2, "-submit", fmt.Sprint(n), "-lasts", "500us")
-	c.until(fmt.Sprintf("%d left", n-1000))
-	r = killDriver(t, r)
-	c.until(fmt.Sprintf("%d right", n))
-	c.ends()
 	stopJob(t, r)
 }
 

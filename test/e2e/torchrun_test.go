@@ -197,6 +197,9 @@ func TestElasticNodes(t *testing.T) {
 
 // TestElasticNodesWithEtcd is TestElasticNodes with nodes that meet in etcd.
 func TestElasticNodesWithEtcd(t *testing.T) {
+	if testing.Short() {
+		t.Skip("etcd passes the kit of stores; make test runs this one")
+	}
 	t.Parallel()
 	server, err := etcdserver.Start(t.Context(), t.TempDir(), address())
 	if errors.Is(err, etcdserver.ErrMissing) {
