@@ -6,12 +6,15 @@ package cudatest
 
 import (
 	"bytes"
+	"embed"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // Library builds the library and returns its path, for cuda.Config.Library. It sets the environment
@@ -73,10 +76,14 @@ func Assemble(t testing.TB, ptx string) {
 	}
 }
 
+//go:embed testdata
+var sources embed.FS
+
 // built maps what libraries are built from to the libraries.
 var built sync.Map
 
-// build compiles a library, or copies one that was built from the same parts.
+// build compiles a library, or copies one that was built from the same parts, by this process or
+// an earlier one.
 func build(t testing.TB, folder, name, source string, flags []string) string {
 	t.Helper()
 	path, key := filepath.Join(folder, name), fmt.Sprint(source, flags)
@@ -86,24 +93,32 @@ func build(t testing.TB, folder, name, source string, flags []string) string {
 		}
 		return path
 	}
-	if _, err := exec.LookPath("gcc"); err != nil {
+	gcc, err := exec.LookPath("gcc")
+	if err != nil {
 		t.Skip("there is no gcc here to build the libraries of the test with: ", err)
 	}
-	root, err := os.Getwd()
-	for ; err == nil; root = filepath.Dir(root) {
-		if _, missing := os.Stat(filepath.Join(root, "go.mod")); missing == nil {
-			break
+	parts := fmt.Sprintf("%s %q %s", gcc, flags, source)
+	for _, name := range []string{"fakecuda.c", "fakenccl.c", "ptx.h"} {
+		text, err := sources.ReadFile("testdata/" + name)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if root == filepath.Dir(root) {
-			t.Fatal("cudatest: the test does not run in this module")
+		parts += string(text)
+	}
+	code, err := sandbox.Once(parts, func(path string) error {
+		dir := t.TempDir()
+		if err := os.CopyFS(dir, sources); err != nil {
+			return err
 		}
+		args := append([]string{"-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", path, filepath.Join(dir, "testdata", source)}, flags...)
+		if out, err := exec.Command(gcc, args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("gcc: %w\n%s", err, out)
+		}
+		return nil
+	})
+	if err == nil {
+		err = os.WriteFile(path, code, 0o755)
 	}
-	args := append([]string{"-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", path,
-		filepath.Join(root, "internal", "cudatest", "testdata", source)}, flags...)
-	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
-	}
-	code, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}

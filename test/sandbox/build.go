@@ -18,21 +18,13 @@ import (
 // debugging information. Programs are kept beside Go's build cache, so that the tests of several
 // packages link each of them once. Build returns after the build.
 func Build(dir string, packages ...string) error {
-	root, kept, err := folders()
+	root, kept, unlock, err := folders()
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(os.MkdirAll(kept, 0o777), os.MkdirAll(dir, 0o777)); err != nil {
+	defer unlock()
+	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return fmt.Errorf("sandbox: %w", err)
-	}
-	// One process at a time builds: a program's file is complete when it is linked.
-	lock, err := os.OpenFile(filepath.Join(kept, ".lock"), os.O_CREATE|os.O_RDWR, 0o666)
-	if err != nil {
-		return fmt.Errorf("sandbox: %w", err)
-	}
-	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return fmt.Errorf("sandbox: locking %s: %w", lock.Name(), err)
 	}
 	args := []string{"build", "-buildvcs=false", "-ldflags=-w", "-o", kept + string(filepath.Separator)}
 	cmd := exec.Command("go", append(args, packages...)...)
@@ -49,13 +41,51 @@ func Build(dir string, packages ...string) error {
 	return nil
 }
 
-// folders returns the root of this module and the folder that keeps its programs.
-func folders() (root, kept string, err error) {
+// Once returns the contents of a file that make makes at a path. It calls make only where no file
+// made from the same parts is kept beside Go's build cache.
+func Once(parts string, make func(path string) error) ([]byte, error) {
+	_, kept, unlock, err := folders()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	path := filepath.Join(kept, fmt.Sprintf("%x", sha256.Sum256([]byte(parts))))
+	if text, err := os.ReadFile(path); err == nil {
+		return text, nil
+	}
+	part := path + ".new" // not complete yet
+	if err := make(part); err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(part)
+	if err := errors.Join(err, os.Rename(part, path)); err != nil {
+		return nil, fmt.Errorf("sandbox: %w", err)
+	}
+	return text, nil
+}
+
+// folders returns the root of this module and the folder that keeps its programs, which no other
+// process changes until unlock is called: a program's file is complete when it is linked.
+func folders() (root, kept string, unlock func(), err error) {
 	mod, err1 := goEnv("GOMOD")
 	cache, err2 := goEnv("GOCACHE")
 	root = filepath.Dir(mod)
 	name := fmt.Sprintf("%x", sha256.Sum256([]byte(root)))[:16]
-	return root, filepath.Join(cache, "hvdrun-programs", name), errors.Join(err1, err2)
+	kept = filepath.Join(cache, "hvdrun-programs", name)
+	if err := errors.Join(err1, err2); err != nil {
+		return "", "", nil, err
+	}
+	if err := os.MkdirAll(kept, 0o777); err != nil {
+		return "", "", nil, fmt.Errorf("sandbox: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(kept, ".lock"), os.O_CREATE|os.O_RDWR, 0o666)
+	if err != nil {
+		return "", "", nil, fmt.Errorf("sandbox: %w", err)
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", "", nil, errors.Join(fmt.Errorf("sandbox: locking %s: %w", lock.Name(), err), lock.Close())
+	}
+	return root, kept, func() { lock.Close() }, nil
 }
 
 func goEnv(name string) (string, error) {

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -22,10 +23,11 @@ func TestBuild(t *testing.T) {
 		if fi.Mode().Perm()&0o100 == 0 {
 			t.Errorf("%s is not executable: %v", fi.Name(), fi.Mode())
 		}
-		_, kept, err := folders()
+		_, kept, unlock, err := folders()
 		if err != nil {
 			t.Fatal(err)
 		}
+		unlock()
 		if fi, err = os.Stat(filepath.Join(kept, "hello")); err != nil {
 			t.Fatal(err)
 		}
@@ -36,6 +38,23 @@ func TestBuild(t *testing.T) {
 	}
 	if err := Build(t.TempDir(), "github.com/hvdrun/hvdrun/no/such/program"); err == nil {
 		t.Error("a package that is not there is built")
+	}
+}
+
+// TestOnce: a file is made once for the same parts; what fails is tried again.
+func TestOnce(t *testing.T) {
+	t.Setenv("GOCACHE", t.TempDir())
+	made := 0
+	for i, parts := range []string{"a", "a", "b", "b"} {
+		text, err := Once(parts, func(path string) error {
+			if made++; made == 2 {
+				return errors.New("no luck")
+			}
+			return os.WriteFile(path, []byte(parts), 0o600)
+		})
+		if want := []int{1, 1, 2, 3}[i]; made != want || (i == 2) != (err != nil) || err == nil && string(text) != parts {
+			t.Errorf("%q, %v, made %d times, want %d", text, err, made, want)
+		}
 	}
 }
 
