@@ -15,7 +15,7 @@ import (
 )
 
 // earlier is the version from which jobs are taken over if the repository has no tags.
-const earlier = "9aa54ff82577"
+const earlier = "82c066d04d5d"
 
 // earlierHvdrun builds hvdrun of the last tag before this commit. It skips the test if the
 // repository does not have its sources.
