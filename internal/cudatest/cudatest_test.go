@@ -11,6 +11,7 @@ import (
 // TestLibrary: the library is a driver with a device that computes and knows how much of its memory
 // is allocated.
 func TestLibrary(t *testing.T) {
+	t.Setenv("GOCACHE", t.TempDir()) // it is compiled, whatever is kept
 	d, err := cuda.Open(cuda.Config{Library: Library(t)})
 	if err != nil {
 		t.Fatal(err)
