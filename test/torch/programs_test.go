@@ -28,7 +28,7 @@ func TestPrograms(t *testing.T) {
 		"loader_spawn":      {"", true},
 		"prints":            {"rank 1 is at step 10", true},
 		"enumerated":        {"programs.py:" + lineOf(t, "# after the context") + ": code after `with step` also runs", true},
-		// The error is that of the process, or of a tensor that it had made and not yet handed over.
+		// torch reports the death, or a tensor that the process had not yet handed over.
 		"dying_loader":     {"exited with code 1: ", true},
 		"leaves_exit":      {"the program has left the loop over job.steps after step 10", true},
 		"leaves__exit":     {"", true},
