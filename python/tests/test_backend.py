@@ -496,7 +496,7 @@ class Forks(unittest.TestCase):
                 try:
                     dist.all_reduce(torch.ones(2))
                 except lib.Error as err:
-                    right = "by fork" in str(err)
+                    right = "process forked from" in str(err)
                 try:
                     lib.load()
                     right = False

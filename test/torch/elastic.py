@@ -84,9 +84,10 @@ class Large:
 
 def broadcast(tensor, src, group=None, broadcast=dist.broadcast):
     """Is dist.broadcast, and kills this process in the middle of Large's message, if this rank sends that."""
-    if src == dist.get_rank() and tensor.nbytes >= 1 << 28 and os.path.exists(sys.argv[1] + ".dies"):
+    size = tensor.numel() * tensor.element_size()  # torch 1.13 has no nbytes
+    if src == dist.get_rank() and size >= 1 << 28 and os.path.exists(sys.argv[1] + ".dies"):
         tell("dies", generation=job.generation)
-        threading.Thread(target=die_while_sending, args=[tensor.nbytes // 2]).start()
+        threading.Thread(target=die_while_sending, args=[size // 2]).start()
     return broadcast(tensor, src, group)
 
 
