@@ -182,7 +182,7 @@ test: ## run the tests, with more rounds than make check does, under the race de
 	$(GO) test -race -vet=off -timeout 60m -p 3 $(SHORT) $$netns $(ARGS) \
 		$$($(GO) list ./... | grep -vxF "$$($(GO) list $$netns $(JOBS) $(DECIDES) ./test/torch)") || status=1; exit $$status
 
-fuzz: ## fuzz the parsers of bytes from other processes, each for FUZZTIME (60s); ARGS go to go test
+fuzz: ## fuzz the parsers of bytes from other processes, each for FUZZTIME (60s, or a number of inputs, 1000x); ARGS go to go test
 	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9]+' . | sed 's|/[^/]*:func | |' | sort | { status=0; while read -r dir target; do \
 		echo "== $$target of $$dir"; \
 		$(GO) -C $$dir test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s $(ARGS) . </dev/null || status=1; \

@@ -52,7 +52,8 @@ var parts = []part{
 	{"prove", []string{"prove"}, "random jobs and programs of collectives, PROVE of each", nil},
 	{"recovery", []string{"bench-recovery"}, "recovery from deaths, and growth, measured", nil},
 	{"scale", []string{"bench-scale"}, "a driver with 100, 300 and 1,000 workers", nil},
-	{"fuzz", []string{"fuzz", "FUZZTIME=5s"}, "parsers of foreign bytes, 5 s each", nil},
+	// A number of inputs, since go test may report the end of a time as a failure.
+	{"fuzz", []string{"fuzz", "FUZZTIME=20000x"}, "parsers of foreign bytes, 20,000 inputs each", nil},
 	{"gpu", []string{"gpu-check"}, "collectives on GPUs", needsGPU},
 }
 
