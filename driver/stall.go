@@ -435,18 +435,24 @@ func (s *stalls) threat(h *holdUp) string {
 
 // shows returns what the heartbeats of a worker show, for Machine.Status.
 func (s *stalls) shows(now time.Time) func(id string, generation uint64) decide.Beat {
+	where := make(map[string]string) // the members that hold up others, of a world that may be large
+	s.mu.Lock()
+	for _, member := range s.world {
+		if member.where != "" {
+			where[member.id] = member.where
+		}
+	}
+	s.mu.Unlock()
 	return func(id string, generation uint64) decide.Beat {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		w := s.workers[id]
-		b := decide.Beat{What: s.whatOf(now, id), Straggler: s.stragglers.score(now, id), Usage: w.usage(), Figures: w.figures()}
+		b := decide.Beat{
+			What: s.whatOf(now, id), Where: where[id],
+			Straggler: s.stragglers.score(now, id), Usage: w.usage(), Figures: w.figures(),
+		}
 		if w != nil && w.beat.Generation == generation {
 			b.Commits = w.beat.Commits
-		}
-		for _, member := range s.world {
-			if member.id == id {
-				b.Where = member.where
-			}
 		}
 		return b
 	}
