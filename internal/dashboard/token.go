@@ -17,6 +17,9 @@ type Tokens struct {
 // NewTokens returns random tokens.
 func NewTokens() Tokens { return Tokens{Read: rand.Text(), Write: rand.Text()} }
 
+// Valid reports whether the tokens are long enough to be secrets, and differ.
+func (t Tokens) Valid() bool { return len(t.Read) >= 20 && len(t.Write) >= 20 && t.Read != t.Write }
+
 // right is what a request may do.
 type right int
 

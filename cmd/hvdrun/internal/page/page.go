@@ -165,6 +165,9 @@ func readPage(d *jobdir.Dir) (f pageFile, err error) {
 	if err == nil {
 		err = json.Unmarshal(text, &f)
 	}
+	if err == nil && !f.Tokens.Valid() {
+		err = fmt.Errorf("%s: its tokens are too short", d.PagePath())
+	}
 	return f, err
 }
 
