@@ -2,8 +2,7 @@
 # etcd 3.7 raises the time of a lease to at least one and a half election timeouts. It returns the longer time and no error: a
 # lease of 1 s lasts 2 s, and with --election-timeout 10000, as in clusters over long distances, each lease lasts at least 15 s.
 # Guess: a lease of 1 s ends after 1 s, or is refused.
-set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
-export GOFLAGS=-mod=mod GOWORK=off; out=()
+. "$(dirname "$0")/go.bash"
 cat > main.go <<'GO'
 package main
 
@@ -44,8 +43,7 @@ func main() {
 }
 GO
 sed -i 's/"data", "panic"/"data"+os.Args[1], "panic"\n\tn, _ := strconv.Atoi(os.Args[1])\n\tcfg.ElectionMs = uint(n)/' main.go
-go mod init finding 2>/dev/null
-go get go.etcd.io/etcd/server/v3@v3.7.3 go.etcd.io/etcd/client/v3@v3.7.3 2>/dev/null && go mod tidy 2>/dev/null || exit 2
+modules go.etcd.io/etcd/server/v3@v3.7.3 go.etcd.io/etcd/client/v3@v3.7.3
 go build -o run . || exit 2
 a=$(./run 1000 2>/dev/null); echo "etcd v3.7.3, election 1 s: $a"; b=$(./run 10000 2>/dev/null); echo "etcd v3.7.3, election 10 s: $b"
 [ "$a" = "1s: 2s, <nil>; 5s: 5s, <nil>; 20s: 20s, <nil>; " ] && [ "$b" = "1s: 15s, <nil>; 5s: 15s, <nil>; 20s: 20s, <nil>; " ]

@@ -1,8 +1,7 @@
 #!/bin/bash
 # etcd 3.7, client/v3/concurrency: two Mutexes of one Session both hold the lock, and the Unlock of one takes it from the other.
 # Guess: the second Lock waits, as for a Mutex of another Session.
-set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
-export GOFLAGS=-mod=mod GOWORK=off; out=()
+. "$(dirname "$0")/go.bash"
 cat > main.go <<'GO'
 package main
 
@@ -57,8 +56,7 @@ func main() {
 	fmt.Println("; after the first's unlock, though the second has not: of another", takes(concurrency.NewMutex(other, "/lock")))
 }
 GO
-go mod init finding 2>/dev/null
-go get go.etcd.io/etcd/server/v3@v3.7.3 go.etcd.io/etcd/client/v3@v3.7.3 2>/dev/null && go mod tidy 2>/dev/null || exit 2
+modules go.etcd.io/etcd/server/v3@v3.7.3 go.etcd.io/etcd/client/v3@v3.7.3
 go build -o run . || exit 2
 out=$(./run 2>/dev/null); echo "etcd v3.7.3: $out"
 [ "$out" = "first true, second of the same session true, of another false; after the first's unlock, though the second has not: of another true" ]

@@ -1,8 +1,7 @@
 #!/bin/bash
 # go-plugin 1.8.0: the plugin of a host that is killed, over net/rpc, does not end, although its connection and its pipes are
 # closed. Guess: plugin.Serve returns when its only client is gone.
-set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
-export GOFLAGS=-mod=mod GOWORK=off
+. "$(dirname "$0")/go.bash"
 cat > main.go <<'GO'
 package main
 
@@ -45,8 +44,7 @@ func main() {
 	time.Sleep(time.Minute)
 }
 GO
-go mod init finding 2>/dev/null
-go get github.com/hashicorp/go-plugin@v1.8.0 2>/dev/null && go mod tidy 2>/dev/null || exit 2
+modules github.com/hashicorp/go-plugin@v1.8.0
 go build -o run . || exit 2
 for what in ends killed; do
   ./run $what > said & host=$!

@@ -2,8 +2,7 @@
 # grpc-go raises a client's keepalive time below ten seconds to ten, with a warning in a log that is off by default.
 # With a time and a timeout of 1 s, a silent connection is noticed after about 12 s.
 # Guess: it is noticed after 2 s, or when the server decides.
-set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
-export GOFLAGS=-mod=mod GOWORK=off; out=()
+. "$(dirname "$0")/go.bash"
 cat > main.go <<'GO'
 package main
 
@@ -67,8 +66,7 @@ func main() {
 	_ = io.Discard
 }
 GO
-go mod init finding 2>/dev/null
-go get google.golang.org/grpc@v1.85.0 2>/dev/null && go mod tidy 2>/dev/null || exit 2
+modules google.golang.org/grpc@v1.85.0
 go build -o silent . || exit 2
 out=$(./silent); echo "grpc v1.85.0, Time and Timeout 1 s: $out"
 warn=$(GRPC_GO_LOG_SEVERITY_LEVEL=warning timeout 3 ./silent 2>&1); echo "with GRPC_GO_LOG_SEVERITY_LEVEL=warning: $warn" | cut -c1-160

@@ -1,8 +1,7 @@
 #!/bin/bash
 # logrus 1.10 writes a []byte field as text; 1.9 wrote a list of numbers.
 # Guess: [104 105].
-set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
-export GOFLAGS=-mod=mod GOWORK=off; out=()
+. "$(dirname "$0")/go.bash"
 cat > main.go <<'GO'
 package main
 
@@ -19,9 +18,8 @@ func main() {
 	log.WithField("b", []byte("hi")).Info("x")
 }
 GO
-go mod init finding 2>/dev/null
 for v in v1.9.3 v1.10.2; do
-  go get github.com/sirupsen/logrus@$v 2>/dev/null || exit 2
+  modules github.com/sirupsen/logrus@$v
   out+=("$(go run .)") || exit 2; echo "logrus $v: ${out[-1]}"
 done
 case "${out[0]}" in *'b="[104 105]"'*) ;; *) exit 1;; esac

@@ -1,8 +1,7 @@
 #!/bin/bash
 # logrus 1.10: Log at level panic does not panic any more; Panic still does.
 # Guess: as in 1.9, Log(PanicLevel, …) logs and panics.
-set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
-export GOFLAGS=-mod=mod GOWORK=off; out=()
+. "$(dirname "$0")/go.bash"
 cat > main.go <<'GO'
 package main
 
@@ -24,9 +23,8 @@ func main() {
 	fmt.Println("Log(PanicLevel) panics:", panics(func() { logrus.StandardLogger().Log(logrus.PanicLevel, "x") }), "Panic panics:", panics(func() { logrus.Panic("x") }))
 }
 GO
-go mod init finding 2>/dev/null
 for v in v1.9.3 v1.10.2; do
-  go get github.com/sirupsen/logrus@$v 2>/dev/null || exit 2
+  modules github.com/sirupsen/logrus@$v
   out+=("$(go run .)") || exit 2; echo "logrus $v: ${out[-1]}"
 done
 [ "${out[0]}" = "Log(PanicLevel) panics: true Panic panics: true" ] && [ "${out[1]}" = "Log(PanicLevel) panics: false Panic panics: true" ]

@@ -2,8 +2,7 @@
 # memberlist 0.7.0: Join returns 1 and no error for the node's own address, so a node that stands in its own list of seeds has "joined" though
 # no other seed answered; and after Leave it returns 1 and no error too, but neither side ever lists the other.
 # Guess: 0 or an error; a node that left is a member again.
-set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
-export GOFLAGS=-mod=mod GOWORK=off
+. "$(dirname "$0")/go.bash"
 cat > main.go <<'GO'
 package main
 
@@ -46,8 +45,7 @@ func main() {
 	joins("b made anew", again)
 }
 GO
-go mod init finding 2>/dev/null
-go get github.com/hashicorp/memberlist@v0.7.0 2>/dev/null && go mod tidy 2>/dev/null || exit 2
+modules github.com/hashicorp/memberlist@v0.7.0
 go build -o run . || exit 2
 out=$(./run 2>/dev/null); echo "memberlist v0.7.0, what Join of a's address returns, and the members that the caller and a list: $out"
 [ "$out" = "a itself: 1, <nil>, 1 of 1; b: 1, <nil>, 2 of 2; b after Leave: 1, <nil>, 1 of 1; b made anew: 1, <nil>, 2 of 2; " ]

@@ -2,8 +2,7 @@
 # memberlist 0.7 gives its metrics to hashicorp/go-metrics alone: a sink of armon/go-metrics, which 0.5 and older
 # versions use, stays empty without an error.
 # Guess: armon's sink has memberlist's gossip counters.
-set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
-export GOFLAGS=-mod=mod GOWORK=off; out=()
+. "$(dirname "$0")/go.bash"
 cat > main.go <<'GO'
 package main
 
@@ -54,9 +53,8 @@ func main() {
 	fmt.Printf("armon %v, hashicorp %v (%d and %d counters)\n", count(a) > 0, count(h) > 0, count(a), count(h))
 }
 GO
-go mod init finding 2>/dev/null
 for v in v0.5.3 v0.7.0; do
-  go get github.com/hashicorp/memberlist@$v github.com/armon/go-metrics@v0.4.1 2>/dev/null && go mod tidy 2>/dev/null || exit 2
+  modules github.com/hashicorp/memberlist@$v github.com/armon/go-metrics@v0.4.1
   out+=("$(go run .)") || exit 2; echo "memberlist $v: counters in the sink of ${out[-1]}"
 done
 case "${out[0]}" in "armon true, hashicorp false"*) ;; *) exit 1;; esac

@@ -2,8 +2,7 @@
 # otlptracehttp 1.47: with a URL without a path, WithEndpointURL posts to /, but the environment variable to /v1/traces. In
 # 1.38 both post to /v1/traces.
 # Guess: /v1/traces by both.
-set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
-export GOFLAGS=-mod=mod GOWORK=off; out=()
+. "$(dirname "$0")/go.bash"
 cat > main.go <<'GO'
 package main
 
@@ -39,8 +38,7 @@ func main() {
 	fmt.Println(seen)
 }
 GO
-go mod init finding 2>/dev/null
-get() { go get go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp@$1 go.opentelemetry.io/otel/sdk@$1 2>/dev/null && go mod tidy 2>/dev/null || exit 2; }
+get() { modules go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp@$1 go.opentelemetry.io/otel/sdk@$1; }
 for v in v1.38.0 v1.47.0; do
   get $v
   out+=("option $(go run . option | cut -d' ' -f1), variable $(go run . | cut -d' ' -f1)"); echo "otlptracehttp $v: posted to, by ${out[-1]}"

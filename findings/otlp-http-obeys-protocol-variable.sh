@@ -1,8 +1,7 @@
 #!/bin/bash
 # otlptracehttp 1.47 sends JSON if OTEL_EXPORTER_OTLP_PROTOCOL=http/json is set; it has no option for that. 1.38 ignores the variable.
 # Guess: the exporter of a program decides, and supports only protobuf.
-set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
-export GOFLAGS=-mod=mod GOWORK=off; out=()
+. "$(dirname "$0")/go.bash"
 cat > main.go <<'GO'
 package main
 
@@ -38,8 +37,7 @@ func main() {
 	fmt.Println(seen)
 }
 GO
-go mod init finding 2>/dev/null
-get() { go get go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp@$1 go.opentelemetry.io/otel/sdk@$1 2>/dev/null && go mod tidy 2>/dev/null || exit 2; }
+get() { modules go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp@$1 go.opentelemetry.io/otel/sdk@$1; }
 export OTEL_EXPORTER_OTLP_PROTOCOL=http/json
 for v in v1.38.0 v1.47.0; do
   get $v

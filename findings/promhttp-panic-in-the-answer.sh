@@ -2,8 +2,7 @@
 # client_golang 1.25: if a collector panics, promhttp answers with status 500, and the body has the panic and its stack with
 # paths of source files.
 # Guess: the panic ends the connection or the program, as in other handlers of net/http.
-set -u; d=$(mktemp -d); trap 'chmod -R u+w "$d"; rm -rf "$d"' EXIT; cd "$d" || exit 2
-export GOFLAGS=-mod=mod GOWORK=off; out=()
+. "$(dirname "$0")/go.bash"
 cat > main.go <<'GO'
 package main
 
@@ -30,7 +29,6 @@ func main() {
 	fmt.Printf("status %d, panic in the body %v, stack in the body %v\n", w.Code, strings.Contains(body, "the secret of the collector"), strings.Contains(body, "main.go:"))
 }
 GO
-go mod init finding 2>/dev/null
-go get github.com/prometheus/client_golang@v1.25.0 2>/dev/null && go mod tidy 2>/dev/null || exit 2
+modules github.com/prometheus/client_golang@v1.25.0
 out=$(go run . 2>&1); echo "client_golang v1.25.0: $out" | head -5
 [ "$out" = "status 500, panic in the body true, stack in the body true" ]
