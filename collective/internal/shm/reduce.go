@@ -254,10 +254,13 @@ func (m *Member) split(parts [][]byte, data []byte, size, owners int) {
 // exchange moves data in rounds. Each round covers some bytes of every member's part, so that the
 // data in flight remains in the caches. Each round t has three steps:
 //
-//	give     copies the parts of src that other members own to this member's in slot, and sets the counter given to t+1
-//	reduce   combines the own part, from the own src and the others' in slots, into dst and, if gather, into these slots;
-//	         without a reduction it copies dst to the own out slot; then it sets the counter reduced to t+1
-//	take     if gather, copies the other parts to dst, from the own in slot or, without a reduction, from the owners' out slots
+//	give     copies the parts of src that other members own to this member's in slot, and sets the
+//	         counter given to t+1
+//	reduce   combines the own part, from the own src and the others' in slots, into dst and, if
+//	         gather, into these slots; without a reduction it copies dst to the own out slot; then it
+//	         sets the counter reduced to t+1
+//	take     if gather, copies the other parts to dst, from the own in slot or, without a reduction,
+//	         from the owners' out slots
 //
 // Returning results through the same slots saves a quarter of the time: half as much memory is
 // moved between two cores' caches, and a core that has just read a line can write it sooner.

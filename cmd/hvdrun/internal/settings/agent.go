@@ -10,7 +10,7 @@ var AgentTable = section("agent", []setting{
 		usage: "file with a token of hvdrun cluster token, needed once",
 		set:   text(func(s *Settings) *string { return &s.Cluster.TokenFile })},
 	{Name: "state-dir", arg: "DIR",
-		usage: "the agent's own folder, where its key, its certificate and the keys of the gossip are kept",
+		usage: "the agent's own folder, where its key, its certificate and the gossip keys are kept",
 		set:   text(func(s *Settings) *string { return &s.Cluster.StateDir })},
 	{Name: "key-file", arg: "F",
 		usage: "instead, for trying out: file that holds one key for the whole cluster, and that only its owner may read",
