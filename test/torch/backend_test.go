@@ -172,7 +172,8 @@ func TestTypes(t *testing.T) {
 	for line := range strings.Lines(string(out)) {
 		file, rest, _ := strings.Cut(line, ":")
 		number, text, is := strings.Cut(rest, ": error: ")
-		if file != "typed.py" || !is && !strings.Contains(rest, ": note: ") {
+		note := strings.Contains(rest, ": note: ") // some versions say where a function is that a call does not fit
+		if !note && (file != "typed.py" || !is) {
 			t.Errorf("mypy: %s", line)
 		}
 		if is {
