@@ -458,7 +458,9 @@ func (l *loop) feed(batch []posted) *decide.FinishJob {
 	}
 	actions := l.m.Step(now, inputs...)
 	l.traces.step(now, l.clock.now(), inputs, actions)
-	durable := l.writer.note(now, inputs, actions)
+	if l.writer.note(now, inputs, actions) && l.keeper != nil {
+		l.keeper.Noted(now)
+	}
 	for _, in := range batch {
 		in.tellSender()
 		if e, ok := in.input.(decide.WorkerEnded); ok && l.keeper != nil {
@@ -479,9 +481,6 @@ func (l *loop) feed(batch []posted) *decide.FinishJob {
 		default:
 			l.perform(a)
 		}
-	}
-	if durable && l.keeper != nil {
-		l.keeper.Noted(now)
 	}
 	for _, in := range inputs {
 		if e, ok := in.(decide.WorkerEnded); ok {

@@ -406,7 +406,13 @@ func (s *session) stop(w *worker, how int) {
 func (s *session) due(beat bool) (messages []*agentpb.ToAgent, end ending) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	messages, s.tells = s.tells, nil
+	// The beat is first: the agent knows of a record before it does what the record led to.
+	noted := s.a.noted.Load()
+	if settled := s.settled(); beat || settled-s.told >= ackEvery || noted > s.noted {
+		s.told, s.noted = settled, noted
+		messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Beat{Beat: &agentpb.Beat{Heard: settled, Noted: noted}}})
+	}
+	messages, s.tells = append(messages, s.tells...), nil
 	for inc, w := range s.workers {
 		if !w.known && !w.sentStart {
 			w.sentStart, w.everSent = true, true
@@ -438,11 +444,6 @@ func (s *session) due(beat bool) (messages []*agentpb.ToAgent, end ending) {
 				Taken: &agentpb.Taken{Incarnation: inc, Bytes: w.taken},
 			}})
 		}
-	}
-	noted := s.a.noted.Load()
-	if settled := s.settled(); beat || settled-s.told >= ackEvery || noted > s.noted {
-		s.told, s.noted = settled, noted
-		messages = append(messages, &agentpb.ToAgent{What: &agentpb.ToAgent_Beat{Beat: &agentpb.Beat{Heard: settled, Noted: noted}}})
 	}
 	return messages, s.end
 }
