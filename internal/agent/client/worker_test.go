@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"google.golang.org/protobuf/proto"
@@ -155,6 +156,23 @@ func TestLookIsAskedOnce(t *testing.T) {
 	}
 	if asked != 1 {
 		t.Errorf("asked %d times", asked)
+	}
+}
+
+// TestRecordsFirst: the agent learns of a journal's records before it starts the worker that they
+// led to.
+func TestRecordsFirst(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	s := newSession(New(Config{Log: log}), place{host: "a", addr: "127.0.0.1:1"})
+	w, err := newWorker(&launch.Spec{Incarnation: "i", Slot: plan.SlotID{Host: "a"}, Command: []string{"c"}})
+	if err != nil || !s.add(w) {
+		t.Fatal(err)
+	}
+	s.a.Noted(time.Unix(0, 7))
+	messages, _ := s.due(false)
+	if len(messages) != 2 || messages[0].GetBeat().GetNoted() != 7 || messages[1].GetStart().GetIncarnation() != "i" {
+		t.Errorf("it is sent %v, want a beat, then the start", messages)
 	}
 }
 
