@@ -112,7 +112,8 @@ func (b budget) of(dir string) line {
 }
 
 // split groups the folders of packages with tests by their kinds; a package with some plain tests
-// is in two groups. It returns an error if a line names no package.
+// is in two groups. In each group the packages with the highest limits come first, so that no long
+// one is left to run alone at the end. It returns an error if a line names no package.
 func (b budget) split(dirs []string) (byKind map[kind][]string, err error) {
 	byKind = map[kind][]string{}
 	for _, dir := range dirs {
@@ -121,6 +122,9 @@ func (b budget) split(dirs []string) (byKind map[kind][]string, err error) {
 		if len(l.plain) > 0 {
 			byKind[plain] = append(byKind[plain], dir)
 		}
+	}
+	for _, group := range byKind {
+		slices.SortStableFunc(group, func(x, y string) int { return cmp.Compare(b.of(y).seconds, b.of(x).seconds) })
 	}
 	for dir := range b.lines {
 		if !slices.Contains(dirs, dir) {
