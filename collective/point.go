@@ -23,7 +23,7 @@ import (
 // like any operation that some ranks do not call.
 const (
 	sentAhead = 64 << 10 // largest message, in bytes, that Send copies instead of waiting for the receiver …
-	mostAhead = 1 << 20  // … and the most bytes of all such messages to one rank
+	mostAhead = 1 << 20  // … and the maximum number of bytes of all such messages to one rank
 	pointLane = 'p'      // the kind of the lanes of messages
 )
 

@@ -111,12 +111,12 @@ func (f *locator) report(in decide.Input) {
 	}
 	select {
 	case f.wanted <- id:
-	default: // many are waiting already: they suffice
+	default: // enough are waiting already
 	}
 }
 
-// locateStalled locates the workers that report has queued, until ctx ends, and posts where they
-// are.
+// locateStalled locates the workers that the method report has queued, and posts where they are,
+// until ctx ends.
 func (l *loop) locateStalled(ctx context.Context) {
 	for {
 		var ids []string

@@ -392,7 +392,7 @@ func (l *loop) run(ctx context.Context) error {
 }
 
 const (
-	// mostAtOnce bounds the inputs of a step, and thereby the time between two checks of the timer.
+	// mostAtOnce bounds the inputs of a step, and so the time between two checks of the timer.
 	mostAtOnce = 1024
 	// crowded is the number of inputs at once that shows that many workers are about to post.
 	crowded = 8
@@ -699,7 +699,7 @@ func (l *loop) FailureReported(from identity.Subject, text string, noted func())
 	l.postThen(decide.WorkerFailing{ID: from.Incarnation, Said: text}, noted)
 }
 
-// Heard is called by the rendezvous when a worker acknowledges what it was told.
+// Heard is called by the rendezvous when a worker acknowledges an update or a loss.
 func (l *loop) Heard(from identity.Subject, h line.Heard) {
 	l.push.Heard(from.Incarnation, h.Seq, notify.Known{Generation: h.LostGeneration, Ranks: h.LostRanks}, h.Again)
 }

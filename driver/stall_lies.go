@@ -12,8 +12,8 @@ import (
 // and in which operation. The driver trusts it only as far as its own clock and the other workers
 // confirm it, so that a false heartbeat cannot make the driver stop other workers.
 
-// beatSlack is by how much a wait that a worker reports may exceed the time seen by the driver,
-// because the worker's clock and the arrival of its heartbeats are not exact.
+// beatSlack is the time by which a wait that a worker reports may exceed the time seen by the
+// driver, because the worker's clock and the arrival of its heartbeats are not exact.
 const beatSlack = time.Second
 
 // trial is the evidence from the heartbeats of one worker after another worker has reported done.

@@ -99,10 +99,10 @@ func assignPieces(set *announcedSet, all []announcement) assignment {
 	return h
 }
 
-// need describes what a rank must receive of a bundle.
+// need describes which parts of a bundle a rank must receive.
 type need struct {
 	number int
-	plain  bool // parts without a Redistribute function, for itself or to keep an orphaned bundle
+	plain  bool // parts without a Redistribute function: it uses them, or keeps an orphaned bundle
 	shared bool // parts whose Redistribute function needs all pieces
 }
 

@@ -449,9 +449,9 @@ func (ps *parts) sumsOf(blobs []snapshot.Blob, synced bool) ([][]uint32, error) 
 	return sums, nil
 }
 
-// restore restores the parts for which which returns true from a snapshot, which may be nil. torn
-// means that foreign parts may have saved a newer value than the snapshot's. changed returns the
-// chunks of a blob of the snapshot that may differ from the live value; nil: all chunks.
+// restore restores the selected parts from a snapshot, which may be nil. torn means that foreign
+// parts may have saved a newer value than the snapshot's. changed returns the chunks of a blob of
+// the snapshot that may differ from the live value; nil: all chunks.
 func (ps *parts) restore(m *snapshot.Snapshot, torn bool, which func(Part) bool, changed func(blob int) []bool) (errs []error) {
 	for i, p := range ps.all {
 		if !which(p) {

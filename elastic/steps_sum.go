@@ -163,7 +163,8 @@ func (s *Steps[T]) applyIsUnknown() bool {
 // inStep reports whether a call of Step is in progress.
 func (s *Steps[T]) inStep() bool { return s.within }
 
-// restless makes commits copy until apply is known to be calm again.
+// restless makes commits copy the state, rather than lie in place, until further calls of apply
+// show that it is calm.
 func (s *Steps[T]) restless() { s.calm.Store(min(s.calm.Load(), 0)) }
 
 // stepPlan describes what each rank does in a step.

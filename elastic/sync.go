@@ -19,7 +19,7 @@ func (s *State) trainReturned(err error) {
 	s.saved.promised = nil
 }
 
-// isSaved reports whether same returns true for each part in memory and its blob in the last save.
+// isSaved reports whether every part in memory is the same as its blob in the last save.
 func (s *State) isSaved(same func(*snapshot.Blob, []byte) bool) bool {
 	s.Settle()
 	last := s.saved.Last()

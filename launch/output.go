@@ -19,7 +19,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// maxPiece is the most text of one line that is held back until the line ends.
+// maxPiece is the maximum number of bytes of one line that are held back until the line ends.
 const maxPiece = 64 << 10
 
 // Output joins the lines of all workers into one stdout and one stderr and, on request, into files

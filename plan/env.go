@@ -369,7 +369,8 @@ func (r *envReader) rank(rankName, sizeName string) (rank, size int) {
 	return rank, size
 }
 
-// tuning parses a value written by tuned, multiplied by unit; 0 if it is not set.
+// tuning parses a value that tuned has written, and returns it times unit. It returns 0 if the
+// variable is not set, and -1 if the value is 0.
 func (r *envReader) tuning(name string, unit, most float64) int64 {
 	value, _ := r.lookup(name)
 	if value == "" {

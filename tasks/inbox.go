@@ -11,7 +11,8 @@ import (
 // resources are those of the worker, and how much of them is free.
 type resources struct{ total, free map[string]int64 }
 
-// take takes the resources of an attempt for which of returns true or, if n is -1, returns them.
+// take takes those resources of an attempt that of selects, n times. If n is -1, it gives them
+// back.
 func (r *resources) take(a *attempt, n int64, of func(resource string) bool) {
 	if a.lease == nil {
 		return

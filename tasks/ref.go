@@ -103,7 +103,7 @@ func refOf(t reflect.Type) reflect.Type {
 	return reflect.Zero(t).Interface().(reference).type_()
 }
 
-// newRef returns a Ref of type t that refers to to.
+// newRef returns a Ref of type t that refers to the value to.
 func newRef(t reflect.Type, to *ref) reflect.Value {
 	v := reflect.New(t)
 	v.Interface().(binder).bind(to)

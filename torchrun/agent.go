@@ -291,8 +291,8 @@ func (a *Agent) start(ctx context.Context, failed bool) (*group, error) {
 	}
 }
 
-// meet takes this node's place in the next round, and returns the store of its workers. It returns
-// errChanged if the nodes of the round change meanwhile.
+// meet joins the next round, and returns the store of this node's workers. It returns errChanged if
+// the nodes of the round change meanwhile.
 func (a *Agent) meet(ctx context.Context, failed bool) (s roundStore, err error) {
 	since := a.now()
 	round, err := a.cfg.Rendezvous.Next(ctx, failed)

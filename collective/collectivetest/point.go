@@ -27,7 +27,8 @@ func testPoints(t *testing.T, newGroups NewGroups) {
 	t.Run("Leaks", func(t *testing.T) { testPointLeaks(t, newGroups) })
 }
 
-// shift sends each rank's data to the rank that is by ranks after it, and checks the received data.
+// shift sends each rank's data to the rank whose number is higher by the given number, modulo the
+// size, and checks the received data.
 func shift[T collective.Element](ctx context.Context, g *collective.Group, by, length int, later bool) error {
 	n := g.Size()
 	to, from := (g.Rank()+by)%n, (g.Rank()-by+n)%n

@@ -143,8 +143,7 @@ func (s *Slice[T]) Address() uint64 { return s.address }
 // Device returns the device of the memory, or nil for the zero value.
 func (s *Slice[T]) Device() *Device { return s.device }
 
-// Slice returns a view of the elements from from up to, but not including, to. It panics if the
-// bounds are out of range.
+// Slice returns a view of the elements [from, to). It panics if the bounds are out of range.
 func (s *Slice[T]) Slice(from, to int) *Slice[T] {
 	if from < 0 || to < from || to > s.n {
 		panic(fmt.Sprintf("cuda: slice bounds %d:%d of %d", from, to, s.n))

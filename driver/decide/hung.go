@@ -213,7 +213,7 @@ func (m *Machine) remindAfter() time.Duration {
 	return m.wait.Join / 2
 }
 
-// remindOf emits a Remind action for the workers for which late returns true, if there are any.
+// remindOf emits a Remind action for the workers that late selects, if there are any.
 func (m *Machine) remindOf(late func(*Worker) bool, to, limit string, left time.Duration) {
 	r := Remind{To: to, Limit: limit, Left: left}
 	for _, w := range m.workers {

@@ -79,14 +79,14 @@ type history struct {
 type generation struct {
 	Current   plan.World   `json:"world"`
 	published PublishWorld // the action that published the world
-	Commits   uint64       `json:"commits,omitempty"`   // commit number of its members at its start, or at their first commit in it
-	Base      uint64       `json:"base,omitempty"`      // commit number of its root at its start
-	Committed bool         `json:"committed,omitempty"` // at least one worker has committed in it
-	Backends  []string     `json:"backends,omitempty"`  // reported by its members
+	Commits   uint64       `json:"commits,omitempty"`   // commit number of the members at the world's start, or at their first commit in it
+	Base      uint64       `json:"base,omitempty"`      // commit number of the root at the world's start
+	Committed bool         `json:"committed,omitempty"` // at least one member has committed in this world
+	Backends  []string     `json:"backends,omitempty"`  // reported by the members
 	Entry     entry        `json:"entry,omitzero"`
 	Trains    bool         `json:"trains,omitempty"`    // rank 0 has synchronised and trains, or a member has committed
-	Jam       bool         `json:"jam,omitempty"`       // its members were reported as waiting for each other
-	Announced plan.Change  `json:"announced,omitempty"` // last change that its members were notified of
+	Jam       bool         `json:"jam,omitempty"`       // a report says that all members wait for each other
+	Announced plan.Change  `json:"announced,omitempty"` // the last change that the members were notified of
 	loss
 	transition
 }

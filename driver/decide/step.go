@@ -278,8 +278,8 @@ func (m *Machine) wanted(now time.Time) []plan.SlotID {
 	return m.wants
 }
 
-// withRoomFor returns the slots, less the least preferred one if one more slot would exceed the
-// maximum.
+// withRoomFor returns the slots. If there is no room for one more, it leaves out the least
+// preferred slot.
 func (m *Machine) withRoomFor(ids []plan.SlotID) []plan.SlotID {
 	if m.size.Max == 0 || len(ids) < m.size.Max {
 		return ids

@@ -118,7 +118,7 @@ func describe(v *model.Variable) variable {
 	}
 }
 
-// capture copies all variables to to, whose memory it reuses.
+// capture copies all variables into to, whose memory it reuses.
 func (s *State) capture(to *snapshot) error {
 	to.variables, to.values = to.variables[:0], to.values[:0]
 	return s.live(func(v *model.Variable) error {

@@ -43,7 +43,7 @@ const (
 type Config struct {
 	// Name is the host's name, unique in the cluster.
 	Name string
-	// Slots is the most workers that run at a time. 0: one.
+	// Slots is the maximum number of workers that run at a time. 0: one.
 	Slots int
 	// Health, if not nil, watches the devices of the slots until ctx ends, and calls bad with the
 	// indices of the slots whose devices have failed, in ascending order, whenever they change.

@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// mostLines is the most unacknowledged lines of a worker; beyond it the worker blocks.
+	// mostLines is the maximum number of unacknowledged lines of a worker; then the worker blocks.
 	mostLines = 64
-	// mostConnections is the most connections of a session that wait for the driver to take them
-	// over, and connectPatience how long each may wait.
+	// mostConnections is the maximum number of connections of a session that wait for the driver to
+	// take them over, and connectPatience is how long each may wait.
 	mostConnections = 1024
 	connectPatience = 20 * time.Second
 )

@@ -12,10 +12,11 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
-// maxLines is the most lines of the log that wait to be sent to the driver; older ones are dropped.
+// maxLines is the maximum number of log lines that wait to be sent to the driver; older ones are
+// dropped.
 const maxLines = 256
 
-// logLines holds the lines that were not sent to the driver yet.
+// logLines holds the lines that have not been sent to the driver yet.
 type logLines struct {
 	mu    sync.Mutex
 	lines []*agentpb.FromAgent

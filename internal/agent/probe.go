@@ -14,7 +14,7 @@ import (
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
-// mostProbes is the most probes in flight; others are refused.
+// mostProbes is the maximum number of concurrent probes; further ones are refused.
 const mostProbes = 8
 
 // Probe reports where a worker of the caller's run is.

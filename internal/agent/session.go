@@ -117,7 +117,7 @@ type worker struct {
 	grace       time.Duration
 	cancel      context.CancelCauseFunc
 	over        bool            // its process has ended, and its output has been read
-	exit        *agentpb.Exited // its end, until that is an event
+	exit        *agentpb.Exited // how the process ended, until the outbox has that event
 	printed
 }
 

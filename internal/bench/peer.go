@@ -88,7 +88,8 @@ func forked(_ Peer, program []string, folder string, at Place) []string {
 	return append(program, strconv.Itoa(at.Ranks), folder)
 }
 
-// launch returns a launcher's words with the settings and more inserted.
+// launch returns the words of a launcher's command, followed by the peer's settings and by more.
+// Settings that are variables precede the command, as arguments of env.
 func (p Peer) launch(words, more []string) []string {
 	for word := range strings.FieldsSeq(p.settings) {
 		if name, _, is := strings.Cut(word, "="); is && name == strings.ToUpper(name) {

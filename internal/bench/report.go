@@ -133,7 +133,8 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return r.writeNotes(w, hosts)
 }
 
-// mostBeside is the most libraries with columns beside hvdrun's; more have separate lines.
+// mostBeside is the maximum number of libraries with columns beside hvdrun's; further ones have
+// separate lines.
 const mostBeside = 3
 
 // writePeers writes what was measured besides hvdrun, and for several libraries, which one is the

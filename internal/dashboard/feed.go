@@ -190,7 +190,7 @@ func (f *Feed) readFile() bool {
 	return true
 }
 
-// readSome reads at most most bytes.
+// readSome reads up to most bytes.
 func (f *Feed) readSome(most int) (int, error) {
 	b := make([]byte, 64<<10)
 	n := 0

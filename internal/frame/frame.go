@@ -8,7 +8,7 @@ import (
 	"io"
 )
 
-// Write writes a value as JSON of at most most bytes.
+// Write writes a value as JSON. It returns an error if the JSON has more than most bytes.
 func Write(w io.Writer, v any, most int) error {
 	text, err := json.Marshal(v)
 	if err == nil && len(text) > most {
@@ -20,8 +20,9 @@ func Write(w io.Writer, v any, most int) error {
 	return err
 }
 
-// Read reads a value that Write has written into v, a pointer. It allocates memory as bytes arrive,
-// and never more than most. At the end of the connection it returns io.EOF.
+// Read reads a value that Write has written, and stores it in v, a pointer. It allocates memory as
+// bytes arrive. It returns an error if the JSON has more than most bytes. At the end of the
+// connection it returns io.EOF.
 func Read(r io.Reader, v any, most int) error {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

@@ -13,9 +13,9 @@ type Bounds struct {
 	Name, Process, Address string
 	// Admits describes the proof that a connection must give.
 	Admits string
-	// Unproven is the most connections without a proof at a time, and Descriptors the number of
-	// descriptors for each of them; 0: one. Together they use at most a quarter of the process's
-	// descriptors.
+	// Unproven is the maximum number of connections that have not given the proof yet, and
+	// Descriptors the number of descriptors for each of them; 0: one. Together they use at most a
+	// quarter of the process's descriptors.
 	Unproven, Descriptors int
 	// Bytes bounds what is read from one unproven connection, and Total from all together. Total 0:
 	// Unproven times Bytes.

@@ -1,8 +1,8 @@
 package kernel
 
-// atOnce is the most bytes of a result that one call of assembler code computes. The garbage
-// collector cannot stop a goroutine inside such a call, and goroutines that it has already stopped
-// must wait until it can.
+// atOnce is the maximum number of bytes of a result that one call of assembler code computes. The
+// garbage collector cannot stop a goroutine inside such a call, and goroutines that it has already
+// stopped must wait until it can.
 const atOnce = 128 << 10
 
 // inBlocks returns a table that calls all vector code of t for blocks.

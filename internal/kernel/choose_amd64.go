@@ -103,8 +103,8 @@ func avx512() *table {
 
 // bytesBy returns a division of bytes that uses code, which takes the upper half of the product of
 // each element and a 16-bit reciprocal; the argument of code has the reciprocal twice. The result
-// is exact: the reciprocal times n exceeds 2^16 by less than n, and n is at most most, the largest
-// magnitude of an element.
+// is exact: the reciprocal times n exceeds 2^16 by less than n, and n does not exceed most, the
+// largest magnitude of an element.
 func bytesBy(most int, code func(b []byte, x uint32)) func(b []byte, n int) {
 	return func(b []byte, n int) {
 		switch {

@@ -23,7 +23,7 @@ func crowd(n int) (plan.World, []Member) {
 	return w, all
 }
 
-// without returns the world without the ranks for which out is true.
+// without returns the world without the ranks that the function selects.
 func without(w plan.World, all []Member, out func(rank int) bool) (plan.World, []Member) {
 	var left plan.World
 	var members []Member

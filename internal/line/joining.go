@@ -219,7 +219,8 @@ func (j *Joining) Check() error {
 	return nil
 }
 
-// clip returns text as valid UTF-8 of at most most bytes, truncated between two characters.
+// clip returns text as valid UTF-8. It truncates a text of more than most bytes between two
+// characters.
 func clip(text string, most int) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	if len(text) > most {

@@ -231,7 +231,7 @@ type Reader struct {
 	buf  []byte
 }
 
-// NewReader returns a Reader of lines of at most most bytes.
+// NewReader returns a Reader that accepts lines of up to most bytes.
 func NewReader(from io.Reader, most int) *Reader {
 	return &Reader{in: bufio.NewReaderSize(from, 4<<10), most: most}
 }

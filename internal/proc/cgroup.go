@@ -73,8 +73,8 @@ func cgroupDir(own, mounts string) string {
 	return mountedAt(path, mounts, func(kind, _ string) bool { return kind == "cgroup2" })
 }
 
-// mountedAt returns the folder of the cgroup with a path in its hierarchy, on the first mount for
-// which is returns true. It returns "" if the cgroup is not mounted here or is outside this
+// mountedAt returns the folder of the cgroup with a path in its hierarchy, on the first mount that
+// the function accepts. It returns "" if the cgroup is not mounted here or is outside this
 // process's namespace.
 func mountedAt(path, mounts string, is func(kind, options string) bool) string {
 	if !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "/..") {
@@ -98,7 +98,7 @@ func mountedAt(path, mounts string, is func(kind, options string) bool) string {
 // unescape decodes the escapes of mountinfo.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// sweepCgroups removes the cgroups without processes that were created before then.
+// sweepCgroups removes the cgroups without processes that were created before the given time.
 func sweepCgroups(parent string, then time.Time) {
 	for _, path := range cgroupsIn(parent) {
 		if fi, err := os.Stat(path); err == nil && fi.ModTime().Before(then) && !(&cgroup{path: path}).populated() {

@@ -109,7 +109,7 @@ func listening(addr netip.AddrPort) wanted {
 	}
 }
 
-// inodeOf returns the inode number of the socket of this machine that is selects.
+// inodeOf returns the inode number of the selected socket of this machine.
 func inodeOf(is wanted) (string, error) {
 	for _, table := range []string{"tcp", "tcp6"} {
 		f, err := os.Open("/proc/self/net/" + table)

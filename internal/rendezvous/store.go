@@ -12,7 +12,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/line"
 )
 
-// mostStores is the most connections of one worker to the store.
+// mostStores is the maximum number of connections of one worker to the store.
 const mostStores = 64
 
 // stores holds the connections to the store. The server's lock guards it.

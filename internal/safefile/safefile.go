@@ -140,17 +140,18 @@ func ReadStream(path string) (*os.File, error) {
 // root, and no other user may be able to write to them.
 func ReadOwn(path string) (*os.File, error) { return request{}.open(path) }
 
-// SecretText returns a secret of at most most bytes. It is ReadOwn for files that no other user may
-// read either. The path may name a pipe, since shells pass secrets as <(…); then SecretText blocks
-// until the writer has closed it. It waits a few seconds for the writer of a named pipe.
+// SecretText returns a secret of up to most bytes. The file must be one that ReadOwn accepts and
+// that no other user may read. The path may name a pipe, since shells pass secrets as <(…); then
+// SecretText blocks until the writer has closed it. It waits a few seconds for the writer of a
+// named pipe.
 func SecretText(path string, most int64) ([]byte, error) {
 	return request{streams: true, secret: true}.text(path, most)
 }
 
-// Text returns the contents of a file of at most most bytes, opened as Read does.
+// Text returns the contents of a file of up to most bytes, which it opens as Read does.
 func Text(path string, most int64) ([]byte, error) { return request{anyones: true}.text(path, most) }
 
-// OwnText returns the contents of a file of at most most bytes, opened as ReadOwn does.
+// OwnText returns the contents of a file of up to most bytes, which it opens as ReadOwn does.
 func OwnText(path string, most int64) ([]byte, error) { return request{}.text(path, most) }
 
 func (r request) text(path string, most int64) ([]byte, error) {
@@ -162,7 +163,8 @@ func (r request) text(path string, most int64) ([]byte, error) {
 	return ReadAll(f, most)
 }
 
-// ReadAll returns the rest of an open file. It returns an error if that has more than most bytes.
+// ReadAll returns the rest of an open file. It returns an error if the rest has more than most
+// bytes.
 func ReadAll(f *os.File, most int64) ([]byte, error) {
 	var text bytes.Buffer
 	if fi, err := f.Stat(); err == nil && fi.Mode().IsRegular() {

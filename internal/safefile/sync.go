@@ -42,7 +42,7 @@ func syncBy(call string, sync func(int) error, f *os.File) error {
 }
 
 // Exchange exchanges the names of two files in one folder. If the file system lacks the call,
-// Exchange renames from to to instead, and exchanged is false.
+// Exchange only renames from as to, and exchanged is false.
 func Exchange(from, to string) (exchanged bool, err error) {
 	_, err = retry(func() (int, error) {
 		return 0, renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_EXCHANGE)

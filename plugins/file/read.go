@@ -162,7 +162,7 @@ func (c *config) wants(name string) bool {
 	return ok && err == nil
 }
 
-// add reads one file of at most most bytes.
+// add reads one file of up to most bytes.
 func (s *snapshot) add(name string, most int64, lease func(*os.File) leaseState) error {
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe would block
 	if err != nil {

@@ -27,8 +27,8 @@ const (
 	// tellShare: clients are told their windows again when the used memory has changed by
 	// 1/tellShare of the total.
 	tellShare = 64
-	// overdraft is by how many bytes a client may exceed its window, because a smaller window may
-	// still be in flight to it.
+	// overdraft is the number of bytes by which a client may exceed its window, because a smaller
+	// window may still be in flight to it.
 	overdraft = 8 << 20
 	// inlineShort is the size in bytes from which results are stored when memory is short.
 	inlineShort = 1 << 10

@@ -229,7 +229,7 @@ func (s *Scheduler) drop(a queue.Action) {
 	}
 }
 
-// valueAt returns where a value is, with at most most addresses. The caller holds the lock.
+// valueAt returns where a value is, with up to most addresses. The caller holds the lock.
 func (s *Scheduler) valueAt(id queue.Object, most int) *taskspb.ValueAt {
 	hosts, size := s.q.Holders(id)
 	at := &taskspb.ValueAt{Value: id[:], Size: uint64(size)}

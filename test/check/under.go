@@ -65,9 +65,10 @@ func chosen(k kind) ([]string, error) {
 	return b.of(rel).flags(k), err
 }
 
-// under runs a test binary in the current folder, which is that of its package, appends what it
-// used to a file, and returns the exit status. All descendants of the tests become children of this
-// process, so that their time is counted and none of them outlives the tests by more than grace.
+// under runs a test binary in the current folder, which is that of its package, appends its usage
+// record to a file, and returns the exit status. All descendants of the tests become children of
+// this process, so that their time is counted and none of them outlives the tests by more than
+// grace.
 func under(file string, args []string, grace time.Duration) int {
 	u, code, err := watched(args, grace)
 	if err == nil {

@@ -161,7 +161,7 @@ func TestPush(t *testing.T) {
 			"--discovery-config", "inventory=" + machines, "--discovery-config", "every=1ms"},
 		Trainer: []string{"-steps", "1000000", "-step-time", "10ms", "-log-all"},
 	})
-	// of returns the lines of a generation for which is returns true, or nil if there are fewer
+	// of returns the lines of a generation that satisfy the condition, or nil if there are fewer
 	// than size.
 	of := func(lines []steplog.Line, generation uint64, size int, is func(steplog.Line) bool) (found []steplog.Line) {
 		for _, l := range lines {

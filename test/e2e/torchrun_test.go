@@ -87,7 +87,7 @@ func (n *nodes) start() *node {
 	return one
 }
 
-// await blocks until the steplog has a line for which is returns true, and returns it.
+// await blocks until the steplog has a line that satisfies the condition, and returns it.
 func (n *nodes) await(what string, is func(steplog.Line) bool) (found steplog.Line) {
 	n.t.Helper()
 	ok := follow.Await(n.t, func() bool {

@@ -43,7 +43,7 @@ func (r *Running) AwaitGone(limit time.Duration) (left []string) {
 	return r.Left()
 }
 
-// awaitGone blocks until no process of the job remains for which is returns true, or until the
+// awaitGone blocks until no process of the job that satisfies the condition remains, or until the
 // limit.
 func (r *Running) awaitGone(limit time.Duration, is func(pid int) bool) {
 	var over <-chan struct{}

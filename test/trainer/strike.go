@@ -17,10 +17,10 @@ import (
 )
 
 // strikes lets other processes make this process kill itself during a commit. If the directory
-// contains a file strike.PID, this process sends itself SIGKILL during the next commit: after a
-// fraction of the usual duration of a commit, or of the shortest one so far, which did not wait for
-// other ranks. The file contains that fraction and, for the latter, the word shortest. The
-// process's activity at that moment is appended to the file strikes.
+// contains a file strike.PID, this process sends itself SIGKILL during the next commit. The file
+// contains the time of the signal, as a fraction of the usual duration of a commit. If the word
+// shortest follows, it is a fraction of the shortest duration so far, in which the commit did not
+// wait for other ranks. The process's activity at that moment is appended to the file strikes.
 type strikes struct {
 	dir   string // empty: disabled
 	usual time.Duration

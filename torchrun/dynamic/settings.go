@@ -28,7 +28,7 @@ const (
 	rollback = 5 * time.Second
 	// poll is the longest pause between two reads of the record.
 	poll = time.Second
-	// backAfter is by how much later than this node others may reach a store that was unreachable.
+	// backAfter is how much later than this node others may reach a store that was unreachable.
 	backAfter = time.Second
 	// cached is how long a copy of the record that was read is good enough.
 	cached = time.Second

@@ -46,7 +46,7 @@ func newCluster(t *testing.T, n int) *cluster {
 	return c
 }
 
-// cut closes the connections between the nodes that which selects.
+// cut closes the connections between the selected pairs of nodes.
 func (c *cluster) cut(which func(a, b string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -279,8 +279,8 @@ func (a *Table[H]) Waiting(late func(H) bool) []uint8 {
 }
 
 // Stalled calls report for each name for which some rank has waited too long, with the ranks that
-// have not submitted it. It returns a rank whose element of all is not a result of Waiting; −1:
-// none.
+// have not submitted it. It returns a rank r for which all[r] is not a result of Waiting; −1: there
+// is no such rank.
 func (a *Table[H]) Stalled(all [][]uint8, report func(name string, missing []int)) (invalid int) {
 	for i := range a.table {
 		var absent []int

@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// FirstMemory is the most memory, in bytes, that is allocated before any byte has arrived. More is
+// FirstMemory bounds the memory, in bytes, that is allocated before any byte has arrived. More is
 // allocated only as bytes arrive.
 const FirstMemory = 16 << 20
 

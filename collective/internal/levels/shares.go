@@ -20,8 +20,8 @@ const (
 	// leastBusy is how long a connection must have sent for its speed to count as known.
 	// Connections on links of more than about 500 MB/s never send that long.
 	leastBusy = 20 * time.Millisecond
-	// fasterBy is by how many percent other shares must be faster to replace the present ones,
-	// since speeds are only measured.
+	// fasterBy is the percentage by which new shares must be faster than the present ones to
+	// replace them, because measured speeds are not exact.
 	fasterBy = 7
 )
 

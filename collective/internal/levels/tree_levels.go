@@ -138,7 +138,7 @@ func (c *Call) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int
 	return c.WaitFor(first, c.Receives())
 }
 
-// pickShares returns the bytes from from to to of each operand of a program; operands have n bytes.
+// pickShares returns the bytes [from, to) of each operand of a program; operands have n bytes.
 func pickShares(p *fold.Program, shares [][]byte, n, from, to int) [][]byte {
 	all := p.Pick(shares, n)
 	for i := range all {

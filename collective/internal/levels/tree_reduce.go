@@ -148,7 +148,7 @@ func (p *Tree) checkSent(all [][]byte, n int) error {
 	return nil
 }
 
-// joined appends the bytes from from to end of each part.
+// joined appends the bytes [from, end) of each part.
 func joined(to []byte, parts [][]byte, from, end int) []byte {
 	for _, p := range parts {
 		to = append(to, p[from:end]...)

@@ -18,20 +18,20 @@ var Thresholds = struct {
 	OneShot      int // up to here Direct sends all data to all ranks, in one step
 
 	ThroughOne     int // up to here one rank of each host exchanges all data with the other hosts
-	Wave           int // largest wave between hosts: while one is in flight, the next is combined …
-	CrowdedWave    int // … and the same if ranks of a host share cores, so that little overlaps
+	Wave           int // largest wave between hosts: while a wave is in flight, the next one is combined …
+	CrowdedWave    int // … and the largest if ranks of a host share cores, so that little overlaps
 	FewWaves       int // data shorter than this number of waves is cut into this number of shorter waves …
 	LeastOfWave    int // … if each has at least this many bytes for each rank
 	LargestIfReady int // largest data that is reduced before it is known that all ranks are ready
 
-	AdasumAlone      int // up to here all ranks of a host combine whole vectors, since parts need more messages …
-	AdasumThroughOne int // … and so do the first ranks of several hosts
+	AdasumAlone      int // up to here every rank of a host combines whole vectors: dividing them needs more messages …
+	AdasumThroughOne int // … and up to here the first ranks of several hosts do so too
 
-	FoldFew   int // up to this size of the values of all ranks together, each of several hosts folds all values of a ReduceTree
+	FoldFew   int // up to this total size of the values of all ranks, every host folds all values of a ReduceTree
 	FoldPiece int // largest piece of a value of a ReduceTree in flight within a host …
 	HostPiece int // … and between hosts
 
-	Shared int // from here several connections share a frame, if there are several
+	Shared int // from here a frame is divided among the connections to a peer
 }{
 	doublingPair: 32 << 10,
 	doublingMore: 16 << 10,

@@ -24,8 +24,9 @@ func now() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// loopUntilAborted calls operations on data of this size, of all kinds or only AllReduce. In round
-// some it also calls then. It returns the time when the operations were aborted.
+// loopUntilAborted repeats operations on data of this size, of all kinds or only AllReduce. After a
+// number of rounds, some, it also calls the function then. It returns the time when the operations
+// were aborted.
 func loopUntilAborted(m *Member, data []byte, all bool, some int, then func()) (time.Duration, error) {
 	result, parts := aligned(len(data)), make([][]byte, m.members)
 	for i := range parts {

@@ -53,11 +53,12 @@ func (m *Member) allReduceLong(ctx context.Context, data []byte, r *Reduction, d
 	return m.exchange(ctx, r, true)
 }
 
-// said is the index in a cell's data of its member's answer, yes or no.
+// said is the index in a cell's data of the byte with the member's answer, yes or no.
 const said = payload - 1
 
-// AllReduceSaying is AllReduce of length bytes of each member if all members pass yes. Otherwise it
-// does nothing. Only members that pass yes have data. It reports whether all have passed yes.
+// AllReduceSaying performs AllReduce with length bytes of each member if all members pass true as
+// yes. Otherwise it reduces nothing. Only members that pass true have data. It reports whether all
+// have passed true.
 func (m *Member) AllReduceSaying(ctx context.Context, d Desc, length int, data []byte, yes bool, r *Reduction) (all bool, err error) {
 	c, err := m.begin(ctx)
 	if err != nil {

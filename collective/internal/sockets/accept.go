@@ -30,8 +30,8 @@ func (e *Endpoint) accept() {
 	})
 }
 
-// bound returns how many accepted connections may be in one state: at least few, and at least twice
-// the connections of the largest world so far. The caller holds mu.
+// bound returns the maximum number of accepted connections in one state. It is at least few, and at
+// least twice the number of connections in the largest world so far. The caller holds mu.
 func (e *Endpoint) bound(few int) int {
 	if e.forcedBound > 0 {
 		return e.forcedBound

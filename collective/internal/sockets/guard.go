@@ -585,8 +585,8 @@ func (e *Endpoint) say(host string, choice routes.Choice, said *int) {
 	e.cfg.Log.Infof("collective: data to host %s goes over %s", host, text)
 }
 
-// mend measures routes that do not work at intervals, until the endpoint is closed: a later world
-// may use them.
+// mend periodically measures the routes that do not work, until the endpoint is closed: a later
+// world may use them.
 func (e *Endpoint) mend() {
 	ticker := time.NewTicker(mendEach)
 	defer ticker.Stop()

@@ -65,7 +65,7 @@ type routing struct {
 	said      map[string]string        // by host: the route that was last logged
 	probes    int                      // number of probes being served
 	watching  bool                     // the kernel's reports about interfaces are watched
-	mending   bool                     // routes that do not work are measured again at intervals
+	mending   bool                     // the goroutine of mend has been started
 }
 
 func newRouting() routing {

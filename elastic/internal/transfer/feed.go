@@ -156,7 +156,7 @@ var (
 	errLate  = errors.New("transfer: the next commit takes long")
 )
 
-// enter adds a follower, for which averages are kept: those of all steps from from on.
+// enter adds a follower. The averages of step from and of all later steps are kept for it.
 func (f *Feed) enter() (from uint64, err error) {
 	f.mu.Lock()
 	if f.ended || f.holding {

@@ -20,7 +20,7 @@ import (
 // exact.
 const inspectRounds = 5
 
-// MaxTargets is the most other agents that an agent tries to reach in answer to one request.
+// MaxTargets is the maximum number of other agents that an agent tries to reach for one request.
 const MaxTargets = 256
 
 // Inspection describes a host, as its agent reports it.

@@ -18,7 +18,7 @@ const (
 	// hosts.
 	resolveTimeout = 2 * time.Second
 	resolveAll     = 10 * time.Second
-	// resolvers is the most names that are resolved concurrently.
+	// resolvers is the maximum number of names that are resolved concurrently.
 	resolvers = 64
 )
 

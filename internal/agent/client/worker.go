@@ -406,7 +406,8 @@ func (s *session) stop(w *worker, how int) {
 func (s *session) due(beat bool) (messages []*agentpb.ToAgent, end ending) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// The beat is first: the agent knows of a record before it does what the record led to.
+	// The beat comes first: the agent learns of a journal record before it gets the requests that
+	// follow from the record.
 	noted := s.a.noted.Load()
 	if settled := s.settled(); beat || settled-s.told >= ackEvery || noted > s.noted {
 		s.told, s.noted = settled, noted

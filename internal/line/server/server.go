@@ -224,7 +224,7 @@ const (
 	// mostWaiting bounds the lines that wait for a worker to read them, in addition to the newest
 	// world, update and loss.
 	mostWaiting = 32
-	// mostQuestions is the most requests for stacks that wait for an answer.
+	// mostQuestions is the maximum number of requests for stacks that wait for an answer.
 	mostQuestions = 4
 )
 
@@ -287,8 +287,8 @@ func (s *Server) speak(ctx context.Context, conn net.Conn, inc string) *talk {
 	t.ctx, t.cancel = context.WithCancel(context.WithoutCancel(ctx)) // a process that is asked to end has a grace period
 	if err := t.listen(ctx); err != nil {
 		s.cfg.Log.Warnf("line: worker %v: %v", inc, err)
-		t.cancel()         // the worker is not reported as alive any more
-		_ = t.conn.Close() // the program may be in a write
+		t.cancel()         // stops the reports that the worker is alive
+		_ = t.conn.Close() // unblocks a write of the program
 	}
 	return t
 }

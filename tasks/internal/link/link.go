@@ -193,8 +193,8 @@ func (l *Link[M]) Written(ctx context.Context) error {
 	return l.await(ctx, func() bool { return !l.some && !l.writing })
 }
 
-// await blocks until is returns true, the link is broken or ctx ends. It calls is with the lock
-// held.
+// await blocks until the condition is true, the link is broken or ctx ends. It evaluates the
+// condition with the lock held.
 func (l *Link[M]) await(ctx context.Context, is func() bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

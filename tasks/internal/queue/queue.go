@@ -453,8 +453,9 @@ func DependsOn(function string, n uint64, state State, text string) string {
 	return of + "has failed: " + Cut(text, maxRoot)
 }
 
-// Cut returns text shortened to at most most bytes, with a note of how many bytes are missing. most
-// must be at least 50. The result is valid UTF-8, as messages require.
+// Cut shortens a text that has more than most bytes, which must be at least 50. The result has up
+// to most bytes, including a note of how many bytes are missing. The result is valid UTF-8, as
+// messages require.
 func Cut(text string, most int) string {
 	const saying = 40 // length of the note
 	if len(text) <= most {

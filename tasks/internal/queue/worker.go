@@ -222,8 +222,8 @@ func (q *Queue) failPinned(now time.Time, id uint64, why string) {
 	}
 }
 
-// Runs returns the functions of the tasks that a worker is running, as far as is known: at most
-// most names, each once, in the order of their first tasks.
+// Runs returns the names of the functions that a worker is running, as far as is known: up to most
+// names, each once, in the order of their first tasks.
 func (q *Queue) Runs(id uint64, most int) (all []string) {
 	w := q.workers[id]
 	if w == nil {

@@ -61,7 +61,7 @@ func (j *job) endWith(weights int) {
 	}
 }
 
-// await blocks until an event for which is returns true, after the position of the last await, and
+// await blocks until there is an event after the current position that satisfies the condition, and
 // returns it. The position moves behind that event.
 func (j *job) await(what string, is func(follow.Event) bool) follow.Event {
 	j.t.Helper()

@@ -30,7 +30,7 @@ type sample struct {
 	entered time.Duration // all of its workers have connected and synchronised
 	stepped time.Duration // all have completed a step
 
-	pause  time.Duration // growth: longest between two steps of an old worker, less a median step
+	pause  time.Duration // growth: longest time between two steps of an old worker, minus a median step
 	usual  time.Duration // growth: median step of the old workers before
 	step   time.Duration // growth: median step of the old workers while newcomers prepare
 	beside time.Duration // growth: like pause, but only within the old world

@@ -34,7 +34,7 @@ type bringer struct {
 	woken  wake.Flag
 
 	brought bool // a request has succeeded; owned by the goroutine until it has ended
-	cannot  bool // the source has said that it brings no hosts; owned likewise
+	cannot  bool // the source has said that it brings no hosts; owned in the same way
 
 	mu     sync.Mutex
 	size   job.Size
@@ -94,8 +94,8 @@ func (b *bringer) hear(e job.Event) {
 	b.woken.Set()
 }
 
-// bounds returns the least and the most slots to request. Without a bound on the size, the number
-// of slots at the start is the most.
+// bounds returns the minimum and the maximum number of slots to request. Without a bound on the
+// size, the maximum is the number of slots at the start.
 func (b *bringer) bounds() (least, most int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -109,7 +109,7 @@ func (b *bringer) bounds() (least, most int) {
 	return min(least, most), most + b.size.Spares
 }
 
-// run requests slots at intervals, and when the bounds change, until ctx ends.
+// run requests slots periodically, and when the bounds change, until ctx ends.
 func (b *bringer) run(ctx context.Context) {
 	told := false // a failure has been logged
 	for {
@@ -144,7 +144,7 @@ func (b *bringer) lists() bool {
 }
 
 // end stops the requests and, if the job is over, returns the hosts to the source. It blocks until
-// that is done, or again receives.
+// that is done, or a value arrives on again.
 func (b *bringer) end(again <-chan struct{}, over bool) {
 	b.cancel()
 	b.asking.Wait()

@@ -55,9 +55,9 @@ func (f *eventFile) mark() json.RawMessage {
 	return b
 }
 
-// replay returns the functions that take the mark of earlier drivers and each of their events after
-// it. The events that the file lacks are written before the next event. from is the length of the
-// file when the job began.
+// replay returns two functions: marked takes the last mark of the earlier drivers, and replayed
+// each event after that mark. The events that the file lacks are written before the next event.
+// from is the length of the file when the job began.
 func (f *eventFile) replay(from int64) (marked func(json.RawMessage), replayed func(job.Event)) {
 	m := &missedEvents{from: from}
 	if file, ok := f.file.(*os.File); ok {

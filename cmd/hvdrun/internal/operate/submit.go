@@ -177,8 +177,8 @@ var (
 	resourceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9./]*[a-z0-9])?$`)
 )
 
-// maxObjectName is the most bytes in the name of an object, which leaves room for the suffixes
-// added to it.
+// maxObjectName is the maximum length in bytes of the name of an object. It leaves room for the
+// suffixes added to it.
 const maxObjectName = 40
 
 // complete checks the flags and derives the other fields. command is the job's command.

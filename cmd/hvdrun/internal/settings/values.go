@@ -46,7 +46,7 @@ func parseRange(text string) (low, high time.Duration, err error) {
 	return low, high, nil
 }
 
-// ParseCount parses a number that must be at least least.
+// ParseCount parses a number that must not be less than least.
 func ParseCount(text string, least int) (int, error) {
 	n, err := strconv.Atoi(text)
 	if errors.Is(err, strconv.ErrRange) {

@@ -19,10 +19,10 @@ type Evidence struct {
 // either, because something in between may have ended it.
 func (e Evidence) Dead() bool { return e.Replaced || e.Refused && e.Ended }
 
-// quorum reports whether the members for which has returns true are a quorum of a list of members:
-// more than half of the members that are not dead. In a list of two members, the first alone is a
-// quorum, so that it can continue when the other is silent, while the other cannot. Two quorums of
-// a list of up to four members have a member in common, or all members of one of them are dead.
+// quorum reports whether the members that has selects are a quorum of a list of members: more than
+// half of the members that are not dead. In a list of two members, the first alone is a quorum, so
+// that it can continue when the other is silent, while the other cannot. Two quorums of a list of
+// up to four members have a member in common, or all members of one of them are dead.
 func quorum(list []string, has, dead func(member string) bool) bool {
 	have, living := count(list, has, dead)
 	return 2*have > living || living == 0 || len(list) == 2 && has(list[0]) && !dead(list[0])

@@ -266,8 +266,8 @@ func (f *fleet) sendAll(o order) error {
 	return nil
 }
 
-// kill makes one in every one workers end as if killed, and returns the number of the others. These
-// notice it at once, as peers in training do.
+// kill makes every n-th worker end as if killed, where n is the argument one, and returns the
+// number of the others. These notice the deaths at once, as peers in training do.
 func (f *fleet) kill(one int) (left int, err error) {
 	f.mu.Lock()
 	world, size := f.muster.world, f.muster.size

@@ -232,7 +232,8 @@ func (st *stage) acts(ctx context.Context, s *Sample, began time.Time, cpu time.
 	return s.most()
 }
 
-// lose kills one in every one workers, and returns the time until the others have the next world.
+// lose kills every n-th worker, where n is the argument one, and returns the time until the others
+// have the next world.
 func (st *stage) lose(ctx context.Context, one int) (ms float64, err error) {
 	died := time.Now()
 	left, err := st.fleet.kill(one)

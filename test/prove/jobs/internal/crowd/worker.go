@@ -210,7 +210,8 @@ func (c *crew) turn(o order) {
 	}
 }
 
-// end kills one in every one members, unless one is 0, and makes the others leave.
+// end kills every n-th member, where n is the argument one, and makes the others leave. If n is 0
+// it kills none.
 func (w *world) end(one int) {
 	select {
 	case <-w.over:
