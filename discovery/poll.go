@@ -142,7 +142,7 @@ func watch(ctx context.Context, k *keeper, interval time.Duration, listen func(c
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var (
-		mu    sync.Mutex // a source may call from goroutines of its own
+		mu    sync.Mutex // a source may push from several goroutines
 		ended bool
 		heard bool
 		lists int // number of lists pushed

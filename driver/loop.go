@@ -213,8 +213,8 @@ func (l *loop) open() (err error) {
 	return nil
 }
 
-// network returns the network of the workers. In tests they may be on a network of their own,
-// together with the driver.
+// network returns the network of the workers and of the driver. In tests the launcher may provide
+// one.
 func (l *loop) network() identity.Network {
 	if own, ok := l.cfg.Launcher.(interface{ Network() identity.Network }); ok {
 		return own.Network()

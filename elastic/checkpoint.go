@@ -34,9 +34,9 @@ import (
 // example by Ctrl-C, and if it ends because too few workers are left. The driver chooses the rank
 // that writes it. Writing may take any time while bytes reach the disk within each --drain-timeout,
 // and SIGTERM does not interrupt it. A rank that leaves while others continue writes no checkpoint,
-// except rank 0 if it leaves because of an error of its own. A worker that was asked to leave but
-// stays because no other worker has the state writes checkpoints without a pause. If the last
-// checkpoint cannot be written, Run returns a *[CheckpointError] and hvdrun exits with status 7.
+// except rank 0 if it leaves because of its own error. A worker that was asked to leave but stays
+// because no other worker has the state writes checkpoints without a pause. If the last checkpoint
+// cannot be written, Run returns a *[CheckpointError] and hvdrun exits with status 7.
 //
 // Rank 0 locks the folder, so that one job at a time writes into it. A new job that finds it locked
 // ends with an error, which on rank 0 is a *checkpoint.LockedError. A rank 0 that moves to another

@@ -304,8 +304,8 @@ func (p *membership) leaveAsync(why error) (left func()) {
 	return leaving.Wait
 }
 
-// meeting brings a worker into worlds: into those of a driver, or into one of its own. Its methods
-// are called by one goroutine at a time, except Report, Connected, Latest and Loss.
+// meeting brings a worker into worlds: into those of a driver, or into a world of one worker. Its
+// methods are called by one goroutine at a time, except Report, Connected, Latest and Loss.
 type meeting interface {
 	// join blocks until a world newer than j.After includes this worker. The meeting sets the
 	// addresses of j. It returns line.ErrRemoved or ErrFinished if no such world follows.

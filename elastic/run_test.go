@@ -449,7 +449,7 @@ func TestRunAfterAFailedRun(t *testing.T) {
 	}
 }
 
-// The peers of a rank that panics, exits or returns an error of its own do not wait for it.
+// The peers of a rank that panics, exits or returns its own error do not wait for it.
 func TestRunFreesThePeers(t *testing.T) {
 	for name, leave := range map[string]func() error{
 		"panic": func() error { panic("user") },

@@ -440,8 +440,8 @@ func (s *State) leave(change plan.Change, live bool) error {
 
 // Save keeps a private copy of every part for Restore. It does not count as a commit and is not
 // collective. If it fails, the last copies of all parts of this package stay. Other ranks keep
-// copies of Local parts only for commits and syncs: after a rank restores a Save of its own, also
-// as the sync root, every rank continues with its own live Local parts. With Local parts, all ranks
+// copies of Local parts only for commits and syncs: after a rank has restored its own Save, also as
+// the sync root, every rank continues with its own live Local parts. With Local parts, all ranks
 // call Save at the same step, or none does: otherwise Local parts of different steps may meet.
 func (s *State) Save() error {
 	s.locals.unreplicated()

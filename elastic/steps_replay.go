@@ -49,7 +49,7 @@ func (s *Steps[T]) applyGiven(step *transfer.Step) error {
 	return nil
 }
 
-// applyLoan applies averages that are in memory of their own, not in s.mean.
+// applyLoan applies averages that are in other memory than s.mean.
 func (s *Steps[T]) applyLoan(averages *gradients[T]) error {
 	own := s.mean
 	defer func() { s.mean = own }() // also if apply does not return

@@ -68,8 +68,8 @@ type streams struct {
 	files    map[string]*stream // by path
 }
 
-// stream is one destination, with the state in which the last write left it. The goroutine whose
-// value is in turn may write.
+// stream is one destination, with the state in which the last write left it. The goroutine that has
+// put its value into turn may write.
 type stream struct {
 	turn chan struct{} // of capacity 1
 	path string        // of a file that is opened when it is first written to

@@ -33,7 +33,7 @@ type target struct {
 	pushed        time.Time // when update was set
 }
 
-// Known identifies a loss of which a worker was told.
+// Known identifies a loss that was sent to a worker.
 type Known struct {
 	Generation uint64
 	Ranks      int
@@ -89,8 +89,8 @@ func (p *Pusher) PushLoss(workers []string, l Loss) {
 	}
 }
 
-// Heard records that a worker was told of the update seq and of a loss. If again is set, Heard
-// sends what the worker still lacks once more.
+// Heard records that a worker has received the update seq and a loss. If again is set, Heard sends
+// what the worker still lacks once more.
 func (p *Pusher) Heard(worker string, seq uint64, loss Known, again bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

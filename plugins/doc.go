@@ -1,3 +1,3 @@
-// Package plugins contains the discovery plugins, one program each. Its tests run them as hvdrun
-// does, as processes of their own.
+// Package plugins contains the discovery plugins, one program each. Its tests run each as hvdrun
+// does, in a separate process.
 package plugins

@@ -133,8 +133,8 @@ func TestAddPath(t *testing.T) {
 	}
 }
 
-// TestEnviron: the package is at the end of the last PYTHONPATH, of programs that want it; those of
-// Python are told if it cannot be installed.
+// TestEnviron: the package is at the end of the last PYTHONPATH, of programs that want it; if it
+// cannot be installed, Python programs get a message.
 func TestEnviron(t *testing.T) {
 	home := t.TempDir()
 	file := filepath.Join(home, "file")

@@ -1,5 +1,5 @@
 // Package tasks runs functions on the workers of a job: as side work of a training job, such as the
-// evaluation of checkpoints, or as a job of their own.
+// evaluation of checkpoints, or as a job that only runs functions.
 //
 // A function is registered by name in a program that runs in several processes. Workers offer it
 // with [Serve]; a client calls it with [Func.Submit], which returns a [Future]:

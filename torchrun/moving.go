@@ -32,8 +32,8 @@ const (
 // is gone, the first live member asks the others for permission to take over, by the rules of a
 // replica, and from then on all nodes send their calls to it.
 //
-// An agent that is started at the endpoint later has a store of its own at first. The agent that
-// has taken over informs it, and then it sends its calls there like all others.
+// An agent that is started at the endpoint later has a separate store at first. The agent that has
+// taken over informs it, and from then on it sends its calls to that agent, like all others.
 type movingStore struct {
 	peers    *Peers
 	endpoint string

@@ -256,8 +256,8 @@ const allDone = "done"
 // endedKey is the key that has a value once a node has ended the job.
 const endedKey = "ended"
 
-// apart returns the store for a goroutine of its own, because the end of a wait breaks the
-// connection. The caller must call release.
+// apart returns the store over a separate connection, for a goroutine that waits: if the wait is
+// interrupted, the connection cannot be used any more. The caller must call release.
 func (s *Static) apart(ctx context.Context) (kv KV, release func(), err error) {
 	if s.Node == 0 {
 		return memoryKV{s.own}, func() {}, nil

@@ -86,7 +86,7 @@ func (s *server) Watch(_ *discoverypb.WatchRequest, stream grpc.ServerStreamingS
 	}
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
-	var mu sync.Mutex // a source may push from goroutines of its own
+	var mu sync.Mutex // a source may push from several goroutines
 	err := w.Watch(ctx, func(hosts []plan.Host) {
 		mu.Lock()
 		defer mu.Unlock()

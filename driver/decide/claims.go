@@ -11,7 +11,7 @@ import (
 
 // The root of a sync is chosen by the commit numbers that workers report. Commits are collective: a
 // rank begins a commit only when all ranks have completed the previous one, and counts it when it
-// begins. Hence the numbers of the survivors of a world differ by at most one, except that workers
+// begins. So the numbers of the survivors of a world differ by at most one, except that workers
 // that did not complete the sync of that world have lower numbers. A number that exceeds another
 // worker's by more than one is false, or counts commits of something other than the job.
 

@@ -267,7 +267,7 @@ func decode(payload []byte, v any) error {
 	switch {
 	case err == nil:
 		return nil
-	case strings.HasPrefix(err.Error(), "json: unknown field"): // the error has no type of its own
+	case strings.HasPrefix(err.Error(), "json: unknown field"): // the package has no type for this error
 		return fmt.Errorf("%w: %w", err, errUnknown)
 	}
 	return err

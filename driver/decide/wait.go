@@ -137,8 +137,8 @@ func (m *Machine) remindOfStarts(now time.Time) {
 		now.Sub(m.unjoinedFrom()).Round(time.Second), m.waitWords(now, forJoin), m.wait.Start, from)
 }
 
-// unjoinedFrom returns the time from which the log counts the wait for starting workers. A worker
-// that does not join is not hidden by reports that it prepares, nor by the joins of others.
+// unjoinedFrom returns the time from which the log counts the wait for starting workers. Neither a
+// worker's reports that it prepares nor the joins of others hide that the worker does not join.
 func (m *Machine) unjoinedFrom() time.Time {
 	from := m.StartsFrom
 	for _, w := range m.workers {

@@ -186,8 +186,8 @@ type File struct {
 }
 
 // Open opens a checkpoint and verifies all of it except the bytes of the tensors. It returns errors
-// of reading, and ErrDamaged, wrapped. An unknown version, or a safetensors file of another
-// program, has an error of its own. The caller must call Close.
+// of reading, and ErrDamaged, wrapped. For an unknown version, and for a safetensors file of
+// another program, it returns an error that says so. The caller must call Close.
 func Open(path string) (*File, error) { return open(path, safefile.Read) }
 
 // OpenOwn is like Open, for a checkpoint from which training continues: the file must belong to

@@ -22,8 +22,8 @@ func inTime(t *testing.T, test func(t *testing.T)) {
 	test(t)
 }
 
-// timed returns the config for a job of inTime without a time limit of its own, because the test
-// has one. In virtual time the seed determines the latencies of the network.
+// timed returns the config for a job of inTime. The job has no time limit, because the test has
+// one. In virtual time the seed determines the latencies of the network.
 func timed(seed uint64, cfg elastictest.Config) elastictest.Config {
 	cfg.Limit = math.MaxInt64
 	if testing.Short() {

@@ -21,8 +21,8 @@ const (
 	tokenMark = "hvdrun-token-1-"
 	// maxTokenFile bounds the file of a token, in bytes.
 	maxTokenFile = 1 << 10
-	// tokenMemory is how long an expired token is remembered, so that its holder is told that it
-	// has expired.
+	// tokenMemory is how long an expired token is remembered, so that its holder gets an error that
+	// says that the token has expired.
 	tokenMemory = 24 * time.Hour
 	// maxTokens bounds the tokens of a cluster.
 	maxTokens = 10_000

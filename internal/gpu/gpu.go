@@ -5,9 +5,9 @@
 // number is the index of its slot.
 //
 // The package uses NVML, the driver's own library, and loads it on the first use: through go-nvml
-// if the program is built with cgo, otherwise through a binding of our own, so that hvdrun does not
-// need a newer glibc. Without that library, or if the program was built with -tags static, the
-// error is ErrNoGPU, with the reason.
+// if the program is built with cgo, otherwise through the binding in this package, so that hvdrun
+// does not need a newer glibc. Without that library, or if the program was built with -tags static,
+// the error is ErrNoGPU, with the reason.
 package gpu
 
 import (

@@ -60,7 +60,7 @@ func (m *members) differsFrom(base *members, difference []byte) {
 	}
 }
 
-// decode returns the members. It does not check that each is in a slot of its own.
+// decode returns the members. It does not check that no two members are in the same slot.
 func (m *members) decode() (*Members, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -97,7 +97,7 @@ func (m *members) read() (*Members, error) {
 	return c, check(c)
 }
 
-// check checks everything about members except that each is in a slot of its own.
+// check checks everything about members except that no two members are in the same slot.
 func check(m *Members) error {
 	if err := checkHosts(m); err != nil {
 		return err

@@ -282,7 +282,7 @@ func (p *picture) captions() {
 
 // rolls writes texts of which one is visible at a time.
 func (p *picture) rolls(id string, x, y, size int, all []moment) {
-	// Clipped groups, since an svg within the svg would have a clock of its own.
+	// Clipped groups, since an svg within the svg would have a separate clock.
 	p.add(`<clipPath id="%s"><rect width="%d" height="%d"/></clipPath>`, id, width-x, lineHeight)
 	p.add(`<g transform="translate(%d %d)" clip-path="url(#%s)"><g font-size="%d">`, x, y-size, id, size)
 	var v values

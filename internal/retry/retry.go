@@ -73,8 +73,9 @@ type Row struct {
 }
 
 // Failed adds a failure and returns whether to log it: if it is the first, if its text differs from
-// that of the last logged failure in more than digits, and else each time the number of failures
-// has doubled. Ports and counters in the text thus make no new kind.
+// that of the last logged failure in more than digits, or if the number of failures has doubled
+// since then. Digits are ignored because ports and counters change between failures of the same
+// kind.
 func (r *Row) Failed(now time.Time, err error) (tell bool) {
 	if r.failures++; r.failures == 1 {
 		r.since = now

@@ -102,8 +102,8 @@ func rcodeText(rcode int) string {
 	return fmt.Sprintf("code %d", rcode)
 }
 
-// send sends the question over a connection, or from a port, of its own, and returns the reply. It
-// ends with ctx.
+// send sends the question over a new connection, or from a new port, and returns the reply. It ends
+// with ctx.
 func send(ctx context.Context, network, server string, q *dns.Msg) (*dns.Msg, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, network, server)

@@ -237,7 +237,7 @@ func (h *Handler) Stop() {
 	h.beating.Wait()
 }
 
-// look reads the record again, with a holder of its own.
+// look reads the record again, with a separate holder.
 func (h *Handler) look(ctx context.Context, holder *storeHolder) (*State, error) {
 	_, err := holder.sync(ctx)
 	return holder.current(), err

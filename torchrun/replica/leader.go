@@ -70,8 +70,8 @@ type Leader struct {
 
 // Lead makes this node the leader of the members, which must include it, and returns the copy of
 // the last leader. It blocks until more than half of the members that are not known to be dead have
-// promised to follow, and likewise of the last leader's members. Otherwise it returns the cause of
-// ctx's end. The caller must call Close.
+// promised to follow, and so have more than half of the last leader's members that are not known to
+// be dead. Otherwise it returns the cause of ctx's end. The caller must call Close.
 func Lead(ctx context.Context, cfg Config, members []string) (*Leader, Copy, error) {
 	cfg.Own.mu.Lock()
 	term := cfg.Own.voter.Promised + 1

@@ -223,7 +223,7 @@ func (e *Endpoint) awaitGroup(h identity.Hello) (path *Path, claimed bool, err e
 }
 
 // claimChannel checks that a connection is expected and the first for its channel. If the group has
-// already ended, the dialer is accepted in order to be told the reason.
+// already ended, it accepts the dialer in order to send it the reason.
 func (p *Path) claimChannel(h identity.Hello) (path *Path, claimed bool, err error) {
 	if p == nil {
 		return nil, false, errors.New("the rank is alone in its group")

@@ -90,7 +90,7 @@ func (c counting) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// source returns a Source that serves on a connection of its own.
+// source returns a Source that serves on a new connection.
 func (g *giver) source(serving *sync.WaitGroup) Source {
 	return func(context.Context) (net.Conn, error) {
 		near, far := net.Pipe()

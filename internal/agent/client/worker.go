@@ -384,8 +384,8 @@ func (s *session) remove(w *worker) {
 	s.wake.Set() // the agent may forget it too
 }
 
-// withdraw removes a worker that is to end before the agent has been told of it, and returns
-// whether it did.
+// withdraw cancels the start of a worker that is to end, if the request to start it has not been
+// sent, and returns whether it did.
 func (s *session) withdraw(ctx context.Context, w *worker) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,7 +1,7 @@
 // Package enroll makes the agent of a host a member of a cluster, and renews its membership.
 //
 //	hvdrun agent ── token ──────────────────────────→ hvdrun cluster serve
-//	  a key of its own   request for a certificate      checks and marks the token, signs
+//	  a private key      request for a certificate      checks and marks the token, signs
 //	  certificate  ←──── certificate, gossip keys       role agent, this host, some days
 //	      └── again and again, by its certificate ────→ renews it, tells new gossip keys
 //

@@ -162,8 +162,8 @@ func joinCluster(ctx context.Context, s *settings.Settings, cfg *agent.Config) e
 	return nil
 }
 
-// runAs returns the policy that selects the user as whom workers run; nil: they run as this
-// process's user.
+// runAs returns the policy that selects the user of a worker; nil: workers run as this process's
+// user.
 func runAs(s *settings.Settings, log logrus.FieldLogger) (agent.RunAs, error) {
 	file, root := s.Cluster.RunAs, os.Geteuid() == 0
 	switch {

@@ -72,7 +72,7 @@ func (j JobField) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// EscapeLines is Escape for a text that begins on a line of its own.
+// EscapeLines is Escape for a text that begins at the start of a line.
 func EscapeLines(text string) string { return logline.EscapeLines(text) }
 
 // EscapeCell is Escape for a part of a line or of a table: it escapes ends of lines and tabs too.

@@ -28,9 +28,9 @@ const detachedEnv = "HVDRUN_DETACHED_FD"
 // mostSaid bounds, in bytes, the output kept of a background hvdrun before its job has a folder.
 const mostSaid = 64 << 10
 
-// detach starts the same hvdrun in the background, in a session of its own, and blocks until its
-// job has a folder, to which it writes its output from then on. If input is true, the new process
-// inherits the standard input.
+// detach starts the same hvdrun in the background, in a new session, and blocks until that process
+// has a job folder, to which it then writes its output. If input is true, the new process inherits
+// the standard input.
 func detach(ctx context.Context, p *cli.Program, input bool) error {
 	program, err := os.Executable()
 	if err != nil {

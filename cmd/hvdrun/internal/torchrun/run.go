@@ -191,8 +191,8 @@ func runTorchAgent(ctx context.Context, p *cli.Program, f *torchFlags, cfg torch
 		cfg.Env = append(slices.Clone(cfg.Env), old+"=1")
 	}
 	cfg.Env = append(slices.Clip(cfg.Env), "TORCHELASTIC_SIGNALS_TO_HANDLE="+f.signals) // as torchrun sets it for its workers
-	// Workers are in process groups of their own, which a terminal would stop when they read from
-	// it.
+	// Each worker is in a separate process group, which a terminal would stop when the worker reads
+	// from it.
 	if in, is := p.Stdin.(*os.File); is && !cli.IsTerminal(in) {
 		cfg.Stdin = in
 	}

@@ -238,7 +238,8 @@ func (h *Table) ExcludeHost(now time.Time, host string) Exclusion {
 
 // Expire returns the exclusions and holds that have ended, ordered by their ends, each once. It
 // omits those whose slot or host is out for another reason. A host that was out as a whole becomes
-// the youngest. Penalties remain and decay. Exclusions of hosts that are not listed end likewise.
+// the youngest. Penalties remain and decay. Exclusions of hosts that are not listed end in the same
+// way.
 func (h *Table) Expire(now time.Time) []Exclusion {
 	if next, ok := h.NextReturn(); !ok || now.Before(next) {
 		return nil
