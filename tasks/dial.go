@@ -191,8 +191,8 @@ func ownDial() (func(context.Context) (net.Conn, error), error) {
 	return invited(path)
 }
 
-// invited returns a function that connects to the scheduler of a job on another machine by the
-// invitation at path.
+// invited returns a function that connects to the scheduler of a job on another machine, as the
+// invitation file at path describes.
 func invited(path string) (func(context.Context) (net.Conn, error), error) {
 	addresses, creds, err := identity.ReadInvitation(path)
 	if err != nil {

@@ -12,7 +12,7 @@
 //
 // An argument may be a Future of another task: the task then waits for it. A task runs at least
 // once: if its worker is lost it runs again, up to a limit, so functions must tolerate a second
-// call. The result of one attempt reaches the caller, once; late results of earlier attempts are
+// call. The caller gets the result of one attempt only; late results of earlier attempts are
 // refused.
 //
 // Values are encoded by their types: bytes, strings and numbers unchanged, types with MarshalBinary

@@ -110,7 +110,7 @@ func newFunction(name string, fn any, result reflect.Type) (*function, error) {
 }
 
 // typeNames returns the types of a function's arguments and its result, with their packages, and
-// with the fields that gob sends of structs: a field that only one of two processes has would be
+// with the fields of structs that gob sends: a field that only one of two processes has would be
 // lost.
 func typeNames(f *function) string {
 	text := ""

@@ -24,7 +24,7 @@ import (
 type Future[R any] struct{ *pending }
 
 // Submit requests a call of the function with the arguments. It returns at once, unless the pool
-// has the largest number of unfinished tasks: then it waits for one of them to end. An argument is
+// has the maximum number of unfinished tasks: then it waits for one of them to end. An argument is
 // a value of the function's type, a Ref to such a value, or a Future of that type from the same
 // pool, for whose task the new task then waits. An argument of more than 100 KiB, or one with which
 // the arguments exceed 10 MiB in total, is stored first, and stays stored until the task is over.
@@ -263,7 +263,7 @@ type spillError struct{ arg int }
 // Error describes the argument. Users never see it.
 func (e *spillError) Error() string { return fmt.Sprintf("argument %d is large", e.arg+1) }
 
-// encoded is what a task is sent with.
+// encoded has the encoded arguments of a task, and what they refer to.
 type encoded struct {
 	args   []byte
 	needs  []uint64  // numbers of tasks
@@ -272,7 +272,7 @@ type encoded struct {
 	spills []blob.ID // IDs of the values that were stored for this task
 }
 
-// encodeInputs encodes what a task is sent with. Results of tasks that are over are sent as values.
+// encodeInputs encodes the arguments of a task. Results of tasks that are over are sent as values.
 // The error is a *spillError if an argument is too large to be sent. The caller holds the pool's
 // lock.
 func (p *Pool) encodeInputs(f *function, in []input) (e encoded, err error) {

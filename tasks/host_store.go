@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	// mostSources is the largest number of others from which a value is requested at a time.
+	// mostSources is the largest number of workers from which a value is requested at a time.
 	mostSources = 4
 	// outOfReach is how long a worker tries to fetch a value that exists but cannot be reached.
 	outOfReach = 30 * time.Second
@@ -154,8 +154,9 @@ func (h *hostStore) put(ctx context.Context, parts [][]byte) (id blob.ID, err er
 	return w.Commit()
 }
 
-// bring makes sure that a value is in the host's store. It returns whether it has fetched the value
-// now, and the sources in at that lack it. The error is a *goneError if no source has the value.
+// bring makes sure that a value is in the host's store. It returns whether this call has fetched
+// the value, and the sources in at that lack it. The error is a *goneError if no source has the
+// value.
 func (h *hostStore) bring(ctx context.Context, id blob.ID, at *taskspb.ValueAt) (brought bool, lacks []string, err error) {
 	if h.store == nil {
 		return false, nil, h.err

@@ -8,7 +8,7 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/internal/queue"
 )
 
-// resources are those of the worker, and how much of them is free.
+// resources are the worker's resources: the total amounts, and the free ones.
 type resources struct{ total, free map[string]int64 }
 
 // take takes those resources of an attempt that of selects, n times. If n is -1, it gives them
@@ -99,6 +99,6 @@ type attempt struct {
 	lease   *lease
 	cancel  context.CancelFunc // nil: it has not begun
 	ended   bool               // it has ended, and the scheduler may not know that
-	stopped bool               // it was told to stop: its result is not wanted
+	stopped bool               // it was asked to stop: its result is not wanted
 	waits   int                // number of calls in which its function waits for tasks; above 0, it has lent its processors
 }

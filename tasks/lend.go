@@ -10,15 +10,16 @@ import (
 // lenderKey is the key of the *lender in the context of a function.
 type lenderKey struct{}
 
-// lender is an attempt, as far as functions that its function calls need it.
+// lender lets the functions of this package that an attempt's function calls lend the attempt's
+// processors.
 type lender struct {
 	w *worker
 	a *attempt
 }
 
-// lend makes the task, if ctx is the context of its function, lend its processors until back is
-// called. Others may use them meanwhile. After back, more may therefore run for a while than the
-// worker offers, during which nothing else begins.
+// lend makes a task lend its processors to other tasks until back is called, if ctx is the context
+// of the task's function; otherwise it does nothing. After back, the running tasks may use more
+// processors than the worker offers, until some end; meanwhile no task begins.
 func lend(ctx context.Context) (back func()) {
 	l, ok := ctx.Value(lenderKey{}).(*lender)
 	if !ok {

@@ -82,8 +82,8 @@ func (o *outlet) send(part proto.Message, add func(*taskspb.ToTasks)) {
 	}
 }
 
-// include is like send for a part that may wait for the next message. The part must be within its
-// bounds.
+// include is like send for a part that may wait for the next message. The part must be within the
+// bounds of package link.
 func (o *outlet) include(part proto.Message, add func(*taskspb.ToTasks)) {
 	if o.link == nil {
 		return
@@ -227,8 +227,8 @@ func (p *Pool) welcomed(s *session) (after []func()) {
 	return after
 }
 
-// introduce sends what tasks refer to over a new connection, and repeats questions of users. The
-// caller holds the lock.
+// introduce sends the groups and values to which tasks refer, and the questions of users, over a
+// new connection. The caller holds the lock.
 func (p *Pool) introduce() {
 	for _, g := range p.groups {
 		p.include(g, func(m *taskspb.ToTasks) { m.Groups = append(m.Groups, g) })

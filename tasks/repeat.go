@@ -18,7 +18,7 @@ type unwritten struct {
 	unaccepted []*taskspb.SubmitTask
 	kept       map[uint64]bool // finished tasks whose results are stored
 	connects   int             // number of connections so far
-	remaking   map[uint64]bool // finished tasks that the last connection repeated so that their results are made again
+	remaking   map[uint64]bool // finished tasks that were repeated over the last connection, so that their results are made again
 }
 
 // current returns the number of the current connection, and reports whether the scheduler knows
@@ -59,7 +59,7 @@ func (p *Pool) repeat() {
 		if p.tasks[t.GetN()] == nil && end == nil {
 			p.remaking[t.GetN()] = true
 		}
-		part := &taskspb.ToTasks{Submits: []*taskspb.SubmitTask{t}} // in one message, because the task may need unknown tasks
+		part := &taskspb.ToTasks{Submits: []*taskspb.SubmitTask{t}} // in one message, because the task may need tasks that the scheduler does not know
 		if end != nil {
 			part.Ends = []*taskspb.TaskTold{{N: t.GetN(), Result: end}}
 		}
@@ -88,10 +88,10 @@ func (p *Pool) ends() map[uint64]*taskspb.TaskResult {
 	return all
 }
 
-// repeated returns the tasks, among those that the scheduler has not recorded, that another
-// scheduler must know: a task that is unfinished, whose result is stored and kept, or whose result
-// is an argument of such a task. A task in ends is repeated with its result, so that the tasks that
-// it needs are not. The caller holds the lock.
+// repeated returns those tasks in unaccepted that another scheduler must know: unfinished tasks,
+// tasks whose stored results are kept, and tasks whose results are arguments of such tasks. A task
+// in ends is repeated with its result, so the tasks that it needs are not repeated. The caller
+// holds the lock.
 func (p *Pool) repeated(ends map[uint64]*taskspb.TaskResult) (all []*taskspb.SubmitTask) {
 	needed := make(map[uint64]bool)
 	for _, t := range slices.Backward(p.unaccepted) {

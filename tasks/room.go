@@ -25,8 +25,8 @@ type admission struct {
 	room      chan struct{}
 }
 
-// newLimits sets the largest number of tasks that a new connection permits: window, or fewer if own
-// is not 0.
+// newLimits sets the largest number of tasks for a new connection: window, or own if that is
+// smaller and not 0.
 func (a *admission) newLimits(window, own int) {
 	if a.window, a.mostBytes = window, 0; own > 0 {
 		a.window = min(window, own)
@@ -43,10 +43,10 @@ func (a *admission) mayHave(bytes uint64) {
 	}
 }
 
-// hasRoom reports whether the scheduler accepts more further bytes.
+// hasRoom reports whether the scheduler accepts that many further bytes.
 func (a *admission) hasRoom(more int64) bool { return a.mostBytes == 0 || a.bytes+more <= a.mostBytes }
 
-// take counts the bytes of a task, if there is room.
+// take counts the bytes of a task and returns true, or returns false if there is no room.
 func (a *admission) take(cost int64) bool {
 	if !a.hasRoom(cost) {
 		if a.short == 0 || cost < a.short {
@@ -58,7 +58,8 @@ func (a *admission) take(cost int64) bool {
 	return true
 }
 
-// free returns the bytes of a task that is over, after which left tasks are unfinished.
+// free gives back the bytes of a task that is over. left is the number of tasks that are still
+// unfinished.
 func (a *admission) free(left int, cost int64) {
 	a.bytes -= cost
 	if left == a.window-1 || a.short > 0 && a.hasRoom(a.short) {
@@ -86,7 +87,7 @@ func (p *Pool) waitFor(ctx context.Context, room <-chan struct{}, f *function) e
 			bytes, most, short := p.bytes, p.mostBytes, p.short > 0
 			p.mu.Unlock()
 			if short {
-				p.cfg.Log.Warnf("tasks: Submit of %s waits: %d bytes of tasks of this program are not over, and the scheduler takes %d now "+
+				p.cfg.Log.Warnf("tasks: Submit of %s waits: the unfinished tasks of this program have %d bytes, and the scheduler allows %d now "+
 					"(--tasks-memory); hvdrun tasks shows the tasks of each client", f.name, bytes, most)
 			}
 		case <-ctx.Done():

@@ -53,8 +53,7 @@ var errVanished = errors.New("tasks: the process is gone")
 
 const (
 	defaultGrace = 10 * time.Second
-	// deafTime is how long after the end of its context a function may run before Serve returns
-	// without it.
+	// deafTime is how long Serve waits, after the end of its context, for a function to return.
 	deafTime = time.Second
 	// aliveEvery is the longest pause between two messages of a worker.
 	aliveEvery = 5 * time.Second

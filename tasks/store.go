@@ -85,8 +85,8 @@ func (p *Pool) withValues(ctx context.Context, use func(*transfer.Client) error)
 }
 
 // settled reports whether the value is definitely missing: the scheduler knows everything that this
-// client had to repeat, and lacked the value before on the same connection. A new scheduler must
-// first learn of the tasks that make the value.
+// client had to repeat, and has lacked the value before on the same connection. A new scheduler
+// must first learn of the tasks that make the value.
 func (p *Pool) settled(missed *int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -280,7 +280,7 @@ func (w *worker) stopAll() {
 	}
 }
 
-// say sends a part that consists of some numbers.
+// say sends a part that has only a few numbers.
 func (w *worker) say(add func(*taskspb.ToTasks)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -289,8 +289,8 @@ func (w *worker) say(add func(*taskspb.ToTasks)) {
 	}
 }
 
-// put adds a part to the next message. The part must be within its bounds. The caller holds the
-// lock.
+// put adds a part to the next message. The part must be within the bounds of package link. The
+// caller holds the lock.
 func (w *worker) put(part proto.Message, add func(*taskspb.ToTasks)) {
 	if w.link == nil {
 		return
@@ -321,7 +321,7 @@ func (w *worker) hear(m *taskspb.FromTasks) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.silent {
-		return // and no task begins that nobody would stop
+		return // a task that began now would not be stopped
 	}
 	if m.GetHeard() > 0 {
 		w.acknowledge(m.GetHeard())
@@ -477,8 +477,8 @@ func (w *worker) run(ctx context.Context, a *attempt) {
 	w.begin()
 }
 
-// confirm tells the scheduler that a task begins, before it does, because the task may end this
-// process.
+// confirm reports to the scheduler that a task is about to begin, because the task may end this
+// process. It blocks until the report is written.
 func (w *worker) confirm(ctx context.Context, a *attempt) {
 	w.mu.Lock()
 	l := w.link
@@ -624,8 +624,8 @@ type goneError struct{ err error }
 // Error returns the cause's message.
 func (e *goneError) Error() string { return e.err.Error() }
 
-// bring makes sure that a stored value is on this host, and tells the scheduler which hosts lack
-// it.
+// bring makes sure that a stored value is on this host, and reports to the scheduler which hosts
+// lack it.
 func (w *worker) bring(ctx context.Context, a *attempt, id blob.ID) error {
 	var at *taskspb.ValueAt
 	for _, v := range a.push.GetValues() {

@@ -53,8 +53,8 @@ type findings struct {
 	structs, functions, files []measured
 	packages                  map[string]int      // lines, by folder
 	exported                  map[string]string   // where, by "folder.Name"
-	mentioned                 []string            // by other packages, likewise
-	needed                    map[string]bool     // by other packages, likewise
+	mentioned                 []string            // by other packages, as "folder.Name"
+	needed                    map[string]bool     // by other packages, as "folder.Name"
 	signatures                map[string][]string // names of the same package in the signature of a name
 }
 

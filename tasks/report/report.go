@@ -87,27 +87,27 @@ type WorkerStatus struct {
 	// Trains means that the worker is a member of a world and runs no tasks.
 	Trains bool `json:"trains,omitempty"`
 	// Stopped are attempts of tasks that were cancelled or reached their time limit, but whose
-	// functions have not returned. Until then they keep their resources of the worker.
+	// functions have not returned. Until then they keep their resources on the worker.
 	Stopped []StoppedStatus `json:"stopped,omitempty"`
 }
 
-// StoppedStatus describes an attempt that was told to stop and has not ended.
+// StoppedStatus describes an attempt that was asked to stop and has not ended.
 type StoppedStatus struct {
 	Function string `json:"function"`
 	N        uint64 `json:"n"`
 	// Why is the reason: the task was cancelled, its time limit has passed, or it runs again
 	// elsewhere.
 	Why string `json:"why,omitempty"`
-	// ForMS is how long ago the attempt was told to stop, in milliseconds.
+	// ForMS is how long ago the attempt was asked to stop, in milliseconds.
 	ForMS int64 `json:"for_ms"`
 }
 
-// String describes why the attempt was told to stop, and how long ago.
+// String describes why the attempt was asked to stop, and how long ago.
 func (s StoppedStatus) String() string {
 	return fmt.Sprintf("%s, has not ended for %v", s.Why, (time.Duration(s.ForMS) * time.Millisecond).Round(time.Second))
 }
 
-// Lasting returns a line for each attempt that was told to stop and has not ended.
+// Lasting returns a line for each attempt that was asked to stop and has not ended.
 func (s Status) Lasting() (all []string) {
 	for _, w := range s.Workers {
 		for _, t := range w.Stopped {

@@ -27,18 +27,17 @@ const (
 	mostUnwritten = 64 << 20
 	// leastCompacted is the size in bytes up to which a journal is not compacted.
 	leastCompacted = 64 << 20
-	// slice is the number of tasks of a snapshot that are written before the lock is released for
-	// others.
+	// slice is the largest number of tasks that snapshot collects without releasing the lock.
 	slice = 1000
 	// gatherFor is how long the writer waits for more to write. Nothing urgent waits for it.
 	gatherFor = 2 * time.Millisecond
-	// acceptWithin is how long, and acceptAt for how many tasks, a client may not have been told
-	// what it need not repeat. Otherwise the message with the next result tells it, not a separate
-	// message.
+	// acceptWithin and acceptAt bound the delay of an acknowledgement to a client, as a time and as
+	// a number of tasks. Until then it waits for the message with the next result, to need no
+	// separate message.
 	acceptWithin = 50 * time.Millisecond
 	acceptAt     = 512
-	// returning is how long after the arrival of the first worker the tasks of a journal start.
-	// Until then other workers may come back with the tasks that they run.
+	// returning is the time from the arrival of the first worker to the start of the tasks of a
+	// journal. Meanwhile other workers may come back with the tasks that they run.
 	returning = 2 * time.Second
 )
 
@@ -56,11 +55,11 @@ type recorder struct {
 	s       *Scheduler
 	k       *journal.Keeper
 	pages                 // to be written
-	waiting int           // size of all of them
+	waiting int           // size of these pages
 	writing int           // size of the records that the writer has taken
 	acks    map[*peer]ack // to be sent when the records are written
-	tells   []queue.ID    // tasks whose clients are told then
-	telling bool          // these clients are being told now
+	tells   []queue.ID    // tasks whose outcomes are sent to their clients then
+	telling bool          // tell is sending such outcomes
 	lost    bool          // records were dropped: a snapshot is needed
 	why     error         // why the journal cannot be written
 	news    wake.Flag
@@ -68,7 +67,8 @@ type recorder struct {
 	done    chan struct{}
 }
 
-// ack is what a peer may be told once it is on disk.
+// ack acknowledges the tasks of a client, or the results of a worker, up to a number. It is sent
+// once they are on disk.
 type ack struct{ accepted, heard uint64 }
 
 // begin starts the writer. If j is nil, the journal is created with the first record.
@@ -78,7 +78,7 @@ func (s *Scheduler) begin(path string, j *journal.Journal) {
 		k: &journal.Keeper{Rules: journal.Rules{
 			Path: path, Run: s.cfg.Run, Least: leastCompacted, Keep: mostUnwritten,
 			Log: s.cfg.Log, Level: logrus.ErrorLevel, Name: "tasks: the journal",
-			Follows: "tasks run on, but clients and workers keep what they have said until it can",
+			Follows: "tasks keep running, but clients and workers keep what they have sent until it can be written",
 		}},
 	}
 	if j != nil {
@@ -88,7 +88,7 @@ func (s *Scheduler) begin(path string, j *journal.Journal) {
 }
 
 // note adds a part to the record that is written next. part is what add adds, and determines the
-// size; nil stands for some numbers. The caller holds the lock.
+// size; nil means that add adds only a few numbers. The caller holds the lock.
 func (s *Scheduler) note(part proto.Message, add func(*taskspb.TasksRecord)) {
 	b := s.recorder
 	if b == nil || b.lost {
@@ -104,8 +104,8 @@ func (s *Scheduler) note(part proto.Message, add func(*taskspb.TasksRecord)) {
 // drop drops the records that are to be written. The caller holds the lock.
 func (b *recorder) drop() { b.pages, b.waiting, b.lost = pages{}, 0, true }
 
-// ackLater tells a peer, once everything noted so far is written, that it need not repeat that. The
-// caller holds the lock.
+// ackLater acknowledges to a peer what it has sent so far, once everything noted so far is written.
+// The caller holds the lock.
 func (s *Scheduler) ackLater(p *peer) {
 	if s.cfg.Repeated && !p.worker {
 		return
@@ -118,9 +118,9 @@ func (s *Scheduler) ackLater(p *peer) {
 	s.recorder.news.Set()
 }
 
-// tellLater tells the client of a task its outcome once everything noted so far, or being noted, is
-// written. It returns false, and does nothing, if there is no journal, the journal cannot be
-// written, or tell is calling. The caller holds the lock.
+// tellLater sends the outcome of a task to its client once everything noted until the caller
+// releases the lock is written. It returns false, and does nothing, if there is no journal, the
+// journal cannot be written, or recorder.tell is the caller. The caller holds the lock.
 func (s *Scheduler) tellLater(id queue.ID) bool {
 	b := s.recorder
 	if b == nil || b.telling || b.why != nil {
@@ -131,7 +131,7 @@ func (s *Scheduler) tellLater(id queue.ID) bool {
 	return true
 }
 
-// tell tells clients the outcome of tasks. The caller holds the lock.
+// tell sends the outcomes of tasks to their clients. The caller holds the lock.
 func (b *recorder) tell(all []queue.ID) {
 	b.telling = true
 	defer func() { b.telling = false }()
@@ -142,8 +142,8 @@ func (b *recorder) tell(all []queue.ID) {
 	}
 }
 
-// ackDones is like ackLater, for a worker. It calls ackLater only now and then, because workers can
-// keep results for a while. The caller holds the lock.
+// ackDones calls ackLater for a worker that leaves or has sent many results since the last call:
+// workers can keep results for a while. The caller holds the lock.
 func (s *Scheduler) ackDones(p *peer) {
 	if p.leaving || p.untold > tellAt {
 		p.untold = 0
@@ -151,7 +151,8 @@ func (s *Scheduler) ackDones(p *peer) {
 	}
 }
 
-// acknowledge tells a peer what it need not repeat. The caller holds the lock.
+// acknowledge puts an acknowledgement on the link of a peer, which need not repeat what it covers.
+// The caller holds the lock.
 func (p *peer) acknowledge(a ack) {
 	p.durable = a
 	switch {
@@ -232,7 +233,7 @@ func (b *recorder) write() {
 	}
 }
 
-// commit writes what is noted, and then tells the peers.
+// commit writes what is noted, and then acknowledges it to the peers.
 func (b *recorder) commit(now time.Time) {
 	s := b.s
 	s.mu.Lock()
@@ -291,7 +292,8 @@ func (b *recorder) append(now time.Time, records []*taskspb.TasksRecord, lost bo
 
 // snapshot yields records of everything that is known. Releases come last, because a task that was
 // released is kept for tasks that need it, which may be in other records. A release that is noted
-// meanwhile is not part of the snapshot, because tasks may have been submitted before it.
+// meanwhile is not part of the snapshot: a task that needs the released one may have been submitted
+// before it, and the record of that task follows the snapshot.
 func (b *recorder) snapshot(yield func([]byte) bool) {
 	s := b.s
 	var all pages
@@ -569,7 +571,7 @@ func (r *replay) submitted(sub *taskspb.TaskSubmitted) error {
 		return fmt.Errorf("tasks: a record of a task of the group %d, which is not known", sub.GetGroup())
 	}
 	if p == nil {
-		return nil // it has been removed since
+		return nil // the client has been removed since
 	}
 	if p.accepted = max(p.accepted, t.GetN()); !s.cfg.Repeated {
 		p.durable.accepted = p.accepted

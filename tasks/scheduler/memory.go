@@ -24,8 +24,8 @@ import (
 const (
 	// unreadShare: unread results of a client may take 1/unreadShare of the memory.
 	unreadShare = 16
-	// tellShare: clients are told their windows again when the used memory has changed by
-	// 1/tellShare of the total.
+	// tellShare: the scheduler sends clients their windows again when the used memory has changed
+	// by 1/tellShare of the total.
 	tellShare = 64
 	// overdraft is the number of bytes by which a client may exceed its window, because a smaller
 	// window may still be in flight to it.
@@ -64,11 +64,11 @@ func costOf(t *taskspb.SubmitTask) int32 {
 // costOfGroup returns how many bytes a group takes. Groups are never deleted.
 func costOfGroup(g *taskspb.TaskGroup) int64 { return groupCost + 4*int64(proto.Size(g)) }
 
-// usage is the memory used for other things than tasks, and the usage on which the clients' windows
-// are based.
+// usage is the memory used for things other than tasks, and the used memory on which the clients'
+// windows are based.
 type usage struct {
-	besides int64 // bytes used for other things than tasks
-	told    int64 // used memory when clients were last told their windows
+	besides int64 // bytes used for things other than tasks
+	told    int64 // used memory when windows were last sent to all clients
 }
 
 // used returns the number of bytes used. The caller holds the lock.
@@ -86,7 +86,7 @@ func (s *Scheduler) windowOf(p *peer) int64 {
 	return max(1, (s.cfg.Memory-s.used()+s.q.Usage(p.session).Open)/2)
 }
 
-// tellWindows tells clients their windows if the used memory has changed enough. The caller holds
+// tellWindows sends clients their windows if the used memory has changed enough. The caller holds
 // the lock.
 func (s *Scheduler) tellWindows() {
 	used := s.used()
@@ -101,7 +101,7 @@ func (s *Scheduler) tellWindows() {
 	}
 }
 
-// tellWindow tells a client its window if that has changed enough. The caller holds the lock.
+// tellWindow sends a client its window if the window has changed enough. The caller holds the lock.
 func (s *Scheduler) tellWindow(p *peer) {
 	window := s.windowOf(p)
 	if d := window - p.window; p.link == nil || max(d, -d) < s.cfg.Memory/tellShare/2 {

@@ -89,14 +89,14 @@ type connection struct {
 	groups  []*queue.Group                 // groups that a client has declared
 	// unreached means that the peer's values were unreachable, which has been logged.
 	unreached bool
-	untold    int // approximate size of the results whose receipt a worker has not been told
+	untold    int // approximate size of the worker's results that are not acknowledged
 }
 
 // parting is the departure of a peer.
 type parting struct {
 	left    bool          // it has reported that it leaves
 	ended   bool          // its process has ended
-	stopped bool          // its process was told to end
+	stopped bool          // its process was asked to end
 	gone    *time.Timer   // gives the peer up when it fires; nil: the peer is connected
 	over    chan struct{} // closed when a worker is given up
 }
@@ -296,7 +296,7 @@ func (s *Scheduler) endClient(now time.Time, p *peer) {
 // Messages that it has sent before are read first. Expel does not block.
 func (s *Scheduler) Expel(incarnation string) { s.expel(incarnation, false) }
 
-// expel is like Expel. stopped means that the process was told to end.
+// expel is like Expel. stopped means that the process was asked to end.
 func (s *Scheduler) expel(incarnation string, stopped bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -314,7 +314,7 @@ func (s *Scheduler) expel(incarnation string, stopped bool) {
 }
 
 // Ended is like Expel, and returns the functions whose tasks the process was running when it ended,
-// at most 8. It returns none if the worker trained or if the process was told to end; then its
+// at most 8. It returns none if the worker trained or if the process was asked to end; then its
 // tasks do not count as lost. It blocks until the messages of the process are read: about 1 s if
 // its connection does not end, and at most 2 s.
 func (s *Scheduler) Ended(incarnation string, stopped bool) []string {
@@ -322,7 +322,7 @@ func (s *Scheduler) Ended(incarnation string, stopped bool) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.training[incarnation] {
-		return nil // without a wait, for which the other members would have to wait too
+		return nil // without a wait, which would delay the other members too
 	}
 	var of []*peer
 	for _, p := range s.peers {

@@ -38,9 +38,9 @@ type Config struct {
 	// ClientGrace is how long the scheduler keeps the tasks of a client whose connection has
 	// broken. 0: 15 minutes.
 	ClientGrace time.Duration
-	// Grace is how long a function may continue after its task was told to stop, until an event
-	// job.TaskWorkerStuck requests the end of its worker's process; the event is repeated every 10
-	// s. 0: 30 s; negative: forever.
+	// Grace is how long a function may continue after it was asked to stop. Then an event
+	// job.TaskWorkerStuck requests the end of its worker's process, and again every 10 s. 0: 30 s;
+	// negative: forever.
 	Grace time.Duration
 	// Memory is the number of bytes that the tasks of all clients and their results may take. 0: an
 	// eighth of the machine's memory, and at most 2 GiB.
@@ -51,8 +51,8 @@ type Config struct {
 	// Store configures the scheduler's store, for values that clients put. The store is opened for
 	// the first value. If Store.Run is empty, the job's run id is used.
 	Store blob.Config
-	// Repeated makes clients keep all tasks and repeat them to the next scheduler of the job, which
-	// may be on another machine, without the journal.
+	// Repeated makes clients keep all tasks and submit them again to the next scheduler of the job,
+	// which may be on another machine, where the journal is missing.
 	Repeated bool
 	// Credentials are the driver's, for requesting values from workers. Nil: values are not
 	// requested.
@@ -85,8 +85,8 @@ const (
 	endedTime = 2 * time.Second
 	// maxRan bounds the run time of a task, in microseconds, as its worker reports it.
 	maxRan = 1 << 48
-	// tellAt is the number of bytes of received results that a worker may keep before it is told
-	// that they were received.
+	// tellAt is the number of bytes of received results that a worker may keep before the scheduler
+	// acknowledges them.
 	tellAt = 64 << 10
 	// mostRan is the largest number of functions that Ended returns.
 	mostRan = 8
@@ -200,7 +200,8 @@ func (s *Scheduler) Close() {
 var errClosed = errors.New("scheduler: closed")
 
 // put adds a part to the message that is sent to the peer when the lock is released. part is what
-// add adds; nil stands for some numbers. It returns false if the part is too large to be sent.
+// add adds; nil means that add adds only a few numbers. It returns false if the part is too large
+// to be sent.
 func (p *peer) put(part proto.Message, add func(*taskspb.FromTasks)) bool {
 	err := p.link.Put(part, add)
 	if err != nil {
@@ -473,8 +474,9 @@ func (s *Scheduler) fromClient(now time.Time, p *peer, m *taskspb.ToTasks) error
 const unservedAfter = 5 * time.Second
 
 // watchUnserved periodically checks whether any worker can run the tasks of a group, as long as the
-// client's connection lasts. If none can, it tells the client the reason once, and again only after
-// one could. told means that the client has been told.
+// client's connection lasts. If none can, it sends the client a warning with the reason. It repeats
+// the warning only if a worker could run the tasks in between. told means that the warning has been
+// sent.
 func (s *Scheduler) watchUnserved(p *peer, l *link.Link[*taskspb.FromTasks], g *queue.Group, told bool) {
 	time.AfterFunc(unservedAfter, func() {
 		s.mu.Lock()
@@ -544,7 +546,7 @@ func (s *Scheduler) submitted(now time.Time, p *peer, m *taskspb.ToTasks) error 
 	return nil
 }
 
-// explain explains the tasks with a number or of a function.
+// explain explains why tasks do not run. what is a task's number or a function's name.
 func (s *Scheduler) explain(now time.Time, what string) []report.Explanation {
 	var all []report.Explanation
 	if n, err := strconv.ParseUint(what, 10, 64); err == nil {
@@ -645,8 +647,8 @@ func (s *Scheduler) actOn(a queue.Action) {
 	}
 }
 
-// tell tells a client the outcome of a task. If the task has not succeeded, the client is told only
-// once that is recorded. Otherwise the next scheduler might run the task again, and tasks that
+// tell sends a client the outcome of a task. If the task has not succeeded, it sends the outcome
+// only once it is recorded. Otherwise the next scheduler might run the task again, and tasks that
 // depend on it might succeed although their client already knows that they cannot. The caller holds
 // the lock.
 func (s *Scheduler) tell(p *peer, id queue.ID) {

@@ -27,11 +27,11 @@ const (
 	valuesDial = 5 * time.Second
 	// mostPuts is the largest number of stored values that a client may need.
 	mostPuts = 1_000_000
-	// mostAt is the largest number of addresses that a worker is sent for a value, if a task has no
-	// more than fewValues values.
+	// mostAt is the largest number of addresses that a worker gets for a value, if the task has up
+	// to fewValues values. If it has more, the worker gets one.
 	mostAt    = 8
 	fewValues = 1000
-	// beside is the name, among those of hosts, of the store beside the scheduler.
+	// beside stands, in place of a host's name, for the store beside the scheduler.
 	beside = ""
 )
 

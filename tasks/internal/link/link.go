@@ -79,14 +79,14 @@ func (e *TooLargeError) Error() string {
 }
 
 // around is the number of bytes that a message needs in addition to a part. small is the largest
-// size of a part that consists of some numbers.
+// size of a part that has only a few numbers.
 const (
 	around = 16
 	small  = 64
 )
 
-// SizeOf returns an upper bound of the bytes that a part needs in a message; nil stands for some
-// numbers.
+// SizeOf returns an upper bound of the bytes that a part needs in a message; nil stands for a part
+// that has only a few numbers.
 func SizeOf(part proto.Message) int {
 	if part == nil {
 		return small
@@ -95,9 +95,9 @@ func SizeOf(part proto.Message) int {
 }
 
 // Put calls add with the message that the next Push sends. part is what add adds to the message,
-// and determines its size; nil stands for some numbers. If part does not fit into a message, Put
-// returns a *TooLargeError and does not call add. If the link is broken, Put does not call add
-// either and returns nil. Put does not block on the peer.
+// and determines the message's size; nil means that add adds only a few numbers. If part does not
+// fit into a message, Put returns a *TooLargeError and does not call add. If the link is broken,
+// Put does not call add either and returns nil. Put does not block on the peer.
 func (l *Link[M]) Put(part proto.Message, add func(M)) error {
 	bytes := SizeOf(part)
 	if bytes > MaxFrame {
@@ -135,7 +135,7 @@ func (l *Link[M]) Push() {
 	l.mu.Unlock()
 }
 
-// Say is Send for some numbers, which always fit.
+// Say is Send for a part that has only a few numbers, which always fits.
 func (l *Link[M]) Say(add func(M)) { _ = l.Send(nil, add) }
 
 // Send calls Put and Push.
@@ -258,7 +258,7 @@ func (l *Link[M]) out() {
 		l.buf = nil
 	}
 	if err != nil {
-		// The peer may have ended, and what it has sent before is still to be read.
+		// The peer may have ended, but what it sent before must still be read.
 		time.AfterFunc(LastWords, func() { l.conn.Close() })
 	}
 	l.mu.Lock()

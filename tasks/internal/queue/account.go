@@ -11,7 +11,7 @@ type account struct {
 	tasks  int   // number of known tasks
 	open   int64 // of unfinished tasks, with their arguments
 	over   int64 // of finished tasks, with their results
-	unread int64 // part of over that is results which the client has not released
+	unread int64 // the part of over that the client's unreleased results take
 	sent   int   // number of tasks that are with workers
 	mean   int64 // moving average of the size of a result
 }
@@ -94,7 +94,7 @@ func (q *Queue) goOn(now time.Time, client uint64) {
 type Usage struct {
 	Tasks int
 	// Open is the size of unfinished tasks, and Over that of finished ones. Unread is the part of
-	// Over that is results which the client has not taken.
+	// Over that the results take which the client has not taken.
 	Open, Over, Unread int64
 	// Paused means that the client has so many unread results that its tasks wait.
 	Paused bool

@@ -11,7 +11,7 @@ const (
 	inputGone                    // its worker could not find a stored argument anywhere
 )
 
-// endingOf returns the way in which an attempt has ended for which its worker reports r.
+// endingOf returns how an attempt has ended whose worker reports r.
 func endingOf(r Result) ending {
 	if r.State != Failed {
 		return completed
@@ -27,8 +27,8 @@ func endingOf(r Result) ending {
 	return completed
 }
 
-// attempts counts the attempts of a task, as far as they matter for the decision whether another
-// one follows. The zero value is for a task that has not run.
+// attempts counts those attempts of a task that affect whether another one follows. The zero value
+// is for a task that has not run.
 type attempts struct {
 	tries  uint8 // attempts beyond the first that count against the retries
 	deaths uint8 // workers that were lost while they ran the task

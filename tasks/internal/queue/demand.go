@@ -57,7 +57,7 @@ func (d Demand) take(from map[string]int64, times int64) {
 	}
 }
 
-// room returns how many tasks with the demand the offered amounts can run at once.
+// room returns how many tasks with the demand can run at once on the offered amounts.
 func (d Demand) room(offers map[string]int64) int {
 	room := int64(1 << 20)
 	for _, a := range d {

@@ -30,7 +30,7 @@ func (q *Queue) ExplainTask(now time.Time, n uint64) (all []report.Explanation) 
 }
 
 // ExplainFunction explains the unfinished tasks of a function, those that have waited longest
-// first, and its attempts that were told to stop and have not ended.
+// first, and its attempts that were asked to stop and have not ended.
 func (q *Queue) ExplainFunction(now time.Time, name string) (all []report.Explanation) {
 	found := slices.DeleteFunc(q.allStopped(), func(t *task) bool { return t.Group.Name() != name })
 	for _, t := range q.tasks {
@@ -89,7 +89,7 @@ func (q *Queue) whyWaiting(t *task) string {
 	}
 	for _, id := range q.inputIDs(t) {
 		if hosts, size := q.Holders(id); len(hosts) == 0 {
-			parts = append(parts, fmt.Sprintf("a stored value of %d bytes, which is made again", size))
+			parts = append(parts, fmt.Sprintf("a stored value of %d bytes, which is computed again", size))
 		}
 	}
 	if len(parts) > 5 {
@@ -115,7 +115,7 @@ func (q *Queue) whyReady(now time.Time, t *task) string {
 		}
 	}
 	if a := q.account(t.ID.Client); q.paused(a) {
-		return fmt.Sprintf("its client has %d bytes of results that it has not taken, and gets more when it has", a.unread)
+		return fmt.Sprintf("its client has not taken %d bytes of results; it gets more results when it has taken them", a.unread)
 	}
 	why := ""
 	if earlier > 0 {

@@ -145,8 +145,8 @@ func (q *Queue) needObject(now time.Time, t *task, id Object) {
 	q.rebuild(now, o, int(t.depth)+1)
 }
 
-// rebuild runs the task again whose stored result was lost, for the tasks that wait for it. If that
-// is impossible, these fail.
+// rebuild runs a task again that makes a lost value, for the tasks that wait for the value. If that
+// is impossible, these tasks fail.
 func (q *Queue) rebuild(now time.Time, o *object, depth int) {
 	if o.again {
 		return
@@ -163,7 +163,7 @@ func (q *Queue) rebuild(now time.Time, o *object, depth int) {
 		fail("a stored argument is on no host any more")
 		return
 	case depth > q.cfg.Rebuilds:
-		fail("a stored argument was lost, and too many results before it")
+		fail("a stored argument was lost, and so were too many of the results that it depends on")
 		return
 	}
 	m := o.makes[0]

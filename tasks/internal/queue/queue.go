@@ -3,12 +3,12 @@
 // Actions to perform accumulate in Out.
 //
 // A task passes through the states of State. It first waits for the tasks whose results are its
-// arguments, and then in a line of its group; a group consists of the tasks of one function with
+// arguments, and then in a line of its group. A group consists of the tasks of one function with
 // the same demand. Before the queue sends tasks of a group to a worker, it asks the worker for a
-// lease of the group. The lease lasts while the worker is busy with the group and leaseIdle longer,
-// so that a worker is not asked for each task. In addition to the tasks that a worker can run at
-// once, it is sent as many as it runs in a short time. Those that have not begun are taken back
-// when another worker is idle.
+// lease of the group. The lease lasts while the worker is busy with the group and for leaseIdle
+// after that, so that the queue does not ask for each task. The queue sends a worker the tasks that
+// it can run at once and, in addition, as many as it runs in a short time. It takes back tasks that
+// have not begun when another worker is idle.
 package queue
 
 import (
@@ -115,7 +115,7 @@ type Config struct {
 	Term uint32
 	// Rebuilds bounds the depth to which lost results are computed again. 0: 16.
 	Rebuilds int
-	// Grace is how long an attempt may continue after it was told to stop, before its worker is
+	// Grace is how long an attempt may continue after it was asked to stop, before its worker is
 	// ended. 0: forever.
 	Grace time.Duration
 	// Unread is the number of bytes of unread results of a client beyond which its tasks wait. 0:
@@ -126,11 +126,11 @@ type Config struct {
 const (
 	leaseIdle  = 500 * time.Millisecond // how long a lease lasts without a task
 	leaseReply = 2 * time.Second        // how long a worker may take to answer
-	leaseAgain = time.Second            // when a worker that has refused is asked again
-	ahead      = 2 * time.Millisecond   // how much work a worker is sent ahead
+	leaseAgain = time.Second            // how long after a refusal a worker is asked again
+	ahead      = 2 * time.Millisecond   // run time of the tasks that are sent ahead to a worker
 	// mostLost is the number of workers that may be lost while they run a task.
 	mostLost = 3
-	// mostAhead is the largest number of tasks that a worker has been sent ahead.
+	// mostAhead is the largest number of tasks that are sent ahead to a worker.
 	mostAhead = 1000
 )
 
@@ -214,7 +214,7 @@ type task struct {
 	users   int32  // number of unfinished tasks that need its result
 	state   State
 	attempts
-	depth    uint8 // of recomputing lost results
+	depth    uint8 // depth in a chain of results that are computed again
 	released bool  // the client no longer needs the result
 	again    bool  // it runs only to make its stored result again
 	// suspended means that the task was restored and has not been resumed. restored means that it
@@ -231,7 +231,7 @@ type attempt struct {
 	waits   int32   // above 0: its function waits for other tasks, and has lent its processors
 	taking  bool    // its worker was asked to give it back, to run elsewhere
 	unsure  bool    // its worker must report when it begins, and has not yet
-	stopped bool    // it was told to stop, and no longer belongs to a task
+	stopped bool    // it was asked to stop, and no longer belongs to a task
 }
 
 // of returns the unfinished task whose last attempt is h on the given worker, or nil.
@@ -248,7 +248,7 @@ type more struct {
 	waiters []*task // tasks that wait for its result
 	result  Result
 	early   *Result  // its result, if it has run but tasks that it needs are not over
-	old     *object  // the lost stored result, while it runs again to make it
+	old     *object  // the lost stored result that the task runs again to make
 	killers []string // names of workers that were lost while they ran it
 	began   time.Time
 }
@@ -278,7 +278,7 @@ type Queue struct {
 	tries    uint64             // number of attempts so far
 	counts   [Cancelled + 1]int // number of tasks by state
 	retried  int
-	finished []finished // tasks that have ended but have not been followed yet
+	finished []finished // tasks that have ended, until follow has continued those that need them
 	groups
 	crew
 	ledger
@@ -334,8 +334,8 @@ func (all *groups) GroupAt(index int) *Group {
 	return all.order[index]
 }
 
-// Submit adds a task. If the task is known already, its client is told its outcome again once it is
-// over.
+// Submit adds a task. If the queue knows the task already, it sends the client the outcome again
+// once the task is over.
 func (q *Queue) Submit(now time.Time, s Task) {
 	if t := q.add(s); t != nil {
 		t.Group.at = now
@@ -468,8 +468,8 @@ func Cut(text string, most int) string {
 	return fmt.Sprintf("%s… (%d bytes more)", strings.ToValidUTF8(text[:kept], "?"), len(text)-kept)
 }
 
-// shareText makes a task that fails because of another share the other's text, if r contains a copy
-// of it from a journal or a client.
+// shareText makes r, the result of a task that fails because of another task, share the text of the
+// other task's result, if r contains a copy of that text from a journal or a client.
 func (q *Queue) shareText(t *task, r *Result) {
 	for _, id := range t.Needs {
 		if n := q.tasks[id]; r.Failure == Dependency && n != nil && n.more != nil && n.result.Text == r.Text {
@@ -583,7 +583,7 @@ func (q *Queue) finish(now time.Time, t *task, r Result) {
 	q.finished = append(q.finished, finished{t, t.waiters, old})
 	t.waiters = nil
 	if len(q.finished) > 1 {
-		return // a caller further up continues with it, because chains can be long
+		return // a caller further up the stack continues with it, because chains can be long
 	}
 	for i := 0; i < len(q.finished); i++ {
 		f := q.finished[i]
@@ -619,7 +619,7 @@ func (q *Queue) follow(now time.Time, f finished) {
 	q.forget(t)
 }
 
-// supplied continues the task w, for which the result of by was missing.
+// supplied continues task w, which waited for the result of task by.
 func (q *Queue) supplied(now time.Time, w, by *task) {
 	if w.state != Waiting {
 		return
@@ -693,8 +693,8 @@ func (q *Queue) Release(now time.Time, id ID) {
 	q.forget(t)
 }
 
-// Cancel cancels a task. For its client a running task is over at once; its worker is told to stop
-// the attempt.
+// Cancel cancels a task. A running task is over at once for its client, and its worker is asked to
+// stop the attempt.
 func (q *Queue) Cancel(now time.Time, id ID) {
 	t := q.tasks[id]
 	if t == nil || t.state.Over() {
@@ -703,9 +703,9 @@ func (q *Queue) Cancel(now time.Time, id ID) {
 	q.end(now, t, Result{State: Cancelled, Text: "it was cancelled"})
 }
 
-// Ended records the outcome of a task that the client knows because a previous queue told it, and
-// died before it recorded that. The task does not run again, and has no other outcome. Only a
-// stored result is made again.
+// Ended records the outcome of a task that the client has from a previous queue, which died before
+// it recorded the outcome. The task does not run again, and has no other outcome. Ended ignores the
+// outcome if it is a stored result, which must be made again.
 func (q *Queue) Ended(now time.Time, id ID, r Result) {
 	if t := q.tasks[id]; t != nil && !t.state.Over() && !t.again && r.State.Over() && r.Size == 0 {
 		q.end(now, t, r)

@@ -10,7 +10,7 @@ import (
 // earlier counts the tasks that were restored from an earlier queue.
 type earlier struct {
 	suspended int // tasks that wait for Resume
-	restored  int // tasks not over since, whose clients may have the results already
+	restored  int // restored tasks that are not over yet, whose clients may have the results already
 }
 
 // unsuspend records that a task does not, or no longer, wait for Resume.
@@ -169,7 +169,7 @@ func (q *Queue) finishRestored(now time.Time, t *task, r Result) {
 	t.missing, t.rest().early = missing, &r
 }
 
-// TellAgain tells a client again the outcome of its tasks that are over.
+// TellAgain sends a client the outcomes of its tasks that are over once more.
 func (q *Queue) TellAgain(client uint64) {
 	for _, id := range q.Tasks(client) {
 		if t := q.tasks[id]; t.state.Over() && !t.released {

@@ -7,16 +7,16 @@ import (
 	"github.com/hvdrun/hvdrun/tasks/report"
 )
 
-// stoppedSoon is how long an attempt that was told to stop may take to end before the tasks waiting
-// behind it on its worker are given to others.
+// stoppedSoon is how long an attempt may take to end after it was asked to stop. Then the tasks
+// that wait behind it on its worker are given to other workers.
 const stoppedSoon = 50 * time.Millisecond
 
 // endAgain is the pause before the end of a worker is requested again.
 const endAgain = 10 * time.Second
 
-// stop tells the worker of a task to stop the attempt, and takes the task away from the worker. The
-// attempt keeps its place and its resources of the worker until the worker reports that it has
-// ended, because its function may ignore its context. why is shown to users.
+// stop asks the worker of a task to stop the attempt, and takes the task away from the worker. The
+// attempt keeps its place and its resources on the worker until the worker reports its end, because
+// its function may ignore its context. why is shown to users.
 func (q *Queue) stop(now time.Time, t *task, why string) {
 	w := t.worker
 	q.do(Action{What: Stop, Worker: w.ID, Task: t.ID, Attempt: t.number})
@@ -33,7 +33,7 @@ func (q *Queue) stop(now time.Time, t *task, why string) {
 	q.due(now.Add(stoppedSoon))
 }
 
-// stoppedAttempt returns the placeholder of an attempt that was told to stop, or nil.
+// stoppedAttempt returns the placeholder of an attempt that was asked to stop, or nil.
 func (w *worker) stoppedAttempt(h Held) *task {
 	if w.stopped == 0 {
 		return nil
@@ -45,7 +45,7 @@ func (w *worker) stoppedAttempt(h Held) *task {
 	return w.sent[i]
 }
 
-// stoppedEnded frees the place and resources of an attempt that was told to stop and has ended.
+// stoppedEnded frees the place and resources of an attempt that was asked to stop and has ended.
 func (q *Queue) stoppedEnded(now time.Time, worker uint64, h Held) {
 	w := q.workers[worker]
 	if w == nil {
@@ -101,12 +101,12 @@ func (w *worker) stoppedStatus(now time.Time) (all []report.StoppedStatus) {
 	return all
 }
 
-// stoppedStatus describes the placeholder of an attempt that was told to stop.
+// stoppedStatus describes the placeholder of an attempt that was asked to stop.
 func (t *task) stoppedStatus(now time.Time) report.StoppedStatus {
 	return report.StoppedStatus{Function: t.Group.Name(), N: t.ID.N, Why: t.result.Text, ForMS: now.Sub(t.began).Milliseconds()}
 }
 
-// Stopped describes the attempt of a task that was told to stop and has not ended; false: there is
+// Stopped describes the attempt of a task that was asked to stop and has not ended; false: there is
 // none.
 func (q *Queue) Stopped(now time.Time, worker uint64, id ID) (report.StoppedStatus, bool) {
 	w := q.workers[worker]
@@ -120,7 +120,7 @@ func (q *Queue) Stopped(now time.Time, worker uint64, id ID) (report.StoppedStat
 	return w.sent[i].stoppedStatus(now), true
 }
 
-// allStopped returns the placeholders of all attempts that were told to stop.
+// allStopped returns the placeholders of all attempts that were asked to stop.
 func (q *Queue) allStopped() (all []*task) {
 	for _, w := range q.list {
 		for _, t := range w.sent {

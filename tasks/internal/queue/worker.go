@@ -35,8 +35,8 @@ type worker struct {
 	in      *pool     // the pool that it is in
 	place   int       // its index in that pool
 	done    int
-	stopped int       // number of attempts in sent that were told to stop and have not ended
-	endAt   time.Time // when to request, or request again, its end because of them
+	stopped int       // number of attempts in sent that were asked to stop and have not ended
+	endAt   time.Time // when to request the worker's end because of them, first or again
 }
 
 // lease is a worker's permission to send it tasks of a group.
@@ -103,8 +103,8 @@ type Held struct {
 	Attempt uint64
 }
 
-// Join adds a worker, or reconnects it. held are the attempts that it has from before the
-// connection broke, or from before this queue. It is told to stop those that it should no longer
+// Join adds a worker, or reconnects it. held are the attempts that it still has from its last
+// connection, or from an earlier queue. The queue asks it to stop those that it should no longer
 // have.
 func (q *Queue) Join(now time.Time, wk Worker, held []Held) {
 	w := q.workers[wk.ID]
@@ -158,10 +158,11 @@ func (q *Queue) unheard(now time.Time, w *worker, held []Held) {
 	q.begin(now, w)
 }
 
-// Lose removes a worker that is gone. A task that the worker had begun counts as an attempt. If no
-// worker was lost with the task before, it counts if it may have begun; otherwise only if the
-// worker had confirmed that. This matters because the workers of a host that dies are lost one
-// after another, and tasks are sent to those that are not lost yet.
+// Lose removes a worker that is gone. The loss counts as an attempt of each task that the worker
+// had begun. If no worker was lost with a task before, the loss counts if the task may have begun;
+// otherwise only if the worker had confirmed that it began. This matters because the workers of a
+// host that dies are lost one after another, and meanwhile tasks are sent to those that are not
+// lost yet.
 func (q *Queue) Lose(now time.Time, id uint64) { q.gone(now, id, true) }
 
 // Left removes a worker that has left as requested. Its attempts do not count.
@@ -577,8 +578,8 @@ func (q *Queue) send(now time.Time, w *worker, t *task, number uint64) {
 	q.begin(now, w)
 }
 
-// begin counts as running the tasks that the worker can run, because a worker begins tasks in the
-// order in which they arrive.
+// begin counts the tasks for which the worker has free resources as running, because a worker
+// begins tasks in the order in which they arrive.
 func (q *Queue) begin(now time.Time, w *worker) {
 	for w.running < len(w.sent) && w.sent[w.running].Group.Demand.Fits(w.free) {
 		t := w.sent[w.running]
@@ -682,8 +683,8 @@ func (q *Queue) takeBack(now time.Time, w *worker, t *task) {
 	q.do(Action{What: TakeBack, Worker: w.ID, Task: t.ID, Attempt: t.number})
 }
 
-// balance asks the worker with the most waiting tasks for half of them, on behalf of an idle
-// worker. The newest tasks are given up.
+// balance asks the worker with the most waiting tasks to give back half of them, the newest ones,
+// on behalf of an idle worker.
 func (q *Queue) balance(now time.Time, idle *worker) {
 	var most *worker
 	for _, w := range q.list {
@@ -758,8 +759,8 @@ func (q *Queue) Tick(now time.Time) {
 	}
 }
 
-// silent gives tasks to other workers that a worker was asked to give back but has not answered
-// for.
+// silent handles a worker that has not answered a request to give back tasks: it gives these tasks
+// to other workers, and treats the worker's leases as refused.
 func (q *Queue) silent(now time.Time, w *worker) {
 	for i, g := range q.order[:len(w.leases)] {
 		if l := &w.leases[i]; l.state != leaseRefused {
