@@ -9,7 +9,7 @@
 // It reads a list of machines, a JSON file (inventory), every 200 ms (every), and pushes every
 // change. The state of a machine may also be leaving or down.
 //
-// The plugin is a separate module, as it would be outside of this repository; only the replace in
+// The plugin is a module of its own, as it would be outside of this repository; only the replace in
 // go.mod, which takes hvdrun from this clone, is special. inventory.go has Discover and the
 // optional methods Configure and Watch, inventory_test.go runs hvdrun's tests of the contract of a
 // source.

@@ -115,7 +115,7 @@ func (q *Queue) whyReady(now time.Time, t *task) string {
 		}
 	}
 	if a := q.account(t.ID.Client); q.paused(a) {
-		return fmt.Sprintf("its client has not taken %d bytes of results; it gets more results when it has taken them", a.unread)
+		return fmt.Sprintf("its client has %d bytes of results that it has not taken, and gets more once it has taken them", a.unread)
 	}
 	why := ""
 	if earlier > 0 {
