@@ -2,7 +2,7 @@
 //
 // One list of all metrics is the source of the collectors, of the Grafana dashboard and of
 // deploy/prometheus/metrics.txt. One list of alarms is the source of the rules for Prometheus and
-// of the table in docs/metrics.md.
+// of their tests.
 package metrics
 
 import (
