@@ -33,7 +33,7 @@ class Pages:
         self._generation = self._turn = 0
 
     def address(self):
-        """Returns the numbers by which other processes of this user on this host find the page."""
+        """Returns the numbers by which other processes of this user on this host find this rank's page."""
         return os.getpid(), self._fd, self._own[_TOKEN]
 
     def open(self, generation, addresses):

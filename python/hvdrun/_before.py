@@ -1,6 +1,7 @@
 """Undoes a failed step: restores the buffers, tensors, values, learning rates, gradients and objects of a state from the beginning of the step.
 
-After a failed evaluation it restores the parameters and the schedulers too: an evaluation may change them, as one by averaged weights does.
+After a failed evaluation it restores the parameters and the schedulers too, because an evaluation may change them, for example to
+averaged weights.
 """
 import copy
 import functools
@@ -9,7 +10,7 @@ import weakref
 
 import torch
 
-SMALL = 1 << 20  # bytes: smaller tensors are copied in each step, so that a write through .data, which changes no version, is undone too
+SMALL = 1 << 20  # bytes; smaller tensors are copied in each step, to undo also writes through .data, which do not change their version
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -159,7 +160,7 @@ def _kind(of):
 
 
 def pace(scheduler):
-    """Returns how often a scheduler was stepped, as a number, or as a list for a scheduler that combines others."""
+    """Returns how often a scheduler was stepped: a number, or a list of these for a scheduler that combines others."""
     if hasattr(scheduler, "last_epoch"):
         return scheduler.last_epoch
     inner = getattr(scheduler, "scheduler", None)  # of accelerate's wrapper
@@ -202,7 +203,7 @@ class Before:
         self._least = list(least.values())
 
     def replaced(self):
-        """Is called when objects of the program may have replaced their tensors, so that the next save finds them again."""
+        """Makes the next save look for the tensors of objects again, because the program may have replaced them."""
         self._large = {}
 
     def least(self):
@@ -258,7 +259,7 @@ class Before:
                 if _address(p) == address:
                     p.copy_(kept)
                 else:
-                    p.data = kept  # the program may use its present memory elsewhere
+                    p.data = kept  # the program may use the parameter's present memory elsewhere
         self._weights = []
 
     def close(self):
@@ -271,7 +272,7 @@ class Before:
         self._looks = [(*row, row[2].detach().clone()) for row in self._least if _small(row[2])]
 
     def leave(self):
-        """Is called after the step is applied. The gradient of an unchanged parameter may be the beginning of a sum over several steps."""
+        """Notes, after a step is applied, the gradients of unchanged parameters: they may be the beginning of a sum over several steps."""
         self._left = [row for row, version in zip(self._leaves, self._versions) if row[2]._version == version and row[2].grad is not None]
 
     def left(self):
@@ -287,7 +288,7 @@ class Before:
             p.grad = None if grad is None else grad.to(p.device)
 
     def forget(self):
-        """Drops all gradients except those that the last commit has left. If a step is open, these become what they were at its beginning."""
+        """Drops all gradients except those that the last commit has left. If a step is open, these get the values from its beginning."""
         kept = [(p, copy) for p, _, copy in self._gradients] if self.open else [(p, p.grad) for _, _, p in self._left]
         for _, _, p in self._leaves:
             p.grad = None

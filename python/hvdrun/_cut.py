@@ -1,7 +1,7 @@
 """Ends the waits on a world's connections from another thread.
 
-A collective that waits for a lost rank, or for a rank that itself waits, does so until its timeout, and gloo's abort does not end
-the wait. shutdown(2) does. It is called on a duplicate of the descriptor, so that the owner's descriptor stays open.
+A collective that waits for a lost rank, or for a rank that itself waits, would wait until its timeout. Gloo's abort does not end
+the wait, but shutdown(2) does. It is called on a duplicate of the descriptor, so that the owner's descriptor stays open.
 """
 import os
 import socket
@@ -46,7 +46,7 @@ def _duplicate(fd, inode):
 
 
 def shut(fd, inode):
-    """Shuts down a TCP connection if the descriptor is still that socket. Returns whether it did."""
+    """Shuts down a TCP connection if the descriptor is still that socket. Returns whether it has shut it down."""
     s = _duplicate(fd, inode)
     if s is None:
         return False

@@ -64,7 +64,7 @@ class Ahead:
             try:
                 batch = next(self._batches)
             except StopIteration:
-                # The indices had ended, and this step is repeated since.
+                # The loader had come to the end of the indices before this step was repeated.
                 self._asked.clear()
                 self._next, self._batches = step, iter(self._loader)
                 continue

@@ -13,7 +13,7 @@ FLOAT32, FLOAT64, FLOAT16, BFLOAT16, INT8, INT16, INT32, INT64, UINT8, UINT16, U
 SUM, AVERAGE, MIN, MAX, PRODUCT, ADASUM = range(1, 7)
 
 _SLICE = 50  # milliseconds of one wait; Python runs signal handlers between two waits
-_ORDER = 40  # tickets that differ above this bit do not wait for each other
+_ORDER = 40  # tickets with different bits from this one on belong to different orders, which do not wait for each other
 _NAME = "libhvdrun.so"
 
 

@@ -233,7 +233,7 @@ class State:
     def undo(self) -> None:
         """Undoes the changes of a failed step: gradients, buffers, tensors, values and objects of the state, and records of a GradScaler.
 
-        Gradients that the step before has left for this one stay. After commit it drops only gradients.
+        Gradients that the previous step has left for this one stay. After commit, undo only drops gradients.
         """
         self._before.forget()
         for value in self._parts.values():
@@ -254,8 +254,8 @@ class State:
             job.changed: whether the hosts have changed, so that all ranks should leave the world together.
 
         Raises:
-            RuntimeError: a rank was lost before all ranks had called it, and nothing is applied; or the step has not begun; or there is
-                nothing to apply.
+            RuntimeError: a rank was lost before all ranks had called commit, so nothing is applied; or the step has not begun; or there
+                is nothing to apply.
             ValueError: the gradients or the parameters differ between ranks.
         """
         return self._commit(update, step, False, False)
@@ -388,7 +388,7 @@ class State:
                              "the body of the step")
 
     def _settle(self):
-        """Gives all ranks the state of the rank that is furthest ahead, or of the first of several: collective.
+        """Gives all ranks the state of the rank that is furthest ahead, or of the lowest of several such ranks: collective.
 
         Before any rank has trained, the rank that has restored the newest checkpoint is ahead.
         """
@@ -421,7 +421,7 @@ class State:
                         p.requires_grad_(flag)
                 self._before.take(gradients)
                 self._acts[:], self._results[:] = acts, results
-        # Some of the ranks that have made the last step may have lost the world before they could agree that it was the last step.
+        # Of the ranks that have made the last step, some may have lost the world before they learned that it was the last one.
         job._stopped = any(t[4] for t, at in zip(all_of, told) if at == best)
         self.__dict__.update(_holds=True, _torn=False)
 

@@ -65,7 +65,7 @@ class Transport:
 
         It raises if some rank has not called it, or its numbers have not arrived.
         """
-        # An aborted operation of NCCL ends without an error and with an undefined result. The sum of a number of the world reveals it.
+        # An aborted operation of NCCL ends without an error and with an undefined result, which the sum of a known number reveals.
         number = (generation + 1) * 0x9E3779B1 % (1 << 40)
         sums = torch.tensor([*numbers, number], dtype=torch.int64, device=self.device)
         dist.all_reduce(sums)
@@ -81,7 +81,7 @@ class Transport:
         """Ends all waits in the world, with errors if the backend raises them. told: all ranks do this, because hvdrun says so."""
 
     def abandon(self):
-        """Is called if a call has not ended after a cut, and may never end."""
+        """Drops what a call uses that has not ended after a cut, and may never end."""
 
 
 def own_gpu():
@@ -91,7 +91,7 @@ def own_gpu():
 
 
 def open_store(where, timeout):
-    """Returns a client of the store. A torch built without libuv requests it by default and fails: then it is told not to."""
+    """Returns a client of the store. A torch without libuv requests libuv by default and fails; the second try does without it."""
     host, port = where["host"], where["port"]
     try:
         return dist.TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False)
@@ -177,7 +177,7 @@ class Meeting:
         self._made = groups_made()
 
     def settle(self):
-        """Is called when all ranks of the world have met."""
+        """Marks the world as complete: all ranks have met."""
         self.forming = False
 
     @property
@@ -229,7 +229,7 @@ class Anew(Transport):
         gloo = None
         if self._backend == "gloo":
             gloo = c10d.ProcessGroupGloo(dist.PrefixStore("gloo", store), world["rank"], world["size"], timeout=self._timeout)
-        # It returns them at once and stores nothing, so that an abandoned connect that ends late does not affect a later one.
+        # They are returned, not stored, so that an abandoned connect that ends late does not affect a later one.
         return store, gloo
 
     def enter(self, world, connected):

@@ -46,7 +46,7 @@ def _pieces(tensor):
 
 
 def _beside(name, value):
-    """Returns a checkpoint's tensor for a tensor of PyTorch: the elements, or, for other types, bytes along one more dimension."""
+    """Returns a checkpoint's tensor for a tensor of PyTorch. Elements of types that checkpoints lack become bytes, in one more dimension."""
     wraps = type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # its memory is elsewhere, as with DTensor
     if wraps or value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
         raise TypeError(f"hvdrun: part {name!r} is a {type(value).__name__} ({value.layout}, {value.dtype}, {value.device.type}), which a "

@@ -46,10 +46,10 @@ _adopted = None  # the job whose world accelerate has
 
 
 def adopt(job: hvd.Job) -> None:
-    """Makes the world of accelerate in this process that of a job, now and in all later worlds.
+    """Makes accelerate use the world of a job in this process, now and in all later worlds.
 
-    PartialState and AcceleratorState, and with them all of accelerate, have the rank and the size of the job. accelerate creates no
-    separate process group.
+    PartialState and AcceleratorState, and with them all of accelerate, get the rank and the size of the job. accelerate creates no
+    process group of its own.
 
     Args:
         job: the result of hvdrun.torch.init.
@@ -85,7 +85,7 @@ def _tell(job):
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """A context in which accelerate's world is only this process, the main one, for the work of a single rank at the end of a job."""
+    """A context in which this process is alone in accelerate's world, as the main one: for the work of one rank at the end of a job."""
     kept = [(shared, dict(shared)) for shared in (PartialState._shared_state, AcceleratorState._shared_state) if shared]
     for shared, _ in kept:
         shared.update(distributed_type=DistributedType.NO, num_processes=1, process_index=0, local_process_index=0)
@@ -100,7 +100,7 @@ def alone() -> Iterator[None]:
 def one_at_a_time() -> Iterator[None]:
     """A context that only one process of this host and user is in at a time. It replaces main_process_first, and blocks on entry.
 
-    The first process creates things that the others find, such as a cache. A barrier would wait for ranks that already train.
+    The first process creates what the others then find, such as a cache. A barrier would wait for ranks that already train.
     """
     name = f"hvdrun.{os.getuid()}.{os.environ.get('HVD_RUN_ID') or os.environ.get('TORCHELASTIC_RUN_ID') or 'alone'}.lock"
     lock = os.open(os.path.join(tempfile.gettempdir(), name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

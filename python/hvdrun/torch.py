@@ -9,7 +9,7 @@
             loss = step.mean(lossf(state.model(x[step.indices]), y[step.indices]))
             opt.zero_grad()
             loss.backward()
-            step.commit()                                # have all the gradients? Then opt.step()
+            step.commit()                                # opt.step(), once all ranks have their gradients
 
 Under hvdrun the step is repeated in the next world when a rank is lost. Under torchrun, or alone, the same program runs in a
 single world. docs/pytorch.md is the guide.
@@ -49,10 +49,10 @@ __all__ = ["init", "run", "Job", "State", "Step", "Micro", "Plan", "Broken", "Ch
 _Call = TypeVar("_Call", bound=Callable[[], object])
 _Result = TypeVar("_Result")
 
-_ABANDON = 0.05  # seconds that a connect has to end after a rank is lost, before its thread is abandoned
+_ABANDON = 0.05  # seconds after the loss of a rank in which a connect must end, before its thread is abandoned
 _OWN = 2  # number of consecutive failures that this rank began while no rank was lost, after which the error is the program's
 _FRAMES = 4  # number of frames searched for the loop over steps; tqdm's frames can be in between
-_VAIN = 20  # the same number, whichever rank began
+_VAIN = 20  # like _OWN, for failures that any rank began
 # Words in errors of connections that another rank has closed.
 _CLOSED = re.compile(r"closed|reset|broken pipe|abort|timed out|connect|remote|peer", re.I)
 # Marks in errors of a Work for which the program itself waits.
@@ -474,7 +474,7 @@ class Job:
     # From one world to the next.
 
     def _come(self, state):
-        """Enters a world with the state. In a world that another state has entered, only the state is synchronised."""
+        """Enters a world with the state. If this process is in a world already, by another state, it only synchronises the state."""
         if self._state is state and not self.changed:
             return
         if self._state is None or self.changed or self._worker is None:
@@ -583,7 +583,7 @@ class Job:
     _woken = threading.Event()
 
     def _lose(self, generation, ranks):
-        """Is called by the thread of the socket when a world cannot continue."""
+        """Ends the waits in a world that cannot continue. The thread of the socket calls it."""
         if generation == self._world.get("generation") and not self._over:
             self._transport.cut(told=True)
             self._woken.set()
@@ -606,8 +606,8 @@ class Job:
             self._vain = self._own = 0
         else:
             self._vain += 1
-            # If ranks fail although no rank is lost, the first of them has its own error, and the others have connections that it has
-            # closed.
+            # If ranks fail although no rank is lost, the first of them has its own error, and the others see the connections that it
+            # has closed.
             own = not any(isinstance(e, Broken) or _CLOSED.search(str(e)) for e in worldly)
             self._own += own
             if self._own >= _OWN or self._vain >= _VAIN:
@@ -620,7 +620,7 @@ class Job:
         return True
 
     def _clean(self):
-        """Is called when the body of a step has ended without an error."""
+        """Resets the counts of failures, after the body of a step has ended without an error."""
         self._vain = self._own = 0
 
     def _agree(self, *flags, same=()):
@@ -635,7 +635,7 @@ class Job:
         return [count > 0 for count in counts[:len(flags)]] + [differ(self.size, *both) for both in zip(sums, squares)]
 
     def _arrived(self):
-        """Raises if data that the ranks have sent has not arrived, if the operations themselves do not: collective."""
+        """Raises if data that the ranks have sent has not arrived, where the transport's operations do not raise: collective."""
         if self._transport.silent:
             self._agree()
 
@@ -909,7 +909,7 @@ class Step:
 
     @property
     def scale(self) -> float:
-        """The factor for a sum over this rank's samples that makes the mean over ranks the mean over the batch."""
+        """The factor by which a sum over this rank's samples must be multiplied so that the mean over the ranks is that over the batch."""
         return self._job.size / self.batch
 
     def mean(self, loss: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ class _Arguments:
         super().__post_init__()
 
     def main_process_first(self, local: bool = True, desc: str = "work") -> Any:
-        """Lets the processes of a host in one after the other, because none can wait for the first rank of a world that already trains."""
+        """Returns a context that the processes of a host enter one by one: none can wait for a first rank that already trains."""
         return accelerate.one_at_a_time()
 
 
@@ -153,7 +153,7 @@ class _Batches:
 class _Stream(IterableDataset):
     """The samples of this rank in a data set without indices, which all ranks read: a list for each backward pass.
 
-    A process keeps its position in the data set from one world to the next. Workers of a loader start again and skip samples.
+    A process keeps its position in the data set from one world to the next. Workers of a loader begin again and skip samples.
     """
 
     def __init__(self, dataset, batch, drop_last, again, place):
@@ -499,10 +499,9 @@ class _Elastic:
         return (result[0] * self._hvd_weight, *result[1:]) if return_outputs else result * self._hvd_weight
 
     def _hvd_items(self, inputs, items):
-        """Returns the number of items for compute_loss; None if the loss is the mean over a rank's samples although Trainer has counted
-        items.
+        """Returns the number of items for compute_loss; None if the loss ignores it and is the mean over this rank's samples.
 
-        With items, Trainer would multiply such a loss by the number of ranks, on which no gradient or evaluation may depend.
+        With items, Trainer would multiply such a loss by the number of ranks, but gradients and evaluations must not depend on that.
         """
         if self._hvd_mean is None and items is not None:
             inputs, training = self._prepare_inputs(inputs), self.model.training
