@@ -1,7 +1,7 @@
 #!/bin/bash
-# accelerate 1.14.0, automatic_checkpoint_naming: load_state() of the newest checkpoint does not continue the numbers, so a program that
-# starts again saves checkpoint_0. With total_limit the next start loads what the first run saved; without it, save_state raises.
-# Guess: the numbers go on, and each start loads what the last one saved.
+# accelerate 1.14.0, automatic_checkpoint_naming: load_state() of the newest checkpoint does not set the number of the next one, so a
+# restarted program saves checkpoint_0 again. With total_limit, the next start loads what the first run saved; without it, save_state raises.
+# Guess: the numbers continue, and each start loads what the last one saved.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch python3-accelerate
 cat > t.py <<'PY'

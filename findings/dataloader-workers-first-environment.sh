@@ -1,6 +1,6 @@
 #!/bin/bash
 # Python 3.14.8, PyTorch 2.14.1: all workers of DataLoaders come from Python's fork server, which keeps the environment of the moment when it
-# started. A process that gets another RANK in a world of another size has data workers that read the first one, also in new loaders.
+# started. When the RANK of a process changes, its data workers still read the first one, also the workers of new loaders.
 # Guess: a new worker has its parent's environment, as with fork, which Python 3.13 had as its default on Linux.
 . "$(dirname "$0")/debian.bash"
 packages python3 python3-torch

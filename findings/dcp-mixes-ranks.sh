@@ -1,6 +1,6 @@
 #!/bin/bash
-# torch 2.14.1, torch.distributed.checkpoint, two ranks: of a name that all ranks save, one rank's value is kept, and for the balance of
-# the writes it is another rank's from name to name. The position of rank 1 comes back beside the generator of rank 0, on all ranks.
+# torch 2.14.1, torch.distributed.checkpoint, two ranks: if all ranks save a value under the same name, the value of one rank is kept; to
+# balance the writes, this is not the same rank for each name. So all ranks can load the position of rank 1 and the generator of rank 0.
 # Guess: each rank loads what it saved, or all load what rank 0 saved.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch

@@ -1,6 +1,6 @@
 #!/bin/bash
-# torch 2.14.1: load_state_dict(..., assign=True) after a model was wrapped by DistributedDataParallel replaces the parameters, of which DDP
-# then averages no gradient: the ranks' weights part without an error. Guess: it is as a load that copies, or an error is raised.
+# torch 2.14.1: load_state_dict(..., assign=True) replaces the parameters of a model, and if DistributedDataParallel has wrapped the model, it
+# does not average gradients of the new ones: the ranks' weights diverge without an error. Guess: it acts like a load that copies, or raises.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch
 cat > w.py <<'PY'

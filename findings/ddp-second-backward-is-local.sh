@@ -1,7 +1,7 @@
 #!/bin/bash
-# torch 2.14.1, DistributedDataParallel: of two forward passes that are followed by two backward passes, the gradient of the second is not
-# averaged, so the ranks' weights part without an error. So does an optimizer that steps in the backward pass, as PyTorch's tutorial
-# has it: its hook runs before the average. Guess: both gradients are averaged, or an error is raised.
+# torch 2.14.1, DistributedDataParallel: if two backward passes follow two forward passes, the gradient of the second is not averaged, so
+# the ranks' weights diverge without an error. They also diverge with an optimizer that steps in the backward pass, as in PyTorch's
+# tutorial: its hook runs before the average. Guess: both gradients are averaged, or an error is raised.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch
 cat > w.py <<'PY'

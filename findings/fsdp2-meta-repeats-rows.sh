@@ -1,6 +1,6 @@
 #!/bin/bash
-# torch 2.14.1, FSDP2 on CPUs: a model made on meta and initialised after fully_shard has the same rows in each rank's part if the ranks have
-# the same seed, with a warning of "complete support" alone; one initialised before it mixes the ranks' models if the seeds differ, with none.
+# torch 2.14.1, FSDP2 on CPUs: if a model on meta is initialised after fully_shard, with one seed on all ranks, all shards have the same rows;
+# the only warning is about "complete support". If it is initialised before, with different seeds, it mixes the ranks' models, without a warning.
 # Guess: the weights are those of one process with that seed; fully_shard broadcasts rank 0's, as DistributedDataParallel does.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch

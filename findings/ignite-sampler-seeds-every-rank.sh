@@ -1,5 +1,5 @@
 #!/bin/bash
-# Ignite 0.5.1, auto_dataloader with a sampler of one's own: each pass over the loader seeds torch's global generator with the epoch, which
+# Ignite 0.5.1, auto_dataloader with the user's own sampler: each pass over the loader seeds torch's global generator with the epoch, which
 # Ignite's Engine leaves at 0. So dropout and other random numbers are the same on all ranks and in all epochs, whatever the ranks' seeds.
 # A loader without a sampler leaves the generator alone. Guess: as without a sampler.
 . "$(dirname "$0")/debian.bash"

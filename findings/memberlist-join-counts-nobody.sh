@@ -1,6 +1,6 @@
 #!/bin/bash
-# memberlist 0.7.0: Join returns 1 and no error for the node's own address, so a node that stands in its own list of seeds has "joined" though
-# no other seed answered; and after Leave it returns 1 and no error too, but neither side ever lists the other.
+# memberlist 0.7.0: Join returns 1 and no error for the node's own address, so a node with itself in its list of seeds has "joined" although
+# no other seed has answered. After Leave, Join also returns 1 and no error, but neither side ever lists the other.
 # Guess: 0 or an error; a node that left is a member again.
 . "$(dirname "$0")/go.bash"
 cat > main.go <<'GO'

@@ -1,6 +1,6 @@
 #!/bin/bash
-# An MPI_Allreduce of MPI_MAX over four ranks one of which has a NaN: MPICH 5.0.2 gives the ranks of one call different results;
-# Open MPI 6.0.0rc2 gives all the same, which depends on the rank that has the NaN and on the number of elements.
+# MPI_Allreduce with MPI_MAX over four ranks, of which one has a NaN: MPICH 5.0.2 gives the ranks of one call different results;
+# Open MPI 6.0.0rc2 gives all ranks one result, which depends on the rank that has the NaN and on the number of elements.
 # Guess: a result that the order of the operands determines, the same on all ranks, as MPI requires of predefined operations.
 . "$(dirname "$0")/debian.bash"
 packages gcc libc6-dev mpich libmpich-dev openmpi-bin libopenmpi-dev

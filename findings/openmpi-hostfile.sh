@@ -1,6 +1,6 @@
 #!/bin/bash
-# Host files of mpirun in Open MPI 6.0.0rc2: several lines of a host without slots= are one slot each, a second line with slots=
-# for a host is refused, and a single line without slots= stands for all cores.
+# Host files of mpirun in Open MPI 6.0.0rc2: several lines of a host without slots= give one slot each, a second line with slots=
+# for a host is refused, and a single line without slots= gives as many slots as the host has cores.
 # Guess: the slots of all lines are added up, and a line without slots= is one slot.
 . "$(dirname "$0")/debian.bash"
 packages openmpi-bin

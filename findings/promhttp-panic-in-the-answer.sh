@@ -1,5 +1,5 @@
 #!/bin/bash
-# client_golang 1.25: if a collector panics, promhttp answers with status 500, and the body has the panic and its stack with
+# client_golang 1.25: if a collector panics, promhttp answers with status 500, and the body contains the panic and its stack, with
 # paths of source files.
 # Guess: the panic ends the connection or the program, as in other handlers of net/http.
 . "$(dirname "$0")/go.bash"

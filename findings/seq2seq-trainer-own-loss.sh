@@ -1,6 +1,6 @@
 #!/bin/bash
-# transformers 5.12.1: a Seq2SeqTrainer with predict_with_generate and compute_metrics evaluates by the model's loss. compute_loss, if it
-# is overridden, is not called, so early stopping and the best model follow a loss that is not the one that trains. Guess: eval_loss
+# transformers 5.12.1: a Seq2SeqTrainer with predict_with_generate and compute_metrics evaluates with the model's loss, and does not call an
+# overridden compute_loss. So early stopping and the best model follow another loss than the one with which it trains. Guess: eval_loss
 # comes from compute_loss, as without predict_with_generate.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch python3-transformers python3-accelerate

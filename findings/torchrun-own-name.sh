@@ -1,7 +1,7 @@
 #!/bin/bash
 # torchrun 2.14.1 with --rdzv-endpoint 127.0.0.1:PORT on one node waits for a connection to the machine's host name, which does not
 # resolve, for example in a container. After 300 s by default, the job fails; --local-addr 127.0.0.1 makes it run.
-# Guess: a rendezvous by a numeric address on one machine resolves no name.
+# Guess: a rendezvous at a numeric address on one machine needs no name.
 . "$(dirname "$0")/debian.bash"
 packages python3-torch
 without_libuv

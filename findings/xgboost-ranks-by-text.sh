@@ -1,6 +1,6 @@
 #!/bin/bash
-# XGBoost 3.3.0, tracker with sortby="task": ranks follow the ids as text, so that of the workers 8 to 11 the worker 10 is rank 0, and the data
-# of ranks move when a world grows past ten. Two workers with the same id are two ranks, although an id is to name one worker.
+# XGBoost 3.3.0, tracker with sortby="task": it sorts the ids as text, so of the workers 8 to 11, worker 10 is rank 0, and ranks get other
+# data when a world grows past ten. Two workers with the same id become two ranks, although an id should name one worker.
 # Guess: ids that are numbers are sorted as numbers; the second worker with an id is refused, or replaces the first.
 . "$(dirname "$0")/debian.bash"
 packages python3-xgboost
