@@ -16,7 +16,7 @@ const (
 	PartTraining      Part = "training"      // a world trains, or the workers run tasks
 	PartStarting      Part = "starting"      // the workers of the first world start and join
 	PartWaiting       Part = "waiting"       // for enough slots, or for workers that replace failed ones
-	PartRecovering    Part = "recovering"    // between two worlds, after a loss: a death, a stall, a worker that left
+	PartRecovering    Part = "recovering"    // between two worlds, after a loss: by a death, a stall or a departure
 	PartGrowing       Part = "growing"       // between two worlds, because hosts or slots came
 	PartShrinking     Part = "shrinking"     // between two worlds, because hosts or slots were taken away
 	PartSynchronising Part = "synchronising" // from the publication of a world until rank 0 trains in it

@@ -62,8 +62,8 @@ type Blame struct {
 type Timeouts struct {
 	DiscoveryInterval time.Duration // 1 s: interval of polls
 	Elastic           time.Duration // 600 s: longest wait for enough slots
-	Start             time.Duration // 30 s: from a worker's start to its join
-	Join              time.Duration // 30 s: from the first worker's join to the last's
+	Start             time.Duration // 30 s: until a worker's process starts, and then until it joins
+	Join              time.Duration // 30 s: of a member without progress towards the next world
 	Drain             time.Duration // 30 s: from SIGTERM to SIGKILL of a worker
 	Finish            time.Duration // 30 s: from the first worker's done to the last's
 	Exit              time.Duration // 5 min: from a worker's done to its exit

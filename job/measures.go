@@ -33,7 +33,8 @@ type Journal struct {
 	Failures uint64
 }
 
-// Workers are the sums of what workers have reported of themselves, those that have ended included.
+// Workers are the sums of what workers have reported of themselves, including workers that have
+// ended.
 type Workers struct {
 	// Beats is the number of heartbeats.
 	Beats uint64
