@@ -34,7 +34,7 @@ func TestUpstream(t *testing.T) {
 	run(sources, "git", "apply", patch)
 
 	example := filepath.Join(sources, "examples", "multinode")
-	sums, err := os.ReadFile("go.sum") // of the same requirements
+	sums, err := os.ReadFile("go.sum") // has the sums of the same requirements
 	if err != nil {
 		t.Fatal(err)
 	}

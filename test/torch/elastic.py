@@ -22,8 +22,8 @@ cannot vanish, and each rank compares it. WAY are any of:
   nccl        NCCL in place of gloo, and tensors on the GPU
   gpu         tensors on the GPU
 
-It ends after STEPS, or earlier if there is a file LEDGER.stop. The process whose PID is in a file LEDGER.hang hangs, and that in
-LEDGER.within kills itself between the two passes.
+It ends after STEPS, or earlier if there is a file LEDGER.stop. The process whose PID is in the file LEDGER.hang hangs, and the one
+whose PID is in LEDGER.within kills itself between the two passes.
 """
 import contextlib
 import os
@@ -83,7 +83,7 @@ class Large:
 
 
 def broadcast(tensor, src, group=None, broadcast=dist.broadcast):
-    """Is dist.broadcast, and kills this process in the middle of Large's message, if this rank sends that."""
+    """Replaces dist.broadcast. Kills this process in the middle of Large's message, if this rank sends it."""
     size = tensor.numel() * tensor.element_size()  # torch 1.13 has no nbytes
     if src == dist.get_rank() and size >= 1 << 28 and os.path.exists(sys.argv[1] + ".dies"):
         tell("dies", generation=job.generation)
@@ -92,7 +92,7 @@ def broadcast(tensor, src, group=None, broadcast=dist.broadcast):
 
 
 def die_while_sending(after):
-    """Kills this process when it has written after more bytes."""
+    """Kills this process when it has written this many more bytes (after)."""
     def written():
         with open("/proc/self/io") as f:
             return int(f.read().split("wchar:")[1].split()[0])

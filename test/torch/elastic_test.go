@@ -436,7 +436,7 @@ func TestElasticReplicas(t *testing.T) {
 	})
 }
 
-// mark creates the file for which a stage waits.
+// mark creates the file that a stage waits for.
 func (e *ledgerJob) mark(name string) {
 	if err := os.WriteFile(filepath.Join(e.Dir, name), nil, 0o600); err != nil {
 		e.t.Fatal(err)

@@ -5,7 +5,7 @@ WAY is
 
   wrapped    rank 1 is killed, once, and the program wraps the error of the other
   own        the worker of slot 1 always raises its own error, whose text is like that of a connection
-  after      the worker of slot 1 calls a collective wrongly after each commit, from step 5 on
+  after      the worker of slot 1 makes an invalid collective call after each commit, from step 5 on
   differs    the worker of slot 1 has another seed
   parts      each rank adds up its own gradients over two steps, which no rank averages before a commit
   no_sync    the same, within no_sync of the module

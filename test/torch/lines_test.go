@@ -32,7 +32,7 @@ type lines struct {
 
 func newLines(r io.Reader) *lines { return &lines{in: bufio.NewReader(r)} }
 
-// await blocks until a worker has made a step in a world of this size.
+// await blocks until a worker has completed a step in a world of this size.
 func (l *lines) await(t *testing.T, world string) {
 	t.Helper()
 	l.until(t, func(e event) bool { return e.name == "step" && e.world == world })

@@ -333,7 +333,7 @@ def breaks():
 
 
 def by_islice():
-    """A loop over epochs around one over steps: a step that is repeated counts there."""
+    """A loop over epochs around a loop over steps: in its count of steps, a repeated step counts twice."""
     net = line()
     opt = sgd(net)
     state = job.state(model=net, optimizer=opt)

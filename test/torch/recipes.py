@@ -176,7 +176,7 @@ def swa():
 
 
 class Shadow:
-    """An average of the weights, as many programs have their own."""
+    """A program's own average of the weights, as many programs have it."""
 
     def __init__(self, model):
         self.model, self.values, self.live = model, {name: p.detach().clone() for name, p in model.named_parameters()}, {}
@@ -293,7 +293,7 @@ def normalized():
 
 @recipe
 def lbfgs():
-    """An optimizer that calls the loss: all ranks compute the same, without collectives."""
+    """An optimizer that calls the loss itself: all ranks compute the same, without collectives."""
     model = net()
     opt = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
     state = job.state(ddp=None, model=model, optimizer=opt)
@@ -703,7 +703,7 @@ for step in job.steps(state, total=TOTAL, batch=BATCH, samples=SAMPLES, seed=1):
 
 @recipe
 def seeds():
-    """Dropout and seeds by rank: the weights are the same on all ranks in the end, and no others can be expected."""
+    """Dropout and seeds by rank: in the end the weights are the same on all ranks, but their values cannot be predicted."""
     model = net(nn.Dropout(0.5))
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(100 + job.rank)

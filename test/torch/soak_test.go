@@ -34,10 +34,10 @@ type kill struct {
 const pace = 50 * time.Millisecond
 
 // TestSoak repeatedly kills one of four workers, which make a step in 50 ms. It kills the next one
-// a second after the last kill, once that worker is replaced. They use DistributedDataParallel, or
-// reduce one flat buffer. It reports how much later than without the death the survivors make their
-// next step, and how many steps the deaths cost. Only the dead are started again, and each sample
-// is used once.
+// when the last one has been replaced, but not within a second of its death. The workers use
+// DistributedDataParallel, or reduce one flat buffer. The test reports by how much a death delays
+// the survivors' next step, and how many steps the deaths cost. Only the dead are started again,
+// and each sample is used once.
 func TestSoak(t *testing.T) {
 	for _, way := range [][]string{{"paced"}, {"paced", "plain"}} {
 		t.Run(strings.Join(way, " "), func(t *testing.T) {

@@ -1,4 +1,4 @@
-"""A user's program for a type checker: mypy --strict reports only the errors that the lines with E: name."""
+"""A user's program for a type checker: mypy --strict must report the errors that comments name by E:, and no others."""
 import datetime
 
 import torch
