@@ -59,8 +59,8 @@ type Config struct {
 	ExitBarrier time.Duration
 	// VirtualLocalRank makes each worker see one device, as local rank 0.
 	VirtualLocalRank bool
-	// FileTimer lets workers request, through the FIFO TimerFile, to be ended unless they renew the
-	// timer in time. If TimerFile is empty, a FIFO is created.
+	// FileTimer lets workers set timers through the FIFO TimerFile. The agent sends a signal to a
+	// worker that does not release its timer in time. If TimerFile is empty, a FIFO is created.
 	FileTimer bool
 	TimerFile string
 	// ErrorFile, if not empty, receives a copy of the first failure's error file.
@@ -242,7 +242,7 @@ func (a *Agent) settle(ctx context.Context, err error) {
 	}
 }
 
-// leaveTimeout bounds what an agent that ends still sends to others.
+// leaveTimeout bounds the calls by which an agent that ends informs the other nodes.
 const leaveTimeout = 10 * time.Second
 
 // run runs rounds until one of them ends the job.
@@ -287,7 +287,7 @@ func (a *Agent) start(ctx context.Context, failed bool) (*group, error) {
 			return nil, err
 		}
 		a.cfg.Log.Infof("torchrun: round %d: %v before the workers were started: another round begins", a.place.round.Number, err)
-		failed = false // the rendezvous knows that now
+		failed = false // the rendezvous has counted the failure
 	}
 }
 

@@ -50,7 +50,7 @@ func (d *Dynamic) attend(ctx context.Context, r dynamic.Round, kv KV, w *watched
 					return
 				}
 				if network := (*net.OpError)(nil); err != nil && !(again && errors.As(err, &network)) {
-					return // it does not exist, or has left the round
+					return // that node does not exist, or has left the round
 				}
 				if retry.Pause(ctx, retryPause) != nil {
 					return

@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	// endedFile is the file in the copy that contains the exit status of a job that has ended.
+	// endedFile is the name of the file in the copy that has the exit status of a job that has
+	// ended.
 	endedFile = "ended"
 	// seedPatience is how long a node waits for the gossip address of the first node before it
 	// starts without it.
@@ -157,8 +158,8 @@ func (r *elasticRun) meet() {
 	}
 }
 
-// closed reports how a job has ended that another node has closed. This node may never have had a
-// place in the job, and then it has no copy that shows this.
+// closed reports the outcome of a job that another node has closed. A node that never had a place
+// in the job has no copy that shows the outcome.
 func (r *elasticRun) closed() {
 	ctx, cancel := context.WithTimeout(r.side, leaveTimeout)
 	status, err := r.Rendezvous.ended(ctx)
@@ -270,7 +271,7 @@ func (r *elasticRun) depart(why error, drain func(error), served <-chan struct{}
 	return status, nil
 }
 
-// stopJob tells the driver to stop the job, and returns its exit status.
+// stopJob makes the driver stop the job, and returns the job's exit status.
 func (r *elasticRun) stopJob() (status int, stopped bool) {
 	close(r.lead.stop)
 	out := <-r.drove
@@ -335,7 +336,7 @@ func (r *elasticRun) exchange(round Round, own string) {
 	ctx, cancel := context.WithTimeout(r.side, rankTimeout)
 	defer cancel()
 	err := round.Store.Set(ctx, gossipOf(round.Rank), []byte(own))
-	if err == nil && round.Rank == 0 { // by a connection to it the others notice its end: Dynamic.attend
+	if err == nil && round.Rank == 0 { // the others connect to it to notice its end: see Dynamic.attend
 		err = round.Store.Set(ctx, "store", []byte(r.Peers.Addr()))
 	}
 	if err != nil {

@@ -63,7 +63,8 @@ func (a *Agent) environment(p place, local int, w paths, incarnation string) []s
 	return env
 }
 
-// device returns the device that a worker sees which is to see only one.
+// device returns the only device that a worker sees if VirtualLocalRank is set; false: there is no
+// device for it.
 func (a *Agent) device(local int) (string, bool) {
 	all, is := lookup(a.cfg.Env, "CUDA_VISIBLE_DEVICES")
 	if !is || all == "" {

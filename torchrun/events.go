@@ -54,7 +54,8 @@ func Console(w io.Writer) func(Event) {
 	}
 }
 
-// event emits an event of the agent or, if fill changes it, of another source.
+// event emits an event of the agent. If fill is not nil, it can change the event first, for example
+// to that of a worker.
 func (a *Agent) event(name string, fill func(*Event)) {
 	if a.cfg.Events == nil {
 		return

@@ -69,7 +69,7 @@ func (f *Failure) say(text string) {
 	}
 }
 
-// noMessage is the message of a worker that has not said why it failed.
+// noMessage is the message of a worker that has not reported why it failed.
 const noMessage = "neither an error file nor a line on stderr: a program whose main function is decorated with @record of " +
 	"torch.distributed.elastic.multiprocessing.errors has the file"
 

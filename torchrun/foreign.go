@@ -22,8 +22,8 @@ import (
 var errTorch = errors.New("PyTorch's torchrun is there, whose agents speak another protocol: start all nodes of the job " +
 	"by hvdrun torchrun, or all by torchrun")
 
-// refused returns why a connection is refused whose first bytes were not those of an agent: err or
-// errTorch.
+// refused returns the reason why a connection is refused if its first bytes were not those of an
+// agent: err or errTorch.
 func refused(err error) error {
 	if plain, is := errors.AsType[tls.RecordHeaderError](err); is && tcpstore.IsQuery(plain.RecordHeader[:]) {
 		return errTorch

@@ -164,8 +164,8 @@ func (g *group) stop(cause error) {
 	g.store.Close()
 }
 
-// judge records the failure of a worker that was already failing when the workers were stopped at
-// since: it had exited, or had written its error file.
+// judge records the failure of a worker that had exited, or had written its error file, before the
+// workers were stopped at the time since.
 func (g *group) judge(w *worker, since time.Time) {
 	if w.end == nil {
 		return

@@ -27,8 +27,8 @@ const (
 )
 
 // leadingStore is the store of a dynamic rendezvous, in the agent that leads. Its values are the
-// files of a replica, each consisting of the version followed by the value. A result that it
-// returns is on a quorum of the members.
+// files of a replica, each consisting of the version followed by the value. A call returns a result
+// only once the result is on a quorum of the members.
 type leadingStore struct {
 	addr   string // of this agent
 	leader *replica.Leader

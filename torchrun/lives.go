@@ -156,7 +156,7 @@ func (p *Peers) evidence(member string, err error) replica.Evidence {
 	return replica.Evidence{Refused: isRefused(err), Ended: w != nil && w.ended, Replaced: errors.Is(err, errOtherLife)}
 }
 
-// isRefused reports whether a connection was refused, by the machine, because nobody listens, or by
+// isRefused reports whether a connection was refused: by the machine, because nobody listens, or by
 // a firewall.
 func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 

@@ -75,8 +75,8 @@ func (s *movingStore) copies() {
 	})
 }
 
-// enter sets the members of a round, which have copies of the store and may take it over. Then drop
-// is called with members that are found dead during a takeover.
+// enter sets the members of a round, which have copies of the store and may take it over. During a
+// takeover, drop is called for members that are found dead.
 func (s *movingStore) enter(ctx context.Context, r dynamic.Round, drop func(ctx context.Context, rank int)) {
 	members := namesOf(r.Members)
 	s.mu.Lock()

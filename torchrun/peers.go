@@ -173,13 +173,14 @@ func logServed(log logrus.FieldLogger, what string, err error) {
 	}
 }
 
-// answer is a function that serves connections for a service. It returns why it has ended one.
+// answer has the function that serves connections for a service. serve returns the reason why it
+// has ended a connection.
 type answer struct {
 	serve   func(net.Conn) error
 	serving sync.WaitGroup // the connections that are being served
 }
 
-// answer serves connections for a service with the function, instead of an earlier one, until
+// answer makes serve handle the connections for a service, in place of an earlier function, until
 // refuse is called.
 func (p *Peers) answer(of service, serve func(net.Conn) error) {
 	p.mu.Lock()
@@ -327,7 +328,7 @@ func ServeStore(number int, peers *Peers, log logrus.FieldLogger) (*WorkerStore,
 	return serveStore(number, peers, proc.OwnPeer, log)
 }
 
-// serveStore is ServeStore for workers whose connections admit accepts.
+// serveStore is like ServeStore. admit returns an error for a connection that must be refused.
 func serveStore(number int, peers *Peers, admit func(net.Conn) error, log logrus.FieldLogger) (*WorkerStore, error) {
 	store, end := new(tcpstore.Store), func() {}
 	if of := workersStore.of(number); peers != nil {
@@ -354,7 +355,7 @@ func ForwardStore(addr string, number int, peers *Peers, log logrus.FieldLogger)
 	})
 }
 
-// openStore opens a store whose connections serve serves. Close calls end.
+// openStore opens a store. serve serves one connection of a worker. Close calls end.
 func openStore(end func(), admit func(net.Conn) error, log logrus.FieldLogger, serve func(d *tcpstore.Door, conn net.Conn)) (*WorkerStore, error) {
 	s := &WorkerStore{log: log, end: end}
 	var err error
@@ -371,8 +372,8 @@ func openStore(end func(), admit func(net.Conn) error, log logrus.FieldLogger, s
 }
 
 // also makes the store listen at further addresses, except those in use by other programs. Workers
-// are told the last one: newer versions of torch use the agent's store only if the program names
-// the same address as the variables.
+// get the last one in their variables: newer versions of torch use the agent's store only if the
+// program names the same address as the variables.
 func (s *WorkerStore) also(addrs []string) {
 	for _, addr := range addrs {
 		at := addr
@@ -387,7 +388,7 @@ func (s *WorkerStore) also(addrs []string) {
 	}
 }
 
-// Addr returns the address, host:port, that workers are told.
+// Addr returns the address, host:port, that workers get in their variables.
 func (s *WorkerStore) Addr() string { return cmp.Or(s.named, s.Door.Addr().String()) }
 
 // asked reports whether a worker of this node has connected to the store.

@@ -25,14 +25,14 @@ const (
 // machine decides what the agent does next. It is pure.
 type machine struct {
 	state State
-	// max is the largest number of restarts because of failures, and left the number that is left,
-	// for the job as a whole.
+	// max is the largest number of restarts because of failures, and left the number of those that
+	// remain, for the job as a whole.
 	max, left int
 }
 
 func newMachine(max int) machine { return machine{state: Init, max: max, left: max} }
 
-// begin sets the number of restarts before a round that failures, on any node, have caused.
+// begin sets the number of restarts that failures on any node have caused before a round.
 func (m *machine) begin(restarts int) { m.left = max(0, m.max-restarts) }
 
 // see decides on the next action. seen is the observed state of the workers: Healthy, Succeeded or

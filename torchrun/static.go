@@ -20,10 +20,10 @@ import (
 var ErrClosed = errors.New("another node has ended the job")
 
 // Static is the rendezvous of a fixed number of nodes, each of which knows its rank. The agent with
-// rank 0 has the store. A round begins when all nodes have come; the first node that comes makes
-// the others come too. A node that is gone may come back.
+// rank 0 has the store. A round begins when all nodes have arrived. The first node that arrives for
+// the next round makes the others leave the current round. A node that is gone may come back.
 type Static struct {
-	// node is the rank of this node among Nodes.
+	// Node is the rank of this node, and Nodes the number of nodes.
 	Node, Nodes int
 	// Addr is the address, host:port, of the node with rank 0.
 	Addr string
@@ -249,8 +249,8 @@ func (s *Static) doneIn(round, node int) string {
 	return "done/" + strconv.Itoa(round) + "/" + strconv.Itoa(node)
 }
 
-// allDone is the value in place of the start of the next round when no round follows, because the
-// node with rank 0 is done and ends the job.
+// allDone is the value of the next round's key began if no round follows, because the node with
+// rank 0 is done and ends the job.
 const allDone = "done"
 
 // endedKey is the key that has a value once a node has ended the job.
@@ -346,7 +346,7 @@ func (s *Static) Close(ctx context.Context) error {
 		return nil
 	}
 	_, err := s.kv.Add(ctx, "closed", 1)
-	if err != nil && s.done && s.Node != 0 { // the end of a wait has closed the connection
+	if err != nil && s.done && s.Node != 0 { // an interrupted wait has closed the connection
 		s.disconnect()
 		if err = s.connect(ctx); err == nil {
 			_, err = s.kv.Add(ctx, "closed", 1)

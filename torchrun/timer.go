@@ -126,7 +126,7 @@ func newFileTimer(path, tempDir string) (*fileTimer, error) {
 		f.path = filepath.Join(f.dir, "timer")
 	}
 	if err = unix.Mkfifo(f.path, 0o600); err == nil {
-		// Opened for writing too, so that it does not end when the last worker closes it.
+		// Opening it for writing too prevents the end of the input when the last worker closes it.
 		f.fifo, err = os.OpenFile(f.path, os.O_RDWR|unix.O_NONBLOCK, 0)
 	}
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/hvdrun/hvdrun/torchrun/store"
 )
 
-// maxFrame is the largest size of a question to that store, or of an answer, in bytes.
+// maxFrame is the largest size of a question to a store with versions, or of an answer, in bytes.
 const maxFrame = 8 << 20
 
 // question is one call of a store.Store or, with the word members, of movingStore.setMembers. A
@@ -180,14 +180,14 @@ func (r *remoteStore) call(ctx context.Context, q question) (e store.Entry, set 
 // silentAfter is how long an agent may take to answer before it counts as silent.
 const silentAfter = 2 * time.Second
 
-// errSilentStore is the reason why a call ends whose agent does not answer, for example because its
-// machine is gone.
+// errSilentStore is the reason for the end of a call to an agent that does not answer, for example
+// because its machine is gone.
 var errSilentStore = errors.New("it does not answer")
 
-// watch ends a call when the agent is silent. If waits is false, that is so when the answer takes
-// too long; otherwise, the call waits for a change, and the agent is silent if it does not answer
-// other questions meanwhile. The returned channel is closed when watch has ended, at the latest
-// when ctx ends.
+// watch ends a call when the agent is silent. If waits is false, the agent is silent when its
+// answer takes too long. If waits is true, the call waits for a change, and the agent is silent if
+// it does not answer other questions meanwhile. The returned channel is closed when watch has
+// ended, at the latest when ctx ends.
 func (r *remoteStore) watch(ctx context.Context, end context.CancelCauseFunc, waits bool) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {

@@ -31,7 +31,7 @@ type Config struct {
 	Store store.Store
 	// Addr identifies this machine among the nodes. Empty: its host name.
 	Addr string
-	// Info is made known to the other nodes of a round, for example an address. It has at most 512
+	// Info is data that the other nodes of a round get, for example an address. It has at most 512
 	// bytes.
 	Info string
 	// Log must not be nil.
@@ -147,7 +147,7 @@ func (h *Handler) Next(ctx context.Context) (Round, error) {
 	return round, nil
 }
 
-// errWaits makes the lines of waits one kind, whatever nodes they name.
+// errWaits stands for all reasons to wait, so that they count as failures of one kind.
 var errWaits = errors.New("waiting")
 
 // waits returns a function for a node that waits in Next. It logs what the node waits for, after a
@@ -237,7 +237,7 @@ func (h *Handler) Stop() {
 	h.beating.Wait()
 }
 
-// look reads the record again, with a separate holder.
+// look reads the record with the given holder, and returns it.
 func (h *Handler) look(ctx context.Context, holder *storeHolder) (*State, error) {
 	_, err := holder.sync(ctx)
 	return holder.current(), err

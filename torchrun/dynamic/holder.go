@@ -215,6 +215,7 @@ func run(ctx context.Context, h holder, node NodeDesc, info string, set *Setting
 type operation struct {
 	what  string
 	limit time.Duration
-	// waits, if not nil, is called each time the operator waits for a change, and returns for what.
+	// waits, if not nil, is called each time the operator waits for a change, and returns what it
+	// waits for.
 	waits func(view) string
 }

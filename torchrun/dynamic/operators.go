@@ -27,7 +27,7 @@ const (
 	errorTimeout // fail: the operation has taken too long
 	errorDismiss // stop without an error: the run was closed while the node was spare
 	finish       // the operation is complete
-	leaveForGood // like removeFromParticipants, and also from the ranks of the last round
+	leaveForGood // remove everything about the node, including its rank in the last round
 )
 
 // view is the basis of an operator's decision. It is immutable.
@@ -176,7 +176,7 @@ func (v view) missing() string {
 	return fmt.Sprintf("%d of at least %d nodes have joined: %s", count, set.MinNodes, addrs(s.Participants))
 }
 
-// mostAddrs is how many nodes missing names.
+// mostAddrs is the largest number of nodes that the result of missing names.
 const mostAddrs = 8
 
 // addrs returns the addresses of the nodes, for the log.
@@ -221,7 +221,7 @@ func (v view) lastCallOver() bool {
 }
 
 // apply applies an action of a node to the state. now is the time of the record's clock, and info
-// what the node makes known to the others.
+// the data that the node shares with the others.
 func (s *State) apply(a action, node NodeDesc, info string, now time.Time, set *Settings) {
 	switch a {
 	case keepAlive:

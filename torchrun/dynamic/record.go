@@ -15,7 +15,7 @@ import (
 const (
 	recordVersion = 2
 	maxAddr       = 255
-	// maxInfo is the largest size of what a node makes known to the others, in bytes.
+	// maxInfo is the largest size of the data that a node shares with the others, in bytes.
 	maxInfo = 512
 )
 
@@ -59,7 +59,7 @@ type State struct {
 	LastHeartbeats map[NodeDesc]time.Time
 	// LastRanks are the ranks in the last complete round, of nodes that may come back.
 	LastRanks map[NodeDesc]int
-	// Infos are the data that participants make known to each other.
+	// Infos are the data that participants share with each other.
 	Infos map[NodeDesc]string
 	// Failed means that workers of the round have failed, on any of its nodes.
 	Failed bool

@@ -21,7 +21,7 @@ const (
 	defaultKeepAliveInterval = time.Second
 	defaultKeepAliveAttempts = 3
 
-	// waitQuiet is how long a node waits for others before it logs that it does.
+	// waitQuiet is how long a node waits for others before it logs the wait.
 	waitQuiet = 10 * time.Second
 	// rollback is how long after the end of its join timeout a node still removes itself from the
 	// record.
@@ -30,7 +30,7 @@ const (
 	poll = time.Second
 	// backAfter is how much later than this node others may reach a store that was unreachable.
 	backAfter = time.Second
-	// cached is how long a copy of the record that was read is good enough.
+	// cached is how long a node uses its copy of the record before it reads the record again.
 	cached = time.Second
 	// lingerPerNode bounds, per node of a run, how long a node waits after a change.
 	lingerPerNode = 3 * time.Millisecond

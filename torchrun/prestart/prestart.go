@@ -64,8 +64,8 @@ type Program struct {
 }
 
 // Parse returns the program that a command line runs. It recognises python, python3 and the like by
-// name, with options that take no value, and either a file or -m and a module. It returns an error
-// for other command lines, whose text completes a sentence.
+// name, with options that take no value, and either a file or -m and a module. For other command
+// lines it returns an error, whose text can follow a colon.
 func Parse(command []string) (Program, error) {
 	if len(command) == 0 || !strings.HasPrefix(filepath.Base(command[0]), "python") {
 		return Program{}, errors.New("the command is not python with a file or a module")

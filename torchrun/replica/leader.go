@@ -198,8 +198,8 @@ func (l *Leader) make(ch Change) {
 	}
 }
 
-// Do makes a change on this node, and makes the other members get it. It keeps the slices of ch,
-// which must not change later.
+// Do makes a change on this node, and starts to send it to the other members. It keeps the slices
+// of ch, which must not change later.
 func (l *Leader) Do(ch Change) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -98,7 +98,7 @@ type runner struct {
 	program  prestart.Program
 	worker   *elastic.Worker
 	state    *elastic.State
-	restarts int32 // number of failures after which the job's programs were restarted
+	restarts int32 // number of restarts of the job's programs because of failures
 	quick    int   // consecutive failures of this rank's program at its start
 	running  *process
 	spare    *process // a waiting interpreter; nil: none
@@ -160,7 +160,7 @@ func (r *runner) watch(ctx context.Context) error {
 	for {
 		select {
 		case <-ended:
-			ended = nil // the next exchange tells the others
+			ended = nil // the next exchange informs the others
 		case <-ticker.C:
 		case <-group.Failed():
 		case <-ctx.Done():

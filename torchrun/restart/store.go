@@ -39,7 +39,7 @@ func (r *runner) openStore(ctx context.Context, p place) (store *torchrun.Worker
 		return err
 	}
 	first := r.worker.Rank() == 0
-	var told []byte // by rank 0: the key of this world's connections, then its port
+	var told []byte // sent by rank 0: the key of this world's connections, then its port
 	if first {
 		told = make([]byte, identity.ClusterKeyLen)
 		rand.Read(told) // never fails: crypto/rand ends the program if there is no randomness

@@ -1,5 +1,5 @@
 // Package store defines a store of small values by which processes on several machines meet. Each
-// value has a version. By the methods of a Store, a process can write a value if the value still
+// value has a version. With the methods of a Store, a process can write a value if the value still
 // has a given version, and wait for another version.
 package store
 

@@ -167,7 +167,7 @@ type Tenure struct {
 	own     string
 	term    uint64
 	Copy    Copy
-	changes []Change // changes of the term, without the first base ones
+	changes []Change // changes of the term after the first base ones
 	base    uint64
 	joint   uint64 // the change that must be kept before Settle
 	Others  map[string]*Standing
