@@ -719,7 +719,7 @@ func TestUnreachableAgent(t *testing.T) {
 	addr := unheardOf(t)
 	l := agents(t, driverOf(t, "none"), addr, 300*time.Millisecond)
 	s, _ := script(t, 0, "exit 0")
-	wantRefused(t, l.Run(t.Context(), s, nil), "the agent at "+addr+" cannot be reached", "nothing was heard of it")
+	wantRefused(t, l.Run(t.Context(), s, nil), "the agent at "+addr+" cannot be reached", "nothing was heard from it")
 	if err := l.Close(); err != nil {
 		t.Error(err)
 	}
@@ -757,7 +757,7 @@ func TestSessionThatCannotBegin(t *testing.T) {
 			var a *client.Agents
 			var err, inspectErr error
 			starved := func(err error) bool {
-				return err != nil && strings.Contains(err.Error(), "nothing was heard of it") && !strings.Contains(err.Error(), "it cannot begin")
+				return err != nil && strings.Contains(err.Error(), "nothing was heard from it") && !strings.Contains(err.Error(), "it cannot begin")
 			}
 			for again := true; again; again = starved(err) || starved(inspectErr) { // if the agent was silent for the time of a lease
 				a = client.New(client.Config{

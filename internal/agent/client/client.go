@@ -27,7 +27,7 @@ import (
 // Config.Lease is set.
 const defaultLease = 10 * time.Second
 
-// Agents refuse leases outside these bounds, and drivers that want their workers kept for longer.
+// Agents refuse a lease outside MinLease and MaxLease, and an Orphan of more than MaxOrphan.
 const (
 	MinLease  = 50 * time.Millisecond
 	MaxLease  = 10 * time.Minute
@@ -70,7 +70,7 @@ type hosts struct {
 	open     context.Context // of what Close ends first: starts of agents and fences of lost sessions
 	shut     context.CancelFunc
 	closed   bool
-	own      *identity.Credentials // the driver's, towards job agents; nil: not issued yet
+	own      *identity.Credentials // the driver's credentials for job agents; nil: not issued yet
 	sessions map[string]*session   // by host
 	jobs     map[string]*jobAgent  // by host
 	machines map[string]string     // by Ready.Machine: the first host on that machine
@@ -203,8 +203,8 @@ func (a *Agents) sessionAt(p place) (*session, error) {
 	return s, nil
 }
 
-// forget removes the session, and the job agent it was with, if any: the next worker of the host
-// begins new ones.
+// forget removes the session, and its job agent if it has one: the next worker of the host begins
+// new ones.
 func (a *Agents) forget(s *session) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -295,7 +295,7 @@ func (a *Agents) HostAddr(ctx context.Context, host string) (string, error) {
 	case ctx.Err() != nil:
 		return "", context.Cause(ctx)
 	case err != nil:
-		return host, nil // its own workers report why
+		return host, nil // the workers of the host report why
 	}
 	name, _, err := net.SplitHostPort(s.addr)
 	if err != nil {

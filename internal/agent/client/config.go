@@ -68,7 +68,7 @@ type Config struct {
 	Log logrus.FieldLogger
 }
 
-// withDefaults fills in what the zero value leaves out.
+// withDefaults returns the Config with its zero fields replaced by the defaults.
 func (c Config) withDefaults() Config {
 	if c.Log == nil {
 		c.Log = logrus.StandardLogger()

@@ -16,9 +16,9 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wire/agentpb"
 )
 
-// EndRun makes a job agent that an earlier driver has started end the workers of its job, then
-// itself: with the workers' grace period, or at once if now is set. It blocks until none of them is
-// left and returns their number, which is 0 if the agent's process is known to have ended.
+// EndRun makes a job agent, which an earlier driver has started, end the workers of its job and
+// then itself: with the workers' grace period, or at once if now is set. It blocks until none of
+// them is left and returns their number, which is 0 if the agent's process is known to have ended.
 func EndRun(ctx context.Context, authority *identity.Authority, k KnownAgent, now bool) (workers int, err error) {
 	j := knownAgent(k)
 	if j.there() != nil {

@@ -47,7 +47,8 @@ type Hello struct {
 	// address to listen on instead, or an address towards which the agent's own address is chosen.
 	Loopback bool
 	Listen   string
-	// Ports bounds the ports to which other machines connect, as identity.ParsePorts takes it.
+	// Ports is the range of the ports to which other machines connect, in the syntax of
+	// identity.ParsePorts.
 	Ports string `json:",omitempty"`
 	// Detach makes the process start a child in a new session, which answers.
 	Detach bool

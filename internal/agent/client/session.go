@@ -242,8 +242,8 @@ func (s *session) heardAt() time.Time {
 	return s.contact
 }
 
-// fence tries to attach and make the agent kill its workers, which are given up, until it has done
-// so or is known to be gone, or for Config.Orphan at most.
+// fence tries to attach and to make the agent kill its workers, which are given up. It ends when
+// the agent has done so or is known to be gone, and after Config.Orphan at the latest.
 func (s *session) fence(ctx context.Context) {
 	s.mu.Lock()
 	s.end = fenced
@@ -292,9 +292,9 @@ func (s *session) deaf() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.attached && s.tries == 0 {
-		return "it takes connections, and nothing else that is sent arrives (does the path drop large packets, by an MTU that is too large?)"
+		return "it accepts connections, but nothing else that is sent arrives (does the path drop large packets because an MTU is too large?)"
 	}
-	return "nothing was heard of it"
+	return "nothing was heard from it"
 }
 
 // refused returns whether the error is an agent's answer that it cannot begin the session. An agent
@@ -305,7 +305,7 @@ func refused(err error) bool {
 		strings.HasPrefix(status.Convert(err).Message(), CannotBegin)
 }
 
-// gone returns an error if the place's there says that the agent no longer exists or was replaced.
+// gone returns an error if place.there reports that the agent no longer exists or was replaced.
 func (s *session) gone() error {
 	if err := s.there(); err != nil {
 		return fmt.Errorf("it is silent, and %w", err)
@@ -313,8 +313,8 @@ func (s *session) gone() error {
 	return nil
 }
 
-// errClosed ends a session whose launcher was closed. Nothing is lost then, although workers may be
-// in the session whose output nobody has read.
+// errClosed ends a session whose launcher was closed. Nothing is lost then, although the session
+// may have workers whose output nobody has read.
 var errClosed = errors.New("the launcher was closed")
 
 // lose ends the session with a reason, and wakes all that wait for it.
@@ -456,8 +456,9 @@ func (s *session) begun(ctx context.Context) error {
 	return s.over
 }
 
-// talk sends messages and beats until the stream is broken. If it returns nil, it has received one
-// value from broken, and the agent has closed the stream because the session was to end.
+// talk sends messages and beats until the stream is broken. It returns nil if the agent has closed
+// the stream because the session was to end. The value that it receives from broken is in broken
+// again when it returns.
 func (s *session) talk(stream grpc.BidiStreamingClient[agentpb.ToAgent, agentpb.FromAgent], broken chan error) error {
 	look := time.NewTicker(s.lookEvery())
 	defer look.Stop()

@@ -12,13 +12,12 @@ import (
 // rarely.
 const patientLeases = 12
 
-// errNoAnswer: the process of an agent of this machine exists and does nothing that it is asked to
-// do.
+// errNoAnswer: the process of an agent of this machine exists, but carries out no request.
 var errNoAnswer = errors.New("its process exists, but does not answer requests")
 
 // silent returns an error if nothing arrives on a stream that seems open. It counts its calls
-// instead of time: if the machine is so busy that this process did not run for long, the agent's
-// messages have arrived and only wait to be read.
+// instead of time: if the machine is so busy that this process did not run for a long time, the
+// agent's messages have arrived and only wait to be read.
 func (s *session) silent() error {
 	s.mu.Lock()
 	s.looks++
@@ -36,10 +35,10 @@ func (s *session) silent() error {
 	return nil
 }
 
-// quiet is silent for an agent of this machine; looks is the number of calls since the last
-// message. Both ends notice when the connection on one machine is cut, so only the end of the
-// process breaks the stream. If the driver waits for something from a stopped agent, quiet
-// continues the process. It returns an error if the agent has left a request undone for
+// quiet does the work of silent for an agent of this machine; looks is the number of calls since
+// the last message. Both ends of a connection within one machine notice when it is cut, so only the
+// end of the process breaks the stream. If the driver waits for something from a stopped agent,
+// quiet continues the process. It returns an error if the agent has left a request undone for
 // patientLeases.
 func (s *session) quiet(looks int, since time.Duration) error {
 	if err := s.gone(); err != nil {

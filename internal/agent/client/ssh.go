@@ -430,7 +430,7 @@ func diagnose(host string, written *tail, noise string, waitErr, readErr error) 
 			}
 		}
 		if last == "" {
-			last = "ssh failed without a word"
+			last = "ssh failed without a message"
 		}
 		return &HostError{host, stageConnect, errors.New(last)}
 	}

@@ -79,7 +79,7 @@ func TestDiagnose(t *testing.T) {
 			"host b: connection failed: kex_exchange_identification: Connection closed by remote host"},
 		{"Timeout, server b not responding.\r\n", "", 255, "host b: connection failed: Timeout, server b not responding."},
 		{"something new\r\n", "", 255, "host b: connection failed: something new"},
-		{"", "", 255, "host b: connection failed: ssh failed without a word"},
+		{"", "", 255, "host b: connection failed: ssh failed without a message"},
 		{"hvdrun: 1: exec: /opt/hvdrun: not found\n", "", 127, "host b: command failed: hvdrun: 1: exec: /opt/hvdrun: not found"},
 		{"SIGQUIT: quit\nPC=0x46e2a1 m=0 sigcode=0\n\ngoroutine 1 [running]:\n" + strings.Repeat("rip    0x46e2a1\n", 1000) + "gs     0x0\n", "", 2,
 			"host b: command failed: SIGQUIT: quit"},

@@ -11,7 +11,7 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// KnownAgent is what a later driver must know of a job agent to take it over.
+// KnownAgent is what a later driver must know about a job agent to take it over.
 type KnownAgent struct {
 	Host string
 	// Addr is the address at which the driver reaches the agent, PID its process id on its host.
@@ -23,7 +23,7 @@ type KnownAgent struct {
 
 var _ launch.Keeper = (*Agents)(nil)
 
-// adopted is what Agents know of the earlier driver.
+// adopted is what Agents know about the earlier driver.
 type adopted struct {
 	workers map[string]bool // by incarnation: the workers whose end is unknown
 	hosts   map[string]bool // the hosts whose session has been taken over
@@ -31,13 +31,13 @@ type adopted struct {
 	last    int64           // the time of the journal's last record
 }
 
-// predecessor is what a session knows of the earlier driver.
+// predecessor is what a session knows about the earlier driver.
 type predecessor struct {
 	// kept are the agent's workers by incarnation, with the bytes of output acknowledged; nil: no
 	// stream of this driver has taken the session over.
 	kept    map[string]uint64
 	queues  map[string][]*event // events of workers that no Run has claimed
-	awaited map[string]bool     // workers for which Run will be called and was not yet
+	awaited map[string]bool     // workers for which Run will be called, but has not been called yet
 	ahead   bool                // the agent knows of records that the journal lacks
 }
 

@@ -19,8 +19,8 @@ import (
 	"github.com/hvdrun/hvdrun/launch"
 )
 
-// worker is the state of one worker: what it is to do, and how much of that was sent on this
-// stream.
+// worker is the state of one worker: the requests about it, and which of them were sent on the
+// current stream.
 type worker struct {
 	spec  *launch.Spec
 	start *agentpb.Start
@@ -50,9 +50,9 @@ func lostWorker(why error) *launch.ExitError {
 	return killed
 }
 
-// Run implements launch.Launcher. A start error may wrap a *HostError.
-// It tries to reach an agent of the cluster for the time of a lease. An empty Dir is the driver's
-// working directory, which must also exist on the host.
+// Run implements launch.Launcher. A start error may wrap a *HostError. Run tries to reach an agent
+// of the cluster for the time of a lease. An empty Dir is the driver's working directory, which
+// must also exist on the host.
 func (a *Agents) Run(ctx context.Context, s *launch.Spec, started func(pid int)) error {
 	if err := context.Cause(ctx); err != nil && !s.Resumed {
 		return launch.NewStartError(s, err)
@@ -165,8 +165,8 @@ func (s *session) startKnown(w *worker) bool {
 	return w.resumed && !slices.ContainsFunc(w.queue, func(e *event) bool { return e.GetStarted() != nil })
 }
 
-// goLive passes on the lines that the worker has sent, and makes later lines pass on at once. Then
-// it reports the worker's end, if that is in the queue or among the events taken from it. The
+// goLive passes on the lines that the worker has sent, and lets later lines be passed on at once.
+// Then it reports the worker's end, if that is in the queue or among the events taken from it. The
 // caller has reported the worker's start to the driver.
 func (s *session) goLive(w *worker, taken ...*event) {
 	for {
@@ -247,8 +247,8 @@ func (s *session) stopAfter(ctx context.Context, w *worker, hurry, more <-chan s
 	}
 }
 
-// passOn passes on text that begins at byte at of the output. It calls Spec.Passed after each line,
-// so that a driver that resumes after the last call repeats at most one line.
+// passOn passes on text, whose first byte is number at of the output. It calls Spec.Passed after
+// each line, so that a driver that resumes after the last call repeats at most one line.
 func passOn(spec *launch.Spec, w *io.Writer, text []byte, at uint64) {
 	old := min(uint64(len(text)), spec.PassedBefore-min(spec.PassedBefore, at))
 	at, text = at+old, text[old:]
