@@ -101,7 +101,7 @@ func (m *Merged) Watch(ctx context.Context, found func([]plan.Host)) error {
 	return m.watch(ctx, &Poll{}, found)
 }
 
-// watch runs a Poll with the settings of like for each source.
+// watch runs a Poll for each source, with the settings of the Poll like.
 func (m *Merged) watch(ctx context.Context, like *Poll, found func([]plan.Host)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

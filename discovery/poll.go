@@ -270,8 +270,8 @@ type settle struct {
 	missing map[string]int // by host, the number of consecutive lists that lacked it
 }
 
-// take returns the hosts that count after the list said, and how many of them that list lacks.
-// These are last, with the slots that they had.
+// take takes the list said into account. It returns the hosts that count then, and how many of them
+// the list lacks. These are last, with the slots that they had.
 func (s *settle) take(said []plan.Host) (stands []plan.Host, kept int) {
 	need := max(1, s.after)
 	if len(said) == 0 {

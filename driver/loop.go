@@ -94,7 +94,7 @@ type services struct {
 	say         func(workers []string, ranks []uint32, text, tail []byte)
 	stream      func(incarnation, protocol string, conn net.Conn) // see line/server.Config.Stream
 	lines       *server.Server                                    // of workers that the launcher starts in this process; nil if the launcher is a launch.Teller
-	door        string                                            // its address
+	door        string                                            // the address at which workers reach lines
 	store       tcpstore.Store                                    // for programs that speak by their workers' sockets
 }
 
@@ -145,12 +145,12 @@ type process struct {
 	subject identity.Subject
 	rank    atomic.Int64 // label of its output
 	over    atomic.Bool  // its end was posted before its output was written
-	stopped atomic.Bool  // it was told to end
+	stopped atomic.Bool  // it was asked to end
 	stop    context.CancelFunc
 	forget  func()    // stops waiting for its end
 	hurry   func()    // ends its grace period
 	more    wake.Flag // restarts its grace period
-	look    wake.Flag // asks to check whether a signal is terminating it
+	look    wake.Flag // makes the launcher check whether a signal is ending it
 }
 
 // posted is an event for the loop.
@@ -161,7 +161,7 @@ type posted struct {
 	answer chan<- decide.Answer
 }
 
-// tellSender tells the sender of an event that it need not repeat the event.
+// tellSender informs the sender of an event that it need not repeat the event.
 func (in posted) tellSender() {
 	if in.noted != nil {
 		in.noted()
@@ -273,8 +273,9 @@ func (l *loop) serve(ctx context.Context) error {
 	return l.run(ctx)
 }
 
-// openStreams sets who serves workers' connections of other protocols. They last until ctx ends,
-// because bytes that a worker has sent may still arrive after its process has ended.
+// openStreams sets the function that serves workers' connections of other protocols. They last
+// until ctx ends, because bytes that a worker has sent may still arrive after its process has
+// ended.
 func (l *loop) openStreams(ctx context.Context) {
 	l.stream = func(incarnation, protocol string, conn net.Conn) { l.meet.Stream(ctx, incarnation, protocol, conn) }
 }
@@ -446,7 +447,7 @@ func (l *loop) setTimer(timer *time.Timer) {
 }
 
 // feed steps the machine, records the inputs, and performs the actions. It returns the FinishJob
-// action, if any. A command is the last of the inputs.
+// action, if any. If one of the inputs is a command, it is the last one.
 func (l *loop) feed(batch []posted) *decide.FinishJob {
 	if len(batch) == 0 {
 		return nil

@@ -79,7 +79,7 @@ type sourceAge struct {
 	stood atomic.Int64 // when the source last confirmed its list, in nanoseconds since 1970; 0: the list is current
 }
 
-// fails records a failure of the source, which last confirmed its list age ago.
+// fails records a failure of the source. age is the time since the source last confirmed its list.
 func (s *sourceAge) fails(age time.Duration) { s.stood.Store(time.Now().Add(-age).UnixNano()) }
 
 // stands records that the source confirms its list.
@@ -130,7 +130,7 @@ type (
 	}
 )
 
-// hear updates w by a worker's counters. It ignores numbers that have decreased.
+// hear updates w from a worker's counters. It ignores numbers that have decreased.
 func (w *work) hear(c *line.Counters) {
 	if c == nil {
 		return
@@ -144,7 +144,7 @@ func (w *work) hear(c *line.Counters) {
 		key := operationKind{o.Kind, o.Backend, o.SizeClass}
 		was, known := w.operations[key]
 		if !known && len(w.operations) >= line.MaxOperations {
-			continue // a worker that invents kinds
+			continue // the worker reports too many kinds
 		}
 		w.operations[key] = operationSum{max(was.count, o.Count), max(was.bytes, o.Bytes), max(was.duration, o.Duration)}
 	}

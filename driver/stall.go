@@ -289,8 +289,8 @@ func (s *stalls) silent(w *beating) bool {
 	return w.looks > silentLooks*line.BeatSpacing(max(len(s.world), s.before))
 }
 
-// holds returns, by rank, the operation that each member holds up, and for how long. That is at
-// most the time that the member has been where it is. A member that moves holds up nobody, whatever
+// holds returns, by rank, the operation that each member holds up, and for how long. The duration
+// is at most the time since the member last moved. A member that moves holds up nobody, whatever
 // others report.
 func (s *stalls) holds(now time.Time) map[int]*holdUp {
 	waits := s.waits()
@@ -466,7 +466,7 @@ func (s *stalls) what(now time.Time, id string) string {
 	return s.whatOf(now, id)
 }
 
-// whatOf is what. The caller holds the lock.
+// whatOf is like the method what. The caller holds the lock.
 func (s *stalls) whatOf(now time.Time, id string) string {
 	if w := s.workers[id]; w == nil || w.beat.Phase == 0 {
 		return ""
@@ -522,7 +522,8 @@ func roundBytes(n uint64) uint64 {
 	return n >> drop << drop
 }
 
-// locate sets where a worker is, and returns the generation and what the worker does to the others.
+// locate sets where a worker is, and returns the generation and a text that describes how the
+// worker affects the others.
 func (s *stalls) locate(id, where string) (generation uint64, what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -538,7 +539,7 @@ func (s *stalls) locate(id, where string) (generation uint64, what string) {
 	return s.number, "waits like all others"
 }
 
-// text says what the worker does to the others.
+// text describes how the worker affects the others.
 func (h *holdUp) text(waiting int) string {
 	others := "others"
 	if waiting == 1 {

@@ -20,8 +20,8 @@ type Trace struct {
 	Spans []Span
 }
 
-// Span is a part of a Trace. All times are by the driver's clock: workers report durations ago, not
-// times.
+// Span is a part of a Trace. All times are by the driver's clock: workers report how long ago a
+// phase was, not times.
 type Span struct {
 	Name string
 	// Role is the party of the span: "driver", "agent" or "worker".
@@ -76,7 +76,7 @@ type tracing struct {
 
 func newTracer() *tracer { return &tracer{workers: map[string]*tracedWorker{}} }
 
-// begin begins a trace, unless one is open whose world has not been published yet.
+// begin begins a trace, unless a trace is open and its world has not been published yet.
 func (t *tracer) begin(now time.Time, cause string) {
 	if o := t.open; o != nil {
 		if o.Generation == 0 {

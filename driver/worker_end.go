@@ -21,7 +21,7 @@ type workerEnd struct {
 	mu         sync.Mutex
 	ended, all bool // processEnded, outputWritten have been called
 
-	posted, wrote sync.Once // guard the one decrement of the loop's wg, and of its output
+	posted, wrote sync.Once // let the loop's wg, and its output, be decremented only once
 }
 
 // forget records that nobody waits for the worker any more, because its host may never answer.

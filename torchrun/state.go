@@ -25,8 +25,8 @@ const (
 // machine decides what the agent does next. It is pure.
 type machine struct {
 	state State
-	// max is the largest number of restarts because of failures, and left the number of those that
-	// remain, for the job as a whole.
+	// max is the largest number of restarts because of failures, and left how many of them remain,
+	// for the job as a whole.
 	max, left int
 }
 

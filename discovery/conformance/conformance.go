@@ -54,7 +54,7 @@ func All() []Promise {
 	}
 }
 
-// Fails checks the promise that d, if its hosts cannot be found, returns an error.
+// Fails checks the promise that d returns an error if its hosts cannot be found.
 func Fails(d discovery.Discoverer) error {
 	err := within(patience, func(ctx context.Context) error {
 		got, err := d.Discover(ctx)
@@ -116,8 +116,8 @@ func Changes(d discovery.Discoverer, set func([]plan.Host), lists ...[]plan.Host
 	return nil
 }
 
-// ask calls Discover. It returns the error of Discover as answer, for the caller to judge, and as
-// broken how the result breaks a promise.
+// ask calls Discover. answer is the error of Discover, for the caller to judge. broken describes
+// how the result breaks a promise; nil: it breaks none.
 func ask(ctx context.Context, d discovery.Discoverer, want []plan.Host) (answer error, broken error) {
 	got, err := d.Discover(ctx)
 	switch {
@@ -185,7 +185,7 @@ func checkOwnership(d discovery.Discoverer, want []plan.Host) error {
 	return nil
 }
 
-// scribble changes a list in ways that its owner may change it.
+// scribble changes a list, as its owner may.
 func scribble(hosts []plan.Host) {
 	for i := range hosts {
 		hosts[i] = plan.Host{Name: "overwritten", Slots: -1}
@@ -255,7 +255,7 @@ func within(bound time.Duration, f func(ctx context.Context) error) error {
 // session is a running call of Watch.
 type session struct {
 	lists  chan []plan.Host // all lists found, as long as there is room
-	broken chan error       // how found was called wrongly, if it was
+	broken chan error       // gets an error if found was called wrongly
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when Watch has returned err
 	err    error

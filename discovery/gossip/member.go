@@ -272,10 +272,10 @@ func (m *Member) speak(ctx context.Context, tell func(time.Duration) error) erro
 	}
 }
 
-// Leave leaves the cluster in order: it advertises that the host is draining until the observers
-// know, then leaves the cluster, and then closes the member. If a step cannot be completed before
+// Leave leaves the cluster in order: it advertises that the host is draining, waits until the
+// observers know, leaves the cluster, and closes the member. If a step cannot be completed before
 // ctx ends, or within some seconds, Leave skips it and returns an error; it closes the member in
-// any case. The workers should have ended before; SetMeta with Draining asks for that.
+// any case. The workers should have ended before; SetMeta with Draining requests that.
 func (m *Member) Leave(ctx context.Context) error {
 	var err error
 	if meta, ok := m.Meta(); ok {
@@ -499,7 +499,7 @@ func (m *Member) changes() <-chan struct{} {
 // silentTime is how long an observer may hear no member before it fails.
 const silentTime = 2 * time.Second
 
-// look returns what the member knows of the agents. The caller must not change it. silent means
+// look returns what the member knows about the agents. The caller must not change it. silent means
 // that the member has not heard any other member for so long that the agents are unknown.
 func (m *Member) look() (v view, silent bool) {
 	m.mu.Lock()

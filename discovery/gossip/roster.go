@@ -13,10 +13,10 @@ type peer struct {
 	node    string // memberlist's name for it, which is never reused
 	addr    string // where it gossips
 	meta    *Meta  // nil: an observer, or an agent that cannot be understood
-	seen    uint64 // number of the look before which it arrived; equal: they arrived together
+	seen    uint64 // number of the look before which it arrived; peers with the same number arrived together
 	arrival uint64 // number of its arrival
 	gone    time.Time
-	refused bool // it has been told that its host has another agent
+	refused bool // it has been informed that its host has another agent
 }
 
 // over reports whether the peer is dead and no longer listed.
@@ -33,7 +33,7 @@ func older(a, b *peer) int {
 // roster holds the members known from memberlist's callbacks. It has neither a clock nor a lock.
 type roster struct {
 	peers    map[string]*peer
-	holders  map[string]string // nodes of the agents that hold each host name
+	holders  map[string]string // by host name, the node of the agent that holds it
 	looks    uint64
 	arrivals uint64
 	deaf     bool // at the last look no member was heard, although the time of some had passed

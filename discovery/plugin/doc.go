@@ -25,12 +25,12 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 )
 
-// protocolVersion is the version of internal/wire/discovery.proto. It is raised when a plugin that
-// was built before could no longer be understood.
+// protocolVersion is the version of internal/wire/discovery.proto. It is increased when hvdrun can
+// no longer understand plugins that were built before.
 const protocolVersion = 1
 
-// cookieName and cookieValue are in the environment of a program that is started as a plugin, so
-// that it knows that.
+// cookieName and cookieValue are a variable in the environment of a plugin, by which a program
+// knows that it was started as a plugin.
 const (
 	cookieName  = "HVD_PLUGIN_COOKIE"
 	cookieValue = "hvdrun-discovery"

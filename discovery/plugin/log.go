@@ -11,7 +11,7 @@ import (
 )
 
 // libraryLog returns a log for go-plugin, whose messages are for the authors of plugins. This
-// package reports what matters of them.
+// package itself reports what matters to users.
 func libraryLog(log logrus.FieldLogger) hclog.Logger {
 	l := hclog.NewInterceptLogger(&hclog.LoggerOptions{Level: hclog.Debug, Output: io.Discard})
 	l.RegisterSink(librarySink{log})

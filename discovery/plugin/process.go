@@ -32,8 +32,8 @@ const (
 	keptLines = 3
 )
 
-// process is a plugin's process, for go-plugin a runner.Runner. It leads a process group, which
-// ends with it, and the kernel kills it when this process dies.
+// process is a plugin's process. It implements go-plugin's runner.Runner. It leads a process group,
+// which ends with it, and the kernel kills it when this process dies.
 type process struct {
 	cfg          Config
 	log          logrus.FieldLogger

@@ -80,11 +80,11 @@ type ServerConfig struct {
 type Tasks interface {
 	// Handle serves a connection of a worker until it or ctx ends, and closes it.
 	Handle(ctx context.Context, conn net.Conn, from identity.Subject) error
-	// Expel says that the process of a worker has ended. It must not block.
+	// Expel reports that the process of a worker has ended. It must not block.
 	Expel(incarnation string)
-	// Ended is Expel, and also returns the functions of at most 8 tasks that the process ran when
-	// it ended. It returns none if stopped is set: the process was asked to end. It blocks for at
-	// most 2 s while the last messages of the process are read.
+	// Ended does what Expel does, and also returns the functions of at most 8 tasks that the
+	// process ran when it ended. It returns none if stopped is set: the process was asked to end.
+	// It blocks for at most 2 s while the last messages of the process are read.
 	Ended(incarnation string, stopped bool) []string
 	// Train sets the workers with a place in the current world. It must not block.
 	Train(incarnations []string)
@@ -126,14 +126,14 @@ func (h *handles) take(inc string, length int) error {
 	return nil
 }
 
-// widening is what a Server knows of workers that listen only on loopback addresses. It is empty
+// widening is what a Server knows about workers that listen only on loopback addresses. It is empty
 // while all workers are on one machine.
 type widening struct {
 	wide bool // workers on other machines take part
 	// asked has the workers that were asked to listen on other addresses, with the addresses of
 	// their later joins; nil: the worker has not joined again.
 	asked map[string][]string
-	held  *world // was passed to Publish, but waits until its members have joined again; nil: none
+	held  *world // a world that was passed to Publish and waits until its members have joined again; nil: none
 }
 
 // expel forgets a worker, unless it is a member of the held world, which must not be published with
@@ -225,7 +225,7 @@ func (s *Server) Publish(w plan.World, members []line.Member, root int, seq uint
 	s.publishHeld()
 }
 
-// Widen says that workers on other machines take part from now on: workers that listen only on
+// Widen records that workers on other machines take part from now on: workers that listen only on
 // loopback addresses, including waiting ones, are asked to listen on other addresses and to join
 // again. It never blocks.
 func (s *Server) Widen() {
