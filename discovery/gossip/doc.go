@@ -15,8 +15,8 @@
 //     list within 2 s: probes notice it, and a suspected member has time to refute the suspicion.
 //   - A restarted agent is another incarnation. Watch leaves its host out of one list, so that it
 //     visibly leaves and returns, even if the restart was too quick to be noticed. If one list is
-//     not enough for a host to be gone, the host does not leave and keeps its age. That is the case if
-//     RemovalAfter of discovery.Poll is above 1, if all agents restart at once (that list is
+//     not enough for a host to be gone, the host does not leave and keeps its age. That is the case
+//     if RemovalAfter of discovery.Poll is above 1, if all agents restart at once (that list is
 //     empty), or if another source lists the host. Discover does not show restarts.
 //   - If two agents claim one host, the first one is kept; the other is refused, and learns of
 //     that.
