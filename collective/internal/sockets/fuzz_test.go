@@ -78,6 +78,7 @@ type group struct {
 	fails  []frame.Notice
 	failed chan struct{}
 	wake   wake.Flag
+	over   bool // Failure reports that it has failed
 }
 
 func (g *group) Fail(n frame.Notice)           { g.fails = append(g.fails, n) }
@@ -86,7 +87,7 @@ func (g *group) Poke()                         {}
 func (g *group) Departed()                     {}
 func (g *group) Knows(frame.Call) bool         { return true }
 func (g *group) Enroll() bool                  { return true }
-func (g *group) Failure() (frame.Notice, bool) { return frame.Notice{}, false }
+func (g *group) Failure() (frame.Notice, bool) { return frame.Notice{}, g.over }
 func (g *group) Failed() <-chan struct{}       { return g.failed }
 func (g *group) Wake() wake.Flag               { return g.wake }
 func (g *group) Finished() uint64              { return 0 }

@@ -44,7 +44,7 @@ var (
 	errEnded = errors.New("collective: a connection has ended, but both ranks live")
 )
 
-// lostConn is a connection that ended without a notice from the peer.
+// lostConn is a connection that ended by an error while the group had not failed.
 type lostConn struct {
 	rank int
 	addr netip.Addr // of the peer's host
@@ -149,8 +149,12 @@ func (l *link) sockets(each func(index int, c *conn, state func() (tcpState, boo
 
 // noteEnded records which connections of a link have ended by an error, and returns those of the
 // data channel: if the peer lives, their routes have broken. It also returns the connections that
-// have been closed.
+// have been closed. Once the group has failed it does nothing, since peers then close their
+// connections, which resets those with unread data.
 func (l *link) noteEnded() (data, closed []int) {
+	if _, failed := l.path.group.Failure(); failed {
+		return nil, nil
+	}
 	l.sockets(func(index int, c *conn, state func() (tcpState, bool)) {
 		s, ok := state()
 		if ok && s.closed && index >= 0 {
@@ -196,30 +200,35 @@ func (l *link) wasCut(h *frame.Header) {
 }
 
 // survived reports whether ranks that the last group of all ranks has lost are in the new world,
-// whose ranks have these addresses. If so, the routes of the connections that ended have broken,
-// and other routes may have broken too.
-func (e *Endpoint) survived(ranks [][]string) (some bool) {
+// whose ranks have these addresses. If so, other routes may have broken too. The routes of the
+// connections that ended have broken, unless the group has failed because of other ranks: then the
+// peer closed them, and its notice may have arrived later.
+func (e *Endpoint) survived(ranks [][]string) bool {
 	e.mu.Lock()
 	f := e.current
 	e.mu.Unlock()
 	if f == nil {
 		return false
 	}
-	f.mu.Lock()
-	lost := slices.Clone(f.lost)
-	f.mu.Unlock()
 	failure := f.groups.Failure()
+	if failure == nil {
+		return false
+	}
 	lives := func(rank int) bool {
 		return rank < len(f.Addrs) && len(f.Addrs[rank]) > 0 &&
 			slices.ContainsFunc(ranks, func(addrs []string) bool { return slices.Equal(addrs, f.Addrs[rank]) })
 	}
+	f.mu.Lock()
+	lost := slices.Clone(f.lost)
+	f.mu.Unlock()
+	some := slices.ContainsFunc(failure.Dead, lives)
 	for _, l := range lost {
-		if lives(l.rank) {
+		if lives(l.rank) && (slices.Contains(failure.Dead, l.rank) || slices.Contains(failure.Dead, f.Self)) {
 			some = true
 			e.breakRoute(f, l.rank, l.addr)
 		}
 	}
-	return some || failure != nil && slices.ContainsFunc(failure.Dead, lives)
+	return some
 }
 
 // brokeRoute records that the route of a connection has broken.
