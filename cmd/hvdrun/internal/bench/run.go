@@ -283,6 +283,9 @@ func (r *benchRun) job(ctx context.Context, command []string, stdout, stderr io.
 	p.Stdout, p.Stderr = stdout, stderr
 	s.RunID, s.Dir, s.Env = driver.NewRunID(), "/", nil // this process's folder may not exist on the hosts
 	s.Timeouts.Drain = benchGrace
+	if s.LogLevel == logrus.InfoLevel && !s.Given("log-level") {
+		s.LogLevel = logrus.WarnLevel // what an ordinary job reports would stand between the rounds
+	}
 	if r.m.algorithm != "" {
 		s.Env = []string{algorithmVariable + "=" + r.m.algorithm}
 	}
