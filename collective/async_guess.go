@@ -67,9 +67,9 @@ func (e *engine) guessApart(b *agreement.Bucket, ready bool) (data []byte, right
 	return data, agreement.Counted(count, b.Wire, b.Op, e.g.size), err
 }
 
-// allReduceIfReady is AllReduce of length bytes on every rank, with the same bits, if all ranks are
-// ready. Otherwise data remains unchanged. A rank that is not ready needs no data. right is the
-// same on all ranks.
+// allReduceIfReady performs AllReduce with length bytes on every rank, with the same bits, if all
+// ranks are ready. Otherwise data remains unchanged. A rank that is not ready needs no data. right
+// is the same on all ranks.
 func (g *Group) allReduceIfReady(ctx context.Context, t kernel.Type, op operation.Op, length int, data []byte, ready bool) (right bool, err error) {
 	d := operation.Descriptor{Action: operation.AllReduce, Type: t, Op: op, Count: uint64(length / t.Size()), Algorithm: g.call.Algorithm()}
 	if h := g.inMemory(); h != nil {

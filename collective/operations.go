@@ -38,8 +38,8 @@ func AllReduce[T Element](ctx context.Context, g *Group, data []T, op Op) error 
 	return g.allReduceBytes(ctx, typeOf[T](), operation.Op(op), kernel.Bytes(data), checkReduced[T]())
 }
 
-// allReduceBytes is AllReduce of bytes that hold elements of type t; invalid, if not nil, is the
-// reason why they are refused.
+// allReduceBytes performs AllReduce with bytes that hold elements of type t; invalid, if not nil,
+// is the reason why they are refused.
 func (g *Group) allReduceBytes(ctx context.Context, t kernel.Type, op operation.Op, data []byte, invalid error) error {
 	if invalid == nil {
 		invalid = op.Check(t)
@@ -64,7 +64,7 @@ func Broadcast[T Element](ctx context.Context, g *Group, data []T, root int) err
 	return g.broadcastBytes(ctx, typeOf[T](), kernel.Bytes(data), root)
 }
 
-// broadcastBytes is Broadcast of bytes that hold elements of type t.
+// broadcastBytes performs Broadcast with bytes that hold elements of type t.
 func (g *Group) broadcastBytes(ctx context.Context, t kernel.Type, data []byte, root int) error {
 	d := operation.Descriptor{Action: operation.Broadcast, Type: t, Root: clampRoot(root), Count: uint64(len(data) / t.Size())}
 	if h := g.inMemory(); h != nil {

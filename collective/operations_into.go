@@ -26,8 +26,8 @@ func AllGatherInto[T Element](ctx context.Context, g *Group, data, all []T) erro
 	return g.allGatherBytes(ctx, typeOf[T](), kernel.Bytes(data), kernel.Bytes(all), checkGather(g, data, all))
 }
 
-// allGatherBytes is AllGatherInto of bytes that hold elements of type t; invalid, if not nil, is
-// the reason why they are refused.
+// allGatherBytes performs AllGatherInto with bytes that hold elements of type t; invalid, if not
+// nil, is the reason why they are refused.
 func (g *Group) allGatherBytes(ctx context.Context, t kernel.Type, data, all []byte, invalid error) error {
 	d := operation.Descriptor{Action: operation.AllGatherInto, Type: t, Count: uint64(len(data) / t.Size())}
 	parts := exchange.Into{Memory: all, Each: len(data)}
@@ -61,8 +61,8 @@ func ReduceScatterInto[T Element](ctx context.Context, g *Group, data, part []T,
 	return g.reduceScatterBytes(ctx, t, operation.Op(op), kernel.Bytes(data), kernel.Bytes(part), invalid)
 }
 
-// reduceScatterBytes is ReduceScatterInto of bytes that hold elements of type t; invalid, if not
-// nil, is the reason why they are refused.
+// reduceScatterBytes performs ReduceScatterInto with bytes that hold elements of type t; invalid,
+// if not nil, is the reason why they are refused.
 func (g *Group) reduceScatterBytes(ctx context.Context, t kernel.Type, op operation.Op, data, part []byte, invalid error) error {
 	d := operation.Descriptor{Action: operation.ReduceScatter, Type: t, Op: op, Count: uint64(len(data) / t.Size())}
 	return g.reduceScatterParts(ctx, d, invalid, cuts{data: data}, part)

@@ -137,7 +137,7 @@ func newJob(t *testing.T, ctx context.Context, cfg Config) *testJob {
 	return newReportedJob(t, ctx, cfg, nil)
 }
 
-// newReportedJob is newJob with a launcher that reports starts once report is closed.
+// newReportedJob is like newJob, with a launcher that reports starts once report is closed.
 func newReportedJob(t *testing.T, ctx context.Context, cfg Config, report chan struct{}) *testJob {
 	t.Helper()
 	j := &testJob{running: map[string]*fakeWorker{}, report: report, result: make(chan error, 1)}

@@ -118,8 +118,8 @@ func newWorker(ctx context.Context, m meeting) *Worker {
 	return w
 }
 
-// enter joins the next world, calls left, which waits until the previous world has been left, and
-// connects. If connecting fails it joins again, as the peers do.
+// enter joins the next world, calls left, and connects. left waits until the previous world has
+// been left. If connecting fails, enter joins again, as the peers do.
 func (w *Worker) enter(ctx context.Context, left func(), j line.Joining) error {
 	for attempt := 1; ; attempt++ {
 		world, err := w.join(ctx, j)

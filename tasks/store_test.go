@@ -23,7 +23,7 @@ import (
 	"github.com/hvdrun/hvdrun/test/follow"
 )
 
-// newSafePlace is newPlace with workers that provide values for each other.
+// newSafePlace is like newPlace, with workers that provide values for each other.
 func newSafePlace(t testing.TB, cfg scheduler.Config) *place {
 	t.Helper()
 	ca, err := identity.NewAuthority("run")

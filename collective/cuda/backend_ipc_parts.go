@@ -130,15 +130,15 @@ func (w *ipcBackend) reduceScatter(ctx context.Context, t kernel.Type, op collec
 	return nil
 }
 
-// within returns the range of elements of a rank's part of n elements that belong to the step which
-// takes each elements of each part, beginning at element from of the part.
+// within returns the range of the elements that a step takes from a rank's part of n elements: up
+// to each elements, beginning at element from of the part.
 func within(n, ranks, rank, from, each int) (lo, hi int) {
 	lo, hi = kernel.Split(n, ranks, rank)
 	return min(lo+from, hi), min(lo+from+each, hi)
 }
 
-// fillBank copies the elements of a step from this rank's vector to the bank. The elements of
-// consecutive parts are each elements apart.
+// fillBank copies the elements of a step from this rank's vector to the bank. In the bank, the data
+// of rank r begins at element r·each.
 func (w *ipcBackend) fillBank(ctx context.Context, bank, address uint64, n, size, from, each int) error {
 	ranks := w.group.Size()
 	for rank := range ranks {

@@ -120,8 +120,8 @@ func (n *node) process() *driver {
 		modules: map[uintptr]*ptxtest.Module{}, kernels: map[uintptr]*ptxtest.Kernel{}, threads: map[int]bool{}, calls: map[string]int{}}
 }
 
-// failCalls makes the calls with that name return r, after the first few calls from now on, at most
-// most times. restore ends that, and reports whether any call has failed.
+// failCalls makes calls with that name return r. The number few is how many calls succeed before,
+// and most bounds the calls that fail. restore ends that, and reports whether any call has failed.
 func (f *driver) failCalls(call string, few, most int, r result) (restore func() (failed bool)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

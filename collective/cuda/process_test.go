@@ -269,8 +269,8 @@ func newCrew(t *testing.T, library, backend string, n int) *crew {
 	return newCrewOn(t, library, backend, slices.Repeat([]string{"a"}, n)...)
 }
 
-// newCrewOn is newCrew with processes that pretend to be on the given hosts. Processes on different
-// hosts cannot open each other's memory.
+// newCrewOn is like newCrew, with processes that pretend to be on the given hosts. Processes on
+// different hosts cannot open each other's memory.
 func newCrewOn(t *testing.T, library, backend string, hosts ...string) *crew {
 	t.Helper()
 	authority, err := identity.NewAuthority("test")

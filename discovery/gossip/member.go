@@ -331,9 +331,9 @@ func (m *Member) spawn(f func()) bool {
 	return true
 }
 
-// Close ends the member without a message to the others, for which that looks like a crash. It
-// waits for everything that the member has started, and for its connections. Current probes of
-// memberlist end within two ProbeIntervals. Calling Close again is allowed.
+// Close ends the member without a message to the others, to which this looks like a crash. It waits
+// for everything that the member has started, and for its connections. Current probes of memberlist
+// end within two ProbeIntervals. Calling Close again is allowed.
 func (m *Member) Close() error {
 	m.closing.Do(func() {
 		m.mu.Lock()

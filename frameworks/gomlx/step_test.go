@@ -185,7 +185,7 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// dropout is meanSquares with dropout of the inputs.
+// dropout is like meanSquares, with dropout of the inputs.
 func dropout(scope *model.Scope, xy []*graph.Node) *graph.Node {
 	keep := scope.RandomBernoulli(graph.Const(xy[0].Graph(), float32(0.8)), xy[0].Shape())
 	return meanSquares(scope, []*graph.Node{graph.Mul(xy[0], keep), xy[1]})

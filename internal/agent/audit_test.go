@@ -63,7 +63,7 @@ func (r *recorded) await(t *testing.T, wanted func(audit.Record) bool) audit.Rec
 	}
 }
 
-// newRecordedHost is newHost with a log that the test can read.
+// newRecordedHost is like newHost, with a log that the test can read.
 func newRecordedHost(t *testing.T) (*host, *recorded) {
 	t.Helper()
 	r := &recorded{wrote: wake.New()}

@@ -25,7 +25,7 @@ type State struct {
 	Hosts map[string]HostRecord
 }
 
-// HostRecord is what the cluster knows of the agent of a host.
+// HostRecord is what the cluster knows about the agent of a host.
 type HostRecord struct {
 	// Expires is when its last certificate expires.
 	Expires time.Time

@@ -209,7 +209,7 @@ func (s *shown) begin(o *object, now time.Time, seq int, rate float64) {
 	o.put("rate", strconv.AppendFloat(nil, rate, 'g', 6, 64))
 }
 
-// patch returns the differences from the view before: changed parts as a whole; new points alone,
+// patch returns the differences from the earlier view: changed parts as a whole; new points alone,
 // as "more"; changed slots by their numbers; all commits if one is new; and new events. It leaves
 // out the curves, to which the page adds the figures of rank 0.
 func (s *shown) patch(before *shown, now time.Time, seq int, rate float64, events []Event) []byte {

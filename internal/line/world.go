@@ -203,9 +203,9 @@ func (p *Place) Number() uint64 {
 	return p.members.number
 }
 
-// ReadPlace reads a line with a world newer than generation after, and the tail after it, which it
-// keeps. before is the worker's place in the last world that it has, from which the new members may
-// be a difference; nil: it has none.
+// ReadPlace reads a line with a world, which must be newer than the generation after, and the
+// line's tail, which it keeps. before is the worker's place in the last world that it has: the tail
+// may be a difference from the members of that world. nil: it has no world.
 func ReadPlace(m *Message, tail []byte, after uint64, before *Place) (Place, error) {
 	var had *members
 	if before != nil {

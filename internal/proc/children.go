@@ -184,9 +184,9 @@ func Reap(ctx context.Context, patience time.Duration) {
 	}
 }
 
-// reapNow reaps the inherited dead that were first seen dead before the time, and returns the
-// earliest time at which one of the others was. If seen is nil, it reaps them all. unsure reports
-// that there may be more.
+// reapNow reaps the inherited dead processes that were first seen dead before the given time. first
+// is the earliest time at which one of the others was first seen dead. If seen is nil, it reaps all
+// of them. unsure reports that there may be more.
 func reapNow(seen map[int]time.Time, before time.Time) (first time.Time, unsure bool) {
 	inherited, unsure := own.look()
 	for pid := range seen {

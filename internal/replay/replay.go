@@ -42,7 +42,7 @@ type progress struct {
 // line.
 func Read(from io.Reader) (*Recording, error) { return readUpTo(maxBytes, from) }
 
-// readUpTo is Read for a job whose files have up to most bytes.
+// readUpTo is like Read, with most as the maximum number of bytes of a job.
 func readUpTo(most int, from io.Reader) (*Recording, error) {
 	r, n, bytes := &Recording{}, 0, 0
 	lines := bufio.NewScanner(from)

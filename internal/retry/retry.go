@@ -96,8 +96,8 @@ func (r *Row) Failed(now time.Time, err error) (tell bool) {
 	return true
 }
 
-// Warn adds a failure, as Failed does, and if it is to be logged, logs that what has failed and is
-// retried.
+// Warn adds a failure, as Failed does. If the failure is to be logged, it logs what has failed, the
+// error, and that it is tried again.
 func (r *Row) Warn(log Logger, now time.Time, what string, err error) {
 	switch tell := r.Failed(now, err); {
 	case !tell:

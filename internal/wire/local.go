@@ -119,7 +119,8 @@ func ListenLocal(path string) (*net.UnixListener, error) {
 		return nil, err
 	}
 	ln.SetUnlinkOnClose(false) // the short path may be invalid by then
-	// Some file systems have no modes of sockets, which a private folder makes unnecessary.
+	// Some file systems do not support modes of sockets. In a private folder the mode does not
+	// matter.
 	if err := os.Chmod(path, 0o600); err != nil && !private(filepath.Dir(path)) {
 		ln.Close()
 		return nil, err

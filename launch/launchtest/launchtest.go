@@ -291,7 +291,7 @@ type end struct {
 	// "ready" lines.
 	text  string
 	ready int
-	stop  bool // the context ends once they have
+	stop  bool // the context ends once the ready processes have written
 	want  launch.ExitError
 	// stdout is what the script prints.
 	stdout string

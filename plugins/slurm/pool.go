@@ -74,7 +74,7 @@ func (s *source) poolJobs(ctx context.Context) (jobs []poolJob, err error) {
 	return append(jobs, named...), err
 }
 
-// queue returns this user's jobs that the option which selects and that have not ended, oldest
+// queue returns this user's jobs that an option of squeue selects and that have not ended, oldest
 // first.
 func (s *source) queue(ctx context.Context, which string) ([]poolJob, error) {
 	out, err := s.run(ctx, "squeue", "--noheader", "--me", "--array", which, "--format="+poolFormat)

@@ -32,8 +32,8 @@ const (
 	// gatherFor is how long the writer waits for more to write. Nothing urgent waits for it.
 	gatherFor = 2 * time.Millisecond
 	// acceptWithin and acceptAt bound the delay of an acknowledgement to a client, as a time and as
-	// a number of tasks. Until then it waits for the message with the next result, to need no
-	// separate message.
+	// a number of tasks. Until then it waits for the next message with a result, which can include
+	// it.
 	acceptWithin = 50 * time.Millisecond
 	acceptAt     = 512
 	// returning is the time from the arrival of the first worker to the start of the tasks of a

@@ -105,7 +105,7 @@ func (v *View) RunID() string {
 	if id := v.runID.Load(); id != nil {
 		return *id
 	}
-	lines, _ := steplog.Follow[steplog.Line](v.stepLogPath).Next() // an error is Look's to report
+	lines, _ := steplog.Follow[steplog.Line](v.stepLogPath).Next() // Look reports errors
 	if len(lines) == 0 {
 		return ""
 	}

@@ -71,7 +71,7 @@ func startElastic(t *testing.T, connection string, stages []follow.Stage, flags 
 	return startProgram(t, "elastic.py", connection, stages, flags, ways...)
 }
 
-// startProgram is startElastic for another program that writes such a ledger.
+// startProgram is like startElastic, for another program that writes such a ledger.
 func startProgram(t *testing.T, program, connection string, stages []follow.Stage, flags []string, ways ...string) *ledgerJob {
 	t.Helper()
 	var env []string

@@ -15,7 +15,7 @@ type Team struct {
 	Size   int
 	divide int // divisor of the result; 0: none
 
-	Weights []int // by place: the number by which that rank's mean has been divided; nil: none has been divided
+	Weights []int // by place: the number by which that rank's mean has been divided; nil: no mean has been divided
 }
 
 // WholeTeam returns the team of all ranks, which divides the result of an average.

@@ -2,7 +2,7 @@ package exchange
 
 import "github.com/hvdrun/hvdrun/collective/internal/operation"
 
-// receiveAdasum is receiveCombined for Adasum, which needs both whole vectors at once.
+// receiveAdasum is like receiveCombined, for Adasum, which needs both whole vectors at once.
 func (c *Call) receiveAdasum(peer int, step uint32, data []byte, first int) error {
 	memory := c.Scratch(operation.AdasumWork + len(data))
 	work, other := memory[:operation.AdasumWork], memory[operation.AdasumWork:]

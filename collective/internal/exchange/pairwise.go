@@ -104,7 +104,8 @@ func (c *Call) SendParts(to []int, part func(to int) []byte) {
 	}
 }
 
-// ReceiveParts receives what the ranks of from send by SendParts, and stores it in all by rank.
+// ReceiveParts receives the parts that the ranks in from send by SendParts, and stores them in all,
+// by rank.
 func (c *Call) ReceiveParts(from []int, all [][]byte) error {
 	blocks := make([]Block, len(from))
 	for i := range from {
@@ -224,7 +225,7 @@ func (c *Call) combineAll(t Team, result, own []byte, posted []*frame.Incoming) 
 	return nil
 }
 
-// meanOfAll is combineAll for a mean.
+// meanOfAll is like combineAll, for a mean.
 func (c *Call) meanOfAll(t Team, result, own []byte, posted []*frame.Incoming) error {
 	c.operands = slices.Grow(c.operands[:0], t.Size)[:t.Size]
 	for from := range t.Size {
@@ -258,7 +259,8 @@ func (c *Call) AllOthers() []int {
 	return with
 }
 
-// ExchangeInto sends part(j) to each rank j of with, and receives their parts into result.
+// ExchangeInto sends part(j) to each rank j in with, and receives the parts of these ranks into
+// result.
 func (c *Call) ExchangeInto(with []int, part func(to int) []byte, result Into) error {
 	for s := range c.Frames(result.Each) {
 		for _, to := range with {
@@ -270,7 +272,7 @@ func (c *Call) ExchangeInto(with []int, part func(to int) []byte, result Into) e
 	return c.WaitFor(first, c.inUsed)
 }
 
-// PostInto posts the receives for the parts of the ranks of from.
+// PostInto posts the receives for the parts of the ranks in from.
 func (c *Call) PostInto(from []int, result Into) {
 	for _, r := range from {
 		for s := range c.Frames(result.Each) {

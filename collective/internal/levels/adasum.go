@@ -208,7 +208,7 @@ func (s *adasumming) within(ctx context.Context, h *Host, m *shm.Member, d shm.D
 	})
 }
 
-// allReduceAdasum is Adasum of ranks on several hosts.
+// allReduceAdasum performs Adasum among ranks on several hosts.
 func (c *Call) allReduceAdasum(data []byte) error {
 	if len(data) <= operation.Thresholds.AdasumThroughOne {
 		return c.adasumLeaders(data)
@@ -315,8 +315,8 @@ func (c *Call) putTogether(all []crossing, data []byte, unit int) error {
 	return c.spread(data, unit)
 }
 
-// adasumLeaders is Adasum of small vectors: all ranks of a host combine the host's vectors, and the
-// first ranks of all hosts exchange and combine the remaining vectors.
+// adasumLeaders performs Adasum with small vectors: all ranks of a host combine the host's vectors,
+// and the first ranks of all hosts exchange and combine the remaining vectors.
 func (c *Call) adasumLeaders(data []byte) error {
 	h, vectors := c.levels, make([][]byte, c.Size)
 	most := len(h.ranks())

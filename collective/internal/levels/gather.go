@@ -144,8 +144,8 @@ func (c *Call) spreadWave(part []byte) error {
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error { return m.Broadcast(c.Ctx, call, part, 0) })
 }
 
-// broadcastBytesHierarchical is broadcastHierarchical for ranks that do not know the length. Memory
-// is allocated as the bytes arrive.
+// broadcastBytesHierarchical is like broadcastHierarchical, for ranks that do not know the length.
+// Memory is allocated as the bytes arrive.
 func (c *Call) broadcastBytesHierarchical(data []byte) ([]byte, error) {
 	if err := c.agreeLeaders(); err != nil {
 		return nil, err
@@ -232,8 +232,8 @@ func (c *Call) allGatherHierarchical(own []byte) ([][]byte, error) {
 	return all, nil
 }
 
-// gatherHere gives own, which this rank has received from one rank of a host or is its own data, to
-// all ranks of this host, and stores in all what the others give.
+// gatherHere gives own to all ranks of this host, and stores in all what the others give. own is
+// this rank's data, or data that it has received from one rank of another host.
 func (c *Call) gatherHere(all [][]byte, host, turn int, own []byte) error {
 	h := c.levels
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {

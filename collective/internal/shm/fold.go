@@ -19,7 +19,7 @@ type Folding struct {
 	Block func(target []byte, operands [][]byte)
 }
 
-// Folds reports whether Fold is possible if no member has more than most parts.
+// Folds reports whether Fold is possible. most is the largest number of parts of a member.
 func (m *Member) Folds(most int) bool {
 	return 8*(most+1) <= m.layout.bank && most <= m.layout.out/line
 }
@@ -94,8 +94,8 @@ func (m *Member) operandsOf(turn, n int, parts [][]byte, f *Folding) ([][]byte, 
 	return all, nil
 }
 
-// foldDirect is allReduceDirect for operands that are separate from the results, so that shares
-// computed by others are only copied.
+// foldDirect is like allReduceDirect, for operands that are separate from the results, so that
+// shares computed by others are only copied.
 func (m *Member) foldDirect(ctx context.Context, result []byte, operands [][]byte, f *Folding) error {
 	m.split(m.dst, result, f.Size, m.members)
 	m.streams = m.overflow(m.dst)

@@ -61,7 +61,7 @@ func (m *Member) Post(ctx context.Context, d Desc, data []byte) error {
 	return nil
 }
 
-// broadcastLong is Broadcast of data that does not fit a bank.
+// broadcastLong performs Broadcast with data that does not fit into a bank.
 func (m *Member) broadcastLong(ctx context.Context, d Desc, data []byte, root int) error {
 	direct, err := m.meetReading(ctx, d, data)
 	switch {

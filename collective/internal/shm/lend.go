@@ -101,8 +101,8 @@ var ownAffinity = affinity{
 	set: func(s *unix.CPUSet) error { return unix.SchedSetaffinity(0, s) },
 }
 
-// move moves this thread to one of the cores in to, and then allows it again all the cores that it
-// had before. It keeps a choice of cores that was made for the thread meanwhile.
+// move moves this thread to one of the cores in the set to, and then allows it all the cores in the
+// set all again. If someone else has changed the thread's cores meanwhile, move keeps that change.
 func (a affinity) move(to, all *unix.CPUSet) bool {
 	var now unix.CPUSet
 	if a.get(&now) != nil || now != *all || a.set(to) != nil {

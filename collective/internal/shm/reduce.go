@@ -43,7 +43,8 @@ func (m *Member) AllReduce(ctx context.Context, d Desc, data []byte, r *Reductio
 	return m.allReduceLong(ctx, data, r, direct)
 }
 
-// allReduceLong is AllReduce, after the arrival, of data that does not fit a bank.
+// allReduceLong performs the rest of AllReduce, after the arrival, with data that does not fit into
+// a bank.
 func (m *Member) allReduceLong(ctx context.Context, data []byte, r *Reduction, direct bool) error {
 	if direct {
 		return m.allReduceDirect(ctx, data, r)

@@ -39,7 +39,7 @@ const (
 	lastBurst     = 1 << 20
 	burstEnough   = time.Millisecond // a burst that takes this long is exact enough
 	burstRounds   = 4                // number of bursts on each route
-	burstSurely   = 2                // number of bursts after which routes slower by burstHopeless get no more
+	burstSurely   = 2                // number of bursts after which routes that are slower by the factor burstHopeless are given up
 	burstHopeless = 4
 	burstsAtOnce  = 4        // number of hosts that this one measures at a time
 	probeAnswer   = 64 << 10 // largest answer, in bytes

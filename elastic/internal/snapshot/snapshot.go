@@ -541,8 +541,8 @@ func (s *Store) Lend() (number uint64, blobs []Blob) {
 }
 
 // Audit is like Lend, for a reader that wants the checksums of all chunks: the checksum of a chunk
-// is computed before the chunk is overwritten. A later Audit ends that for this one. done must be
-// called once, by any goroutine.
+// is computed before the chunk is overwritten. A later Audit ends that for the blobs of this call.
+// done must be called once, by any goroutine.
 func (s *Store) Audit() (blobs []Blob, done func()) {
 	s.whole()
 	defer s.mu.Unlock()

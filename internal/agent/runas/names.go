@@ -26,7 +26,7 @@ func UserByID(id string) (*user.User, error) {
 	return orByGetent(u, err, id)
 }
 
-// userByName is UserByID for a user's name.
+// userByName is like UserByID, for a user's name.
 func userByName(name string) (*user.User, error) {
 	u, err := user.Lookup(name)
 	if _, number := strconv.ParseUint(name, 10, 32); number == nil {

@@ -191,8 +191,8 @@ func means[T collective.Element](op collective.Op) bool {
 	return op == collective.Average && floats[T]() && unsafe.Sizeof(*new(T)) == 2
 }
 
-// meanAll is combineAll for reductions of which means is true. If there are several hosts, the sum
-// of each host is rounded too.
+// meanAll is like combineAll, for reductions for which means returns true. If there are several
+// hosts, the sum of each host is rounded too.
 func meanAll[T collective.Element](inputs [][]T, seats []seat) []T {
 	if seats == nil || seats[0].hosts == 1 {
 		return quotient[T](sumSingle(inputs, 1), float32(len(inputs)))

@@ -48,8 +48,8 @@ func playCommits(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// strikeCommits makes workers kill themselves during commits. It returns after this number of
-// tries, or when the kills of this job are over, with the number of tries.
+// strikeCommits makes workers kill themselves during commits. It returns the number of tries made:
+// the given number, or fewer if the kills of this job are over before.
 func (k *killer) strikeCommits(ctx context.Context, tries int) (made int, err error) {
 	for made < tries {
 		if err := k.Look(); err != nil {

@@ -36,7 +36,7 @@ func ownPlugin(name string) (path string, places []string, err error) {
 	return path, places, nil
 }
 
-// pluginOf is ownPlugin for the program at the given path.
+// pluginOf is like ownPlugin, for the program at the given path.
 func pluginOf(program, name string) (path string, places []string) {
 	places = []string{
 		filepath.Join(filepath.Dir(program), "plugins", name), // of make build

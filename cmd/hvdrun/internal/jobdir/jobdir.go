@@ -339,7 +339,7 @@ func Prune(env []string, now time.Time) {
 	}
 }
 
-// prune is Prune for the folders of jobs in one folder. Every job prunes, so prune reads only the
+// prune does the work of Prune in one folder of jobs. Every job prunes, so prune reads only the
 // job.json files that were last written long ago.
 func prune(all string, now time.Time) {
 	entries, _ := os.ReadDir(all) // the folder may not exist yet

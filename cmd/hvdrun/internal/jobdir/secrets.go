@@ -254,8 +254,8 @@ func (d *Dir) PutSecrets(places []secretPlace, log logrus.FieldLogger) error {
 	return d.Write()
 }
 
-// Moved rewrites job.json if the driver runs on another machine or after a restart, or if its
-// secrets are in another place, than job.json says.
+// Moved rewrites job.json if its entries are out of date: the driver now runs on another machine,
+// the machine has been restarted, or the secrets are in another place.
 func (d *Dir) Moved() error {
 	was := d.About
 	d.About.Host, _ = os.Hostname()

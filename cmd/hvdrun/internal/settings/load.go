@@ -113,7 +113,7 @@ func OfArgs(args, env []string, text string) (s Settings, command []string, err 
 	return s, fs.Args(), err
 }
 
-// load is Load with the text of the config file. If text is empty, it reads the file.
+// load is like Load, but takes the text of the config file. If text is empty, it reads the file.
 func load(fs *pflag.FlagSet, env []string, text string) (Settings, error) {
 	s := Settings{
 		sourceSettings: sourceSettings{DiscoveryTimeout: 30 * time.Second},

@@ -371,7 +371,7 @@ func (m *top) workers() (all []spot) {
 	return all
 }
 
-// pickRank picks the worker step rows below the picked one.
+// pickRank moves the selection down by step rows.
 func (m *top) pickRank(step int) {
 	all := m.workers()
 	if len(all) == 0 {
@@ -385,8 +385,8 @@ func (m *top) pickRank(step int) {
 	m.picked = all[min(len(all)-1, max(0, at+step))]
 }
 
-// moveInWorld picks the slot that is sideways places after the picked one or, if sideways is 0, the
-// slot that is step lines below it.
+// moveInWorld moves the selection forward by sideways places or, if sideways is 0, down by step
+// lines.
 func (m *top) moveInWorld(step, sideways int) {
 	cells := m.grid().cells
 	if len(cells) == 0 {
@@ -404,8 +404,8 @@ func (m *top) moveInWorld(step, sideways int) {
 	m.picked = cells[at].spot
 }
 
-// nearestCell returns the index of the nearest cell that is step lines below cell at, or in the
-// last line in that direction.
+// nearestCell returns the index of the cell that is nearest to the one with index at, in the line
+// that is step lines lower, or in the last line in that direction.
 func nearestCell(cells []cell, at, step int) int {
 	from, best := cells[at], at
 	last := cells[len(cells)-1].line

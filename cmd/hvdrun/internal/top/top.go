@@ -126,7 +126,8 @@ func (j *topJob) order(by *dialog, c job.Command) tea.Cmd {
 	})
 }
 
-// read reads a rank's output from offset from or, if from is negative, the end of it.
+// read reads a rank's output, beginning at the offset from. If from is negative, it reads the end
+// of the output.
 func (j *topJob) read(of outputOf, from int64) tea.Cmd {
 	return j.ask(func(context.Context) tea.Msg {
 		stream := "stdout"

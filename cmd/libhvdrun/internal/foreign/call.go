@@ -130,7 +130,7 @@ func of[T collective.Element](ctx context.Context, g *collective.Group, c *Call)
 // at returns n elements of the caller's memory at p.
 func at[T any](p unsafe.Pointer, n int) []T { return unsafe.Slice((*T)(p), n) }
 
-// allToAll is AllToAll of parts of different lengths.
+// allToAll performs AllToAll with parts of different lengths.
 func allToAll[T collective.Element](ctx context.Context, g *collective.Group, c *Call) error {
 	size := g.Size()
 	sent, received := parts[T](c.Data, c.Counts[:size]), parts[T](c.Result, c.Counts[size:])
@@ -157,8 +157,8 @@ func parts[T any](p unsafe.Pointer, counts []int64) [][]T {
 	return cut
 }
 
-// reduceTree is ReduceTree for ranks that have consecutive leaves each, as the fewest nodes that
-// cover them.
+// reduceTree performs ReduceTree for ranks that have consecutive leaves each, as the fewest nodes
+// that cover them.
 func reduceTree[T collective.Element](ctx context.Context, g *collective.Group, c *Call) error {
 	size := g.Size()
 	leaves, held := int(c.Counts[size]), make([][]collective.Node, size)

@@ -89,8 +89,8 @@ func (l *Ledger) Count(now time.Time) {
 	l.add(l.Part, l.By, long)
 }
 
-// pay pays debts, oldest first, from a training time of long, and returns how much of that time it
-// used.
+// pay pays debts, oldest first, from a training time with the duration long, and returns how much
+// of that time it used.
 func (l *Ledger) pay(long time.Duration) (paid time.Duration) {
 	for len(l.Owed) > 0 && paid < long {
 		d := &l.Owed[0]
@@ -135,8 +135,8 @@ func (l *Ledger) blame(slot plan.SlotID, long time.Duration) {
 	slices.SortStableFunc(l.Held, func(x, y held) int { return cmp.Compare(y.Long, x.Long) })
 }
 
-// Owe records that a time of long, counted as training until now, belongs to another part. It has
-// no effect after End.
+// Owe records that a time with the duration long, counted as training until now, belongs to another
+// part. It has no effect after End.
 func (l *Ledger) Owe(now time.Time, part job.Part, by plan.SlotID, long time.Duration) {
 	if long <= 0 || l.Ended {
 		return
