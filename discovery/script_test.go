@@ -289,7 +289,7 @@ func TestScriptSurvivesTheEndOfThreads(t *testing.T) {
 			default:
 			}
 			done := make(chan struct{})
-			go func() { // a goroutine that ends locked ends its thread
+			go func() { // a goroutine that ends while it is locked to a thread ends the thread
 				runtime.LockOSThread()
 				close(done)
 			}()

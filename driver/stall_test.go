@@ -30,7 +30,8 @@ func newJobOfBeats(n int) *jobOfBeats {
 	return j
 }
 
-// in returns a heartbeat from within operation n of the group of all ranks, out one from after it.
+// in returns a heartbeat of a worker that is in operation n of the group of all ranks, and out a
+// heartbeat of a worker that has left it.
 func in(n uint64, since time.Duration) line.Beat {
 	return line.Beat{Generation: 4, Phase: line.Training, Quiet: since,
 		Lanes: []line.Lane{{Operation: n, Waiting: true, For: since, What: "AllReduce"}}}

@@ -280,7 +280,7 @@ func (s *State) saveReplayedAs(inPlace bool) error {
 	return nil
 }
 
-// report tells the driver that this worker is alive. It is called as bytes arrive.
+// report reports to the driver that this worker is alive. It is called as bytes arrive.
 func (c *catchUp) report() {
 	if now := time.Now(); c.answered == nil && now.Sub(c.reported) >= fetchReports/2 {
 		c.reported = now
@@ -347,9 +347,9 @@ func (c *catchUp) next(ctx context.Context) (*transfer.Step, error) {
 // answerBound is how long a follower waits for a world when no further steps arrive.
 const answerBound = 500 * time.Millisecond
 
-// answersSoon reports whether the join is answered within answerBound. That is so if the followed
-// worker has died: then there is no time to take another commit, and the sync sends what is
-// missing.
+// answersSoon reports whether the join is answered within answerBound. That is the case if the
+// followed worker has died: then there is no time to take another commit, and the sync sends what
+// is missing.
 func (c *catchUp) answersSoon(ctx context.Context) bool {
 	if c.isAnswered() {
 		return true

@@ -168,7 +168,7 @@ func TestTensorVar(t *testing.T) {
 	}
 }
 
-// TestMainStatus: which errors of train are a failure of the program.
+// TestMainStatus: only some errors of train count as a failure of the program.
 func TestMainStatus(t *testing.T) {
 	for err, want := range map[error]int{
 		nil: 0, ErrRemoved: 0, ErrFinished: 0, fmt.Errorf("training: %w", ErrRemoved): 0,

@@ -281,7 +281,7 @@ func (l *locals) prepare(ctx context.Context, p *membership, set *pieceSet, befo
 			return err
 		}
 	}
-	// This reduction is the barrier. It also tells all ranks whether rank 0 wants a checkpoint.
+	// This reduction is the barrier. It also informs all ranks whether rank 0 wants a checkpoint.
 	wanted := []uint8{0}
 	if set.mine == 0 && l.soon() {
 		wanted[0] = 1

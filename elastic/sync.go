@@ -209,7 +209,7 @@ type run struct {
 const longestRun = 8
 
 // syncDifference sets the parts in memory to those of the root, whose live state is the save mark.
-// same means that the live state of this rank equals that save too, but need not be in a save of
+// same means that the live state of this rank equals that save too; it need not be in a save of
 // this rank.
 func (s *State) syncDifference(ctx context.Context, g *collective.Group, root int, mark snapshotID, same bool) error {
 	if s.saved.synced = s.parts.noChunks(); s.saved.synced == nil {

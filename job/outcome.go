@@ -121,8 +121,8 @@ type Exit struct {
 	// Lost: the host cannot be reached, so it is unknown how the process ended; it counts as
 	// killed.
 	Lost bool `json:",omitempty"`
-	// Why is what else is known about the reason, such as that the kernel killed the process
-	// because memory ran out. Empty: nothing.
+	// Why gives further information about the reason, such as that the kernel killed the process
+	// because memory ran out. Empty: none is known.
 	Why string `json:",omitempty"`
 }
 

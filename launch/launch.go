@@ -169,8 +169,8 @@ type ExitError struct {
 	// line of a traceback. If a signal killed the process, only a crash with SIGABRT has one.
 	// Empty: there is no such line.
 	Said string
-	// Why is what else is known about the reason, such as that the kernel killed the process
-	// because memory ran out. Empty: nothing.
+	// Why gives further information about the reason, such as that the kernel killed the process
+	// because memory ran out. Empty: none is known.
 	Why string
 }
 

@@ -298,8 +298,9 @@ var (
 	})
 )
 
-// TestNothingWritten: a scheduler ends that has reported results and recorded none. The next one
-// computes those again that other tasks need or that are stored, as the client tells it.
+// TestNothingWritten: a scheduler that has reported results, but recorded none of them, ends. From
+// what the client repeats, the next scheduler computes stored results, and results that other tasks
+// need, again.
 func TestNothingWritten(t *testing.T) {
 	unwritten := scheduler.Config{Repeated: true}
 	p := newSafePlace(t, unwritten)

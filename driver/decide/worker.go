@@ -28,7 +28,7 @@ type Worker struct {
 	identity
 }
 
-// life is what a snapshot contains of a worker as it is.
+// life is the part of a worker's state that a snapshot contains unchanged.
 type life struct {
 	// The fields that each step reads come first so that they share one 64-byte cache line; a job
 	// may have thousands of workers.

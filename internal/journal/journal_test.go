@@ -71,7 +71,8 @@ func endsOf(records []string) []int64 {
 	return ends
 }
 
-// TestCutAnywhere: on the machine of its writer, a file without a byte of its records is damaged.
+// TestCutAnywhere: a file that lacks any number of its last bytes counts as damaged on its writer's
+// machine.
 func TestCutAnywhere(t *testing.T) {
 	b := content(t, written(t, some...))
 	for cut := range len(b) {

@@ -262,8 +262,9 @@ func TestScaleAndDivide(t *testing.T) {
 	}
 }
 
-// TestConversions tests every half, and of the float32s the special ones, random ones, and those
-// beside and between each two halves, or all if the flag is set.
+// TestConversions tests every half-precision number. Of the float32s it tests special ones, random
+// ones, and those next to and between neighbouring half-precision numbers; if the flag is set, it
+// tests all.
 func TestConversions(t *testing.T) {
 	source, target := newGuarded(t), newGuarded(t)
 	for name, table := range vectors(t) {

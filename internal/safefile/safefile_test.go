@@ -297,7 +297,8 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestReadersRefuse: files are refused that others can write to, or, for secrets, read.
+// TestReadersRefuse: files that others can write to are refused, and so are secrets that others can
+// read.
 func TestReadersRefuse(t *testing.T) {
 	dir := t.TempDir()
 	path := ""

@@ -34,7 +34,7 @@ type source struct {
 	pool pool
 }
 
-// memory is what the source remembers of a job that it has seen alive.
+// memory is what the source remembers about a job that it has seen alive.
 type memory struct {
 	ended bool
 	// tasksPerNode is 1 for a job that was seen with one task per node. Slurm does not update its

@@ -38,8 +38,8 @@ var timeouts = []struct{ where, field, module, version, does string }{
 	{"plugins/dns/exchange.go", "Timeout", "github.com/miekg/dns", "v1.1.73", "client.go: of dialing, reading and writing each; an hour leaves them to ctx"},
 }
 
-// handedTime matches fields of literals and functions that take a time, of packages that are
-// neither ours nor Go's.
+// handedTime matches the names by which third-party packages take times: fields of structs, and
+// functions.
 var handedTime = regexp.MustCompile(`^(\w*(Timeout|Interval|Delay|KeepAliveTime|MinTime|DeadTime)|Time|Grant)$`)
 
 // TestTimeoutsOfLibraries: the list has each time that is passed to a library, with the version

@@ -24,10 +24,10 @@ type step struct {
 // walk is one table of testdata/walks.txt.
 type walk struct {
 	steps []*step
-	size  string // the line above the table
+	size  string // the line above the table, with the counts
 }
 
-// counted returns what that line must be.
+// counted returns the line that must be above the table.
 func (w *walk) counted() string {
 	left, returns, last := map[string]bool{}, 0, ""
 	for _, s := range w.steps {

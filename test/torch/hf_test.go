@@ -52,7 +52,7 @@ func startHF(t *testing.T, program, ledger string, steps int, stages []follow.St
 // three is the only stage of a job of three workers.
 var three = []follow.Stage{{Hosts: "localhost:3"}}
 
-// hfTraining is what a ledger records of a training.
+// hfTraining is what a ledger records about a training.
 type hfTraining struct {
 	losses, evaluations, rates map[int]float64
 	after                      []float64

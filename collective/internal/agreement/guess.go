@@ -15,7 +15,7 @@ import (
 
 const (
 	largestGuess = 256 << 10 // largest bucket, in bytes, that is reduced in a copy
-	Surely       = 2         // number of cycles in a row with the same only bucket before it is guessed
+	Surely       = 2         // number of consecutive cycles with one and the same bucket before that bucket is guessed
 )
 
 // Guess is the bucket that the ranks expect.
@@ -89,8 +89,8 @@ func mostCounted(t kernel.Type) int {
 	return 1 << 15
 }
 
-// SetCount sets the element that counts the ranks whose guess is right, among ranks ranks. ready is
-// whether the guess of this rank is right.
+// SetCount sets the element that counts the ranks whose guess is right. ranks is the number of all
+// ranks. ready means that the guess of this rank is right.
 func SetCount(element []byte, t kernel.Type, op operation.Op, ranks int, ready bool) {
 	if ready == (op == operation.Max) {
 		clear(element)
@@ -106,8 +106,8 @@ func SetCount(element []byte, t kernel.Type, op operation.Op, ranks int, ready b
 	}
 }
 
-// Counted reports whether the reduced element shows that the guesses of all ranks, ranks in number,
-// are right.
+// Counted reports whether the reduced element shows that the guesses of all ranks are right. ranks
+// is the number of all ranks.
 func Counted(element []byte, t kernel.Type, op operation.Op, ranks int) bool {
 	if op == operation.Average {
 		ranks = 1

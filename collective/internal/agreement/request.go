@@ -68,7 +68,7 @@ func (r *Request) scales() uint16 {
 	return max(1, uint16(x^x>>16^x>>32^x>>48))
 }
 
-// moves reports whether the operation is another one than AllReduce.
+// moves reports whether the operation is not an AllReduce.
 func (r *Request) moves() bool {
 	return r.Do == operation.BroadcastAsync || r.Do == operation.AllGatherIntoAsync || r.Do == operation.ReduceScatterIntoAsync
 }
@@ -105,8 +105,8 @@ func (r *Request) sound() bool {
 	return r.Op.Check(r.Type) == nil && r.Compression.Check(r.Type) == nil
 }
 
-// ownBucket reports whether a tensor with the given number of bytes on the wire has a bucket of its
-// own, if tensors from alone bytes on do.
+// ownBucket reports whether a tensor with the given number of bytes on the wire has its own bucket.
+// alone is the size in bytes from which tensors have one.
 func (r *Request) ownBucket(bytes, alone int) bool {
 	return r.Do != 0 || bytes >= alone && r.Compression == operation.NotCompressed
 }

@@ -231,7 +231,7 @@ func mismatch(a, b statement) *frame.Notice {
 	return &n
 }
 
-// Restart resets the state after all ranks have joined, so that none has.
+// Restart resets the state after all ranks have joined, so that no rank counts as joined.
 func (a *Table[H]) Restart() {
 	clear(a.joined)
 	a.Contribute, a.JoinAnnounced = a.size, false

@@ -396,7 +396,7 @@ func combineAdasum(t kernel.Type, levels [][]pair, vectors [][]byte, work []byte
 // alignedTo returns n rounded up, so that data after n bytes is aligned for every element type.
 func alignedTo(n int) int { return (n + operation.Widest - 1) / operation.Widest * operation.Widest }
 
-// AdasumHere is Adasum if all ranks of the group are on one host.
+// AdasumHere performs Adasum if all ranks of the group are on one host.
 func (h *Host) AdasumHere(ctx context.Context, m *shm.Member, call shm.Desc, t kernel.Type, data []byte) error {
 	c := h.c
 	if len(data) <= operation.Thresholds.AdasumAlone {

@@ -299,7 +299,7 @@ func (c *Call) allToAllHierarchical(part func(to int) []byte) ([][]byte, error) 
 
 // The operations over sockets, with one level or two.
 
-// BarrierSockets is Barrier.
+// BarrierSockets performs Barrier.
 func (c *Call) BarrierSockets() error {
 	if c.levels != nil {
 		return c.barrierHierarchical()
@@ -307,7 +307,7 @@ func (c *Call) BarrierSockets() error {
 	return c.Agree()
 }
 
-// BroadcastSockets is Broadcast.
+// BroadcastSockets performs Broadcast.
 func (c *Call) BroadcastSockets(data []byte) error {
 	if c.levels != nil {
 		return c.broadcastHierarchical(data)
@@ -315,7 +315,7 @@ func (c *Call) BroadcastSockets(data []byte) error {
 	return c.BroadcastTree(data)
 }
 
-// BroadcastBytesSockets is BroadcastBytes; data is the root's.
+// BroadcastBytesSockets performs BroadcastBytes; data is the root's.
 func (c *Call) BroadcastBytesSockets(data []byte) ([]byte, error) {
 	if c.levels != nil {
 		return c.broadcastBytesHierarchical(data)

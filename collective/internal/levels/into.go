@@ -5,7 +5,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 )
 
-// AllGatherIntoSockets is AllGatherInto with one level or two; this rank's part is in its place.
+// AllGatherIntoSockets performs AllGatherInto with one level or two; this rank's part is in its
+// place.
 func (c *Call) AllGatherIntoSockets(all exchange.Into) error {
 	if c.levels != nil {
 		return c.allGatherIntoHierarchical(all)
@@ -13,7 +14,8 @@ func (c *Call) AllGatherIntoSockets(all exchange.Into) error {
 	return c.ExchangeInto(c.AllOthers(), func(int) []byte { return all.Of(c.Rank) }, all)
 }
 
-// AllToAllIntoSockets is AllToAllInto with one level or two; this rank's own part is in its place.
+// AllToAllIntoSockets performs AllToAllInto with one level or two; this rank's own part is in its
+// place.
 func (c *Call) AllToAllIntoSockets(data, result exchange.Into) error {
 	if c.levels != nil {
 		return c.allToAllIntoHierarchical(data, result)
@@ -21,7 +23,7 @@ func (c *Call) AllToAllIntoSockets(data, result exchange.Into) error {
 	return c.ExchangeInto(c.AllOthers(), data.Of, result)
 }
 
-// allGatherIntoHierarchical is allGatherHierarchical; this rank's part is in its place.
+// allGatherIntoHierarchical is like allGatherHierarchical, but this rank's part is in its place.
 func (c *Call) allGatherIntoHierarchical(all exchange.Into) error {
 	h := c.levels
 	own := all.Of(c.Rank)
@@ -53,7 +55,8 @@ func (c *Call) allGatherIntoHierarchical(all exchange.Into) error {
 	return nil
 }
 
-// gatherInto gives to all ranks of this host what each has received from one rank of a host.
+// gatherInto gives all ranks of this host the data that each of them has received from one rank of
+// another host.
 func (c *Call) gatherInto(all exchange.Into, host, turn int) error {
 	h := c.levels
 	parts := make([][]byte, len(h.ranks()))
@@ -67,7 +70,7 @@ func (c *Call) gatherInto(all exchange.Into, host, turn int) error {
 	})
 }
 
-// allToAllIntoHierarchical is allToAllHierarchical; this rank's own part is in its place.
+// allToAllIntoHierarchical is like allToAllHierarchical, but this rank's own part is in its place.
 func (c *Call) allToAllIntoHierarchical(data, result exchange.Into) error {
 	h := c.levels
 	others := c.elsewhere()

@@ -1,6 +1,7 @@
-// Package levels runs collective operations among ranks some of which share the memory of their
-// host: in that memory, or on two levels, in the memory of each host and between the hosts by
-// frames. A [Call] has the operations of a group, and a [Host] is the shared memory.
+// Package levels runs collective operations among ranks, some of which share the memory of their
+// host. An operation runs in that memory, or on two levels: in the memory of each host, and by
+// frames between the hosts. A [Call] has the operations of a group, and a [Host] is the shared
+// memory.
 package levels
 
 import (

@@ -226,7 +226,7 @@ func (h *Host) Watched() shm.Times {
 	return h.phases
 }
 
-// Waited is [shm.Member.Waited].
+// Waited returns the result of [shm.Member.Waited].
 func (h *Host) Waited() time.Duration { return h.member.Waited() }
 
 // Posts reports whether a message of n bytes can be posted without waiting for its receiver.

@@ -16,7 +16,7 @@ func (c *Call) Hierarchical() bool {
 	return c.levels != nil && c.Forced.Algorithm == operation.Auto
 }
 
-// AllReduceSockets is AllReduce, with one level or two.
+// AllReduceSockets performs AllReduce with one level or two.
 func (c *Call) AllReduceSockets(data []byte) error {
 	if c.Hierarchical() {
 		return c.allReduceHierarchical(data)
@@ -133,7 +133,7 @@ func (c *Call) allReduceWaves(data []byte) error {
 	return nil
 }
 
-// crossIn is cross, with the cuts of hostShares.
+// crossIn is like cross, with the cuts of hostShares.
 func (c *Call) crossIn(to []crossing, data []byte, size int, cuts []int) []crossing {
 	to = c.cross(to, data, size)
 	for i := range to {

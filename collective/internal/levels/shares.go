@@ -37,7 +37,7 @@ type hostShares struct {
 	sent  [][]exchange.Sent // by host, what had been sent there at that time; nil: no wave yet
 }
 
-// SharesAgreed reports, to tests, whether the hosts have agreed on shares.
+// SharesAgreed reports whether the hosts have agreed on shares. It is for tests.
 func (c *Call) SharesAgreed() bool { return c.shares.due == laterShares }
 
 // agreeOnShares divides the next n bytes of waves, and later ones, among the hosts by the speeds of
@@ -141,7 +141,7 @@ func divide(speeds []uint32, n int, cuts []int) []int {
 	// at is the time at which a host is done with a share, as a fraction, so that it is exact.
 	type at struct{ cost, speed uint64 }
 	done := func(host, share int) at { return at{uint64(all + (n-2)*share), speed[host]} }
-	// later reports whether a is later than percent percent of b. No product exceeds 2^55.
+	// later reports whether a exceeds the given percentage of b. No product exceeds 2^55.
 	later := func(a, b at, percent uint64) bool { return a.cost*b.speed*100 > b.cost*a.speed*percent }
 	last := func(share func(host int) int) at {
 		end := done(0, share(0))

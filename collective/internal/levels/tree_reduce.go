@@ -13,7 +13,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// ReduceTree is ReduceTree over sockets, with one level or two.
+// ReduceTree performs ReduceTree over sockets, with one level or two.
 func (c *Call) ReduceTree(p *Tree, parts [][]byte, result []byte) (err error) {
 	f, size := c.folder(p, c.Desc), c.Desc.Type.Size()
 	if l := c.levelsOf(p); p.few(result) {
@@ -31,7 +31,7 @@ func (c *Call) ReduceTree(p *Tree, parts [][]byte, result []byte) (err error) {
 	return err
 }
 
-// ReduceTree is ReduceTree if all ranks of the group are on one host.
+// ReduceTree performs ReduceTree if all ranks of the group are on one host.
 func (h *Host) ReduceTree(ctx context.Context, m *shm.Member, call shm.Desc, d operation.Descriptor, p *Tree, parts [][]byte, result []byte) error {
 	f, most := h.c.folder(p, d), slices.Max(p.counts)
 	if !m.Folds(most) {

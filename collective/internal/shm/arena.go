@@ -27,7 +27,7 @@ var arena struct {
 // region is the arena's memory; nil before the first use.
 var region atomic.Pointer[mapping]
 
-// extent is the bytes of the region from offset from up to, but not including, to.
+// extent is the bytes [from, to) of the region.
 type extent struct{ from, to uint64 }
 
 func up(n, align uint64) uint64 { return (n + align - 1) &^ (align - 1) }

@@ -203,7 +203,8 @@ func (m *Member) broadcastDirect(ctx context.Context, data []byte, root int) err
 	return m.endReading(ctx, m.index == root, err)
 }
 
-// copyFrom copies a part of a member's data, from the offset at on, once that is complete.
+// copyFrom copies a part of the data of member of, which begins at the offset at, once the part is
+// complete.
 func (m *Member) copyFrom(part []byte, of, at int) error {
 	for len(part) > 0 {
 		if m.aborted() {

@@ -136,8 +136,8 @@ func (m *Member) foldRound(t int, operands, blocks [][]byte, f *Folding) error {
 	return nil
 }
 
-// foldInSlots is [Member.exchange] for members that give several parts: the parts are one after
-// another in a section of the in slot, and the result replaces the first.
+// foldInSlots is like [Member.exchange], for members that give several parts: the parts are one
+// after another in a section of the in slot, and the result replaces the first.
 func (m *Member) foldInSlots(ctx context.Context, parts [][]byte, result []byte, f *Folding) error {
 	usual := m.round
 	defer func() { m.round = usual }()

@@ -48,8 +48,8 @@ func (m *Member) Posts(bytes int) bool {
 	return true
 }
 
-// Post is Broadcast of this member's data without waiting for the others, who call Broadcast. Posts
-// must have returned true. If the calls differ, only the others notice.
+// Post broadcasts this member's data without waiting for the others, who call Broadcast. Posts must
+// have returned true. If the calls differ, only the others notice.
 func (m *Member) Post(ctx context.Context, d Desc, data []byte) error {
 	c, err := m.begin(ctx)
 	if err != nil {
@@ -74,8 +74,8 @@ func (m *Member) broadcastLong(ctx context.Context, d Desc, data []byte, root in
 	return m.exchangeOne(ctx)
 }
 
-// exchangeOne is exchange for a dst of which only one member has a part. A round of that part is as
-// long as a round of all parts together.
+// exchangeOne is like exchange, for a dst of which only one member has a part. A round of that part
+// is as long as a round of all parts together.
 func (m *Member) exchangeOne(ctx context.Context) error {
 	usual := m.round
 	defer func() { m.round = usual }()

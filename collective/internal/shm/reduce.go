@@ -144,10 +144,10 @@ func (m *Member) allReduceBanks(ctx context.Context, c *cell, d Desc, data []byt
 	return nil
 }
 
-// Reduce is the first half of AllReduce. The first owners members, at least one, own a part of the
-// reduction as divided by [kernel.Split], which is written to its place in the owner's data. The
-// rest of data is undefined. If all members own a part and their data is in arenas, others may read
-// data until this member has arrived at the next operation.
+// Reduce performs the first half of AllReduce. The first owners members, at least one, own a part
+// of the reduction as divided by [kernel.Split], which is written to its place in the owner's data.
+// The rest of data is undefined. If all members own a part and their data is in arenas, others may
+// read data until this member has arrived at the next operation.
 func (m *Member) Reduce(ctx context.Context, d Desc, data []byte, owners int, r *Reduction) error {
 	direct, err := m.meetWith(ctx, d, data, owners)
 	if err != nil {
@@ -178,8 +178,8 @@ func (m *Member) ReduceSaying(ctx context.Context, d Desc, data, result []byte, 
 	return all, m.exchange(ctx, r, false)
 }
 
-// Gather is the second half of AllReduce: each of the first owners members gives its part of data,
-// as divided by [kernel.Part] into units of size bytes, to all members.
+// Gather performs the second half of AllReduce: each of the first owners members gives its part of
+// data, as divided by [kernel.Part] into units of size bytes, to all members.
 func (m *Member) Gather(ctx context.Context, d Desc, data []byte, size, owners int) error {
 	direct, err := m.meetReading(ctx, d, data)
 	if err != nil {
@@ -216,8 +216,8 @@ func (m *Member) meetFor(ctx context.Context, d Desc) error {
 	return m.arrive(ctx, c, d)
 }
 
-// meetWith is meetFor. It also reports whether all members own a part of data and can read all data
-// in place.
+// meetWith does what meetFor does, and reports whether all members own a part of data and can read
+// all data in place.
 func (m *Member) meetWith(ctx context.Context, d Desc, data []byte, owners int) (direct bool, err error) {
 	c, err := m.begin(ctx)
 	if err != nil {

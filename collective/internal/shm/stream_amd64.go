@@ -8,7 +8,7 @@ import "unsafe"
 //go:noescape
 func streamLines(dst, src unsafe.Pointer, n uintptr)
 
-// stream is copy, bypassing the caches.
+// stream copies like the builtin copy, but bypasses the caches.
 func stream(dst, src []byte) int {
 	n := min(len(dst), len(src))
 	head := int(-uintptr(unsafe.Pointer(unsafe.SliceData(dst))) % line)

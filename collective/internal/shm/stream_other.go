@@ -2,5 +2,5 @@
 
 package shm
 
-// stream is copy: bypassing the caches is not implemented for this architecture.
+// stream calls copy: bypassing the caches is not implemented for this architecture.
 func stream(dst, src []byte) int { return copy(dst, src) }

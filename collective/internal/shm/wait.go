@@ -175,7 +175,7 @@ func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64, 
 	return done, err
 }
 
-// idle is await without polls that occupy the core.
+// idle is like await, without polls that occupy the core.
 func (m *Member) idle(ctx context.Context, of int, word *uint64, value uint64, within time.Duration) (done bool, err error) {
 	turns := yields
 	if m.oversubscribed {

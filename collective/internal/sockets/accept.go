@@ -136,8 +136,9 @@ func (e *Endpoint) prove(unproven *identity.Conn) {
 }
 
 // keyOf returns the key of the generation that a dialer claims. If this rank has not reached the
-// generation, the dialer waits until it has, among the unproven connections, since it cannot be
-// verified yet. The keys of past generations are kept to tell their dialers that they are over.
+// generation, the dialer cannot be verified yet, and its connection waits, as an unproven one,
+// until this rank has. The keys of past generations are kept so that their dialers can be informed
+// that these are over.
 func (e *Endpoint) keyOf(unproven *identity.Conn, h identity.Hello) (identity.DataKey, error) {
 	for {
 		e.mu.Lock()
@@ -168,9 +169,9 @@ func (e *Endpoint) keyOf(unproven *identity.Conn, h identity.Hello) (identity.Da
 	}
 }
 
-// awaitGroup returns the path of a connection whose dialer is proven. If this rank has not called
-// Connect for the group, it waits until it has. That includes groups of a generation that has
-// already failed on this rank: its other groups report that to their dialers.
+// awaitGroup returns the path of a connection whose dialer is proven. It waits until this rank has
+// called Connect for the group. That includes groups of a generation that has already failed on
+// this rank: its other groups report that to their dialers.
 func (e *Endpoint) awaitGroup(h identity.Hello) (path *Path, claimed bool, err error) {
 	timer := time.NewTimer(waitBound)
 	defer timer.Stop()

@@ -110,9 +110,9 @@ func loopback(addrs []string) bool {
 	})
 }
 
-// dialAll tries all addresses at once or, with a stagger, each one that much later than the
-// previous one or when that has failed. It returns the connection that is proven first. The
-// acceptor accepts only one.
+// dialAll tries all addresses at once or, with a stagger, each address when the previous one has
+// failed or that much later than the previous one. It returns the connection that is proven first.
+// The acceptor accepts only one.
 func (e *Endpoint) dialAll(ctx context.Context, w way, key identity.DataKey, h identity.Hello) (*conn, error) {
 	switch len(w.addrs) {
 	case 0:

@@ -436,7 +436,7 @@ func (l *link) carry(o *frame.Outgoing) {
 	}
 }
 
-// push writes as much as the kernel takes, and reports whether that was anything.
+// push writes as much as the kernel takes, and reports whether it has taken anything.
 func (l *link) push() bool {
 	w := &l.wire
 	moved := l.pushOn(&w.dataConn, 0)
@@ -478,7 +478,7 @@ func (l *link) pushOn(s *dataConn, number int) (moved bool) {
 	return moved
 }
 
-// dropFrames drops all frames, from now on too.
+// dropFrames drops all queued frames, and makes later ones be dropped.
 func (w *wire) dropFrames() {
 	w.writeEnded = true
 	drop := func(s *dataConn) {
@@ -568,7 +568,7 @@ func arrived(r *frame.Incoming) {
 }
 
 // pullMore reads, from an extra connection, shares of frames whose headers have arrived. It reports
-// whether that was anything.
+// whether it has read anything.
 func (l *link) pullMore(i int) (moved bool) {
 	f := &l.wire.more[i]
 	for f.due.Len() > 0 {

@@ -21,7 +21,7 @@ const (
 	proofEach     = 50 * time.Millisecond  // additional time for a proof for each rank of the world: the ranks may share the processors
 	waitBound     = 30 * time.Second       // longest a connection of a newer generation waits for this rank
 	fewWaiting    = 1024                   // number of such connections, whatever the world's size
-	mostPast      = 4                      // number of past generations whose dialers are told that they are over
+	mostPast      = 4                      // number of past generations whose dialers can be informed that these are over
 	maxVisits     = 16                     // number of visits at a time
 	connectBound  = 30 * time.Second       // longest time that Connect waits without any new connection, if its context has no deadline
 	connectEach   = 100 * time.Millisecond // additional time for each rank: ranks of one host may reach a group later

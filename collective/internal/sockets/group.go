@@ -45,7 +45,8 @@ type Groups interface {
 	// Paths returns the paths of all groups.
 	Paths() []*Path
 	// Demand is called when another rank wants to connect a lane that does not exist on this rank;
-	// the lane may be made later. An error is the reason, for that rank, why it will not be made.
+	// the lane may be made later. An error, which that rank gets, is the reason why the lane will
+	// not be made.
 	Demand(lane uint64) error
 	// Failure returns the first failure; nil before that.
 	Failure() *frame.Notice

@@ -31,7 +31,7 @@ import (
 
 const (
 	watchEach  = 15 * time.Millisecond  // between two checks for unacknowledged data
-	quietFor   = 30 * time.Millisecond  // time without an acknowledgement that is due after which a connection is suspected
+	quietFor   = 30 * time.Millisecond  // a connection is suspected when an acknowledgement has been due for this time
 	doubtEach  = 100 * time.Millisecond // between two trials of one route
 	trialBound = 30 * time.Millisecond  // a working route answers within this time plus four round trips
 	trialLate  = 10 * time.Millisecond  // additional time after the bound: this host may be slow

@@ -250,8 +250,8 @@ func (l *link) widens() bool {
 	return !l.path.gen.sameHost(l.path.Original(l.rank), l.path.gen.Self)
 }
 
-// widen sets the number of connections of the data channel to a peer to most, if the channel may
-// have more than configured and that is more. It returns the configured and the resulting number.
+// widen increases the number of connections of the data channel to a peer to most, if the channel
+// may have more connections than configured. It returns the configured and the resulting number.
 func (p *Path) widen(peer, most int) (configured, all int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -639,8 +639,8 @@ func (l *link) unwritable(err error) {
 	}
 }
 
-// awaitVerdict waits until the control channel reports why the data channel does not work, for at
-// most verdictBound. It does not block.
+// awaitVerdict gives the control channel verdictBound to report why the data channel does not work;
+// then the group ends. It does not block.
 func (l *link) awaitVerdict(err error) {
 	l.path.mu.Lock()
 	c, over := l.control, l.path.released

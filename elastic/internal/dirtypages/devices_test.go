@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bypass ignores files, sockets, pipes and terminals. It returns the name of anything that may be a
-// device while that is open.
+// TestBypass: Bypass ignores files, sockets, pipes and terminals. While a file that may be a device
+// is open, it returns the file's name.
 func TestBypass(t *testing.T) {
 	is := func(when, want string) {
 		t.Helper()

@@ -510,8 +510,8 @@ func TestNextDriver(t *testing.T) {
 	a.is("lost")
 }
 
-// TestAnswersToAnEarlierJoin: a driver that takes over can get a join again that was answered
-// before. Its answer to that is not taken for the answer to a later join.
+// TestAnswersToAnEarlierJoin: a driver that takes over can get a join that was answered before. Its
+// answer to that join does not count as the answer to a later join.
 func TestAnswersToAnEarlierJoin(t *testing.T) {
 	j := newJob(t)
 	a := j.speaks("a", 0)

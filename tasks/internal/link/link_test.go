@@ -87,8 +87,8 @@ func TestOrder(t *testing.T) {
 	<-l.done
 }
 
-// TestStuckPeer: a peer that does not read does not block senders; closing the link ends the waits
-// for it.
+// TestStuckPeer: a peer that does not read does not block senders; closing the link ends calls that
+// wait for the peer.
 func TestStuckPeer(t *testing.T) {
 	near, _ := pair(t)
 	l := New(near, empty)

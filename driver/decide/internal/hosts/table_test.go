@@ -482,7 +482,7 @@ type trial struct {
 	h   *Table
 	m   *model
 	now time.Time
-	// Available and Changes as of the last change.
+	// seen and changes are the results of Available and Changes at the last change.
 	seen    []plan.SlotID
 	changes uint64
 }
