@@ -214,10 +214,10 @@ func command(p *cli.Program) *cobra.Command {
 		Short: "Run a data-parallel training program on all slots of some hosts, and keep it going while hosts come and go",
 		Long: `hvdrun starts a command once for every slot of some hosts, connects the workers, and keeps the training going
 while hosts come and go.`,
-		Annotations: map[string]string{settings.Notes: `The first word that is no flag begins the command, which gets all words after it untouched. A program without a slash is
-looked for in PATH, and where that lacks it in the working directory. The word run may stand before all. Flags may also be written with one dash (-np 8), as
-environment variables (HVD_MIN_NP=2 for --min-np), or as keys of the YAML file that --config-file names, where they stand
-at the top or in the sections below; a flag goes before a variable, a variable before the file. The file may also say
+		Annotations: map[string]string{settings.Notes: `The first word that is not a flag begins the command, which gets all words after it unchanged. hvdrun looks for a program
+without a slash in PATH, then in the working directory. The word run may come before everything. Flags may also be written with one dash (-np 8), as
+environment variables (HVD_MIN_NP=2 for --min-np), or as keys of the YAML file that --config-file names, at the top level
+or in the section of the flag; flags win over variables, variables over the file. The file may also say
 what to run: command, env and dir in the section job. Durations D are 30s, 500ms,
 or a number of seconds. --num-proc, --min-num-proc and --max-num-proc are other names of -np, --min-np and --max-np.`},
 		Example: `  hvdrun -np 4 --min-np 2 ./train                      # two may die

@@ -18,7 +18,7 @@ import (
 )
 
 // WhichJob is the help of the commands' first argument.
-const WhichJob = `JOB is the job's run id, the beginning of it, its name (--name), or the path of its folder, and may be left out where exactly one job runs.`
+const WhichJob = `JOB is the job's run id, the beginning of it, its name (--name), or the path of its folder. It may be left out if exactly one job runs.`
 
 // TheJob returns the job with the given name (see Find). If name is empty, it returns the only
 // running job, or if no job runs, the only job whose driver is gone and that can be resumed, or

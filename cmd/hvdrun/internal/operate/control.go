@@ -40,8 +40,8 @@ func stopCommand(p *cli.Program) *cobra.Command {
 and workers that remain after --drain-timeout, and do not write the last checkpoint, are killed. That hvdrun exits with 143;
 stop does not wait for it.
 
-If the job's hvdrun is gone, or its journal is damaged, stop tells the agents that the job has started to end the workers
-and themselves, waits for that and prints how many there were. Such a job cannot be resumed.
+If the job's hvdrun is gone, or its journal is damaged, stop asks the agents to end the job's workers; agents that the job has
+started then end themselves. stop waits for that and prints how many workers there were. Such a job cannot be resumed.
 
 ` + jobdir.WhichJob,
 		Args: cobra.MaximumNArgs(1),

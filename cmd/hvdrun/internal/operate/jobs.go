@@ -21,10 +21,12 @@ func jobsCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "jobs [--json]",
 		Short: "List the jobs of this user on this machine, and which of them can be resumed",
-		Long: `jobs lists the jobs that have their folders in $XDG_STATE_HOME/hvdrun/jobs, which is in ~/.local/state unless it is
-set, or where that cannot be used in $XDG_RUNTIME_DIR/hvdrun/jobs or /tmp/hvdrun-UID/jobs: first those that run, then those
-whose driver has died, which hvdrun resume takes over, and last those that have ended within a week, of each kind the newest
-first. STATUS is the exit status of a job that has ended, TOOK the time from its begin to its end, or until now.`,
+		Long: `jobs lists the jobs that run, then those whose driver has died, which hvdrun resume takes over, and last those that have
+ended within a week, of each kind the newest first. STATUS is the exit status of a job that has ended, TOOK the time from its
+beginning to its end, or until now.
+
+The folders of jobs are in $XDG_STATE_HOME/hvdrun/jobs (default of the variable: ~/.local/state) or, if that cannot be used,
+in $XDG_RUNTIME_DIR/hvdrun/jobs or /tmp/hvdrun-UID/jobs.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			jobdir.PruneSecrets(p.Env, time.Now())

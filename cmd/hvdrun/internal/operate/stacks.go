@@ -28,13 +28,13 @@ func stacksCommand(p *cli.Program) *cobra.Command {
 		Short: "Show where the workers of a job are: the user's frames, or what they do in the kernel",
 		Long: `stacks shows where each worker is, or those of some ranks: for a Go program the functions of the user's code, with file and
 line, for other programs the system call of each thread, and where it waits in the kernel. Ranks that are at the same place
-are shown together. Nothing is stopped, and no core is written: a Go worker reports its goroutines itself. For a worker that
-does not answer, for example because a signal has stopped it, for other processes, and for their children the source is /proc.
+are shown together. Nothing is stopped, and no core is written: a Go worker reports its goroutines itself. hvdrun reads /proc
+for a worker that does not answer, for example because a signal has stopped it, for other processes, and for their children.
 
 --all shows all goroutines and threads. --pid shows the threads of a process of this machine and of its children without a
 job, for example those of a hvdrun torchrun.
 
-` + jobdir.WhichJob + ` A number that is no job's is a rank.`,
+` + jobdir.WhichJob + ` A number that names no job is a rank.`,
 		Example: "  hvdrun stacks 3f2a 7\n  hvdrun stacks --pid 4711",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("pid") {

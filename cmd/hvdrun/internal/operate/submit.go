@@ -54,9 +54,9 @@ func submitCommand(p *cli.Program) *cobra.Command {
 		Use:   "kubernetes [flags] -- command [args…]",
 		Short: "Print the manifest of a job for Kubernetes",
 		Long: `submit kubernetes prints the manifest of a job, for kubectl apply: an elastic Job of agents, in whose pods the workers run,
-and a Job of the driver. The driver sets the number of agents: as many as --max-np can use and the namespace's quotas
-allow, and at least those of --min-np. When a quota shrinks, a pod is deleted or a node is drained, the workers leave at a
-step boundary. When the driver's pod is lost, another one takes over the job, whose folder is on a volume.
+and a Job of the driver. The driver sets the number of agents: as many as --max-np can use, but no more than the namespace's
+quotas allow and no fewer than --min-np needs. When a quota shrinks, a pod is deleted or a node is drained, the workers leave
+at a step boundary. When the driver's pod is lost, another one takes over the job, whose folder is on a volume.
 
 The pods run as a non-root user, with a read-only root file system and no capabilities; the pod security level "restricted"
 permits them. The image has hvdrun, sh, the plugin kubernetes and the program. The manifest contains a new key: whoever has
@@ -77,7 +77,7 @@ it can run programs in the job's pods.`,
 	fs.SortFlags = false
 	fs.SetInterspersed(false)
 	fs.StringVar(&s.Image, "image", "", "the pods' image")
-	fs.StringVar(&s.Name, "name", "", "name of the job, with which all its objects begin (default: hvdrun- and letters)")
+	fs.StringVar(&s.Name, "name", "", "name of the job, with which the names of its objects begin (default: hvdrun- and letters)")
 	fs.StringVarP(&s.Namespace, "namespace", "n", "", "namespace of the objects (default: kubectl's)")
 	fs.IntVar(&s.NP, "np", 0, "slots needed before the first start (default: --min-np)")
 	fs.IntVar(&s.MinNP, "min-np", 1, "fewest workers with which training continues")
@@ -86,7 +86,7 @@ it can run programs in the job's pods.`,
 	fs.StringVar(&s.CPU, "cpu", "1", "processors of a pod of workers")
 	fs.StringVar(&s.Memory, "memory", "1Gi", "memory of a pod of workers, its shared memory included")
 	fs.IntVar(&s.GPUs, "gpus", 0, "GPUs of a pod of workers")
-	fs.StringVar(&s.GPUResource, "gpu-resource", "nvidia.com/gpu", "what these are as a resource")
+	fs.StringVar(&s.GPUResource, "gpu-resource", "nvidia.com/gpu", "name of the resource of these GPUs")
 	fs.StringVar(&s.Queue, "queue", "", "Kueue's queue for the agents, as an elastic job")
 	fs.StringArrayVar(&s.claims, "mount", nil, "CLAIM:PATH: a PersistentVolumeClaim and its path in all pods (repeatable)")
 	fs.StringVar(&s.Storage, "storage", "1Gi", "room for the job's folder")

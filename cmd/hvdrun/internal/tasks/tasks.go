@@ -59,8 +59,8 @@ func tasksExplainCommand(p *cli.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain [--job JOB] [--json] NUMBER | FUNCTION",
 		Short: "Show why a task of a job waits, or where it runs",
-		Long: `explain shows where tasks are, and why they wait: the tasks with a number, of which each client may have one, or at most 20
-unfinished tasks of a function.
+		Long: `explain shows where tasks are, and why they wait: the tasks with NUMBER, of which each client has at most one, or at most 20
+unfinished tasks of FUNCTION.
 
 ` + jobdir.WhichJob,
 		Example: "  hvdrun tasks explain 17\n  hvdrun tasks explain trial/v1",
@@ -142,7 +142,7 @@ functions too. A job on another machine is reached by an invitation, which hvdru
 		},
 	}
 	cmd.Flags().StringVar(&job, "job", "", "submit to `JOB`")
-	cmd.Flags().StringVar(&invitation, "invitation", "", "submit to the job of another machine whose invitation `FILE` has")
+	cmd.Flags().StringVar(&invitation, "invitation", "", "submit to the job on another machine whose invitation is in `FILE`")
 	cmd.Flags().SetInterspersed(false)
 	return cmd
 }

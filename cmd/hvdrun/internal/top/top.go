@@ -26,7 +26,7 @@ func Command(p *cli.Program) *cobra.Command {
 		Short: "Watch and steer a job in this terminal",
 		Long: `top shows in a terminal what the page of hvdrun dashboard shows: hosts and slots, commits, generations and their causes, the
 use of time, stragglers, where a worker hangs, events, output and tasks. It stays open when hvdrun resume takes the job over,
-and when the job has ended, until q or Ctrl-C. Its other keys are at the bottom of the screen and behind ?; those that
+and when the job has ended, until q or Ctrl-C. The bottom of the screen shows its keys, and ? shows all of them; those that
 change the job ask first.
 
 It needs a terminal: hvdrun status --watch is for pipes and files. With NO_COLOR in the environment it has no colours.
