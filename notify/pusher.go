@@ -113,7 +113,7 @@ func (p *Pusher) Heard(worker string, seq uint64, loss Known, again bool) {
 	}
 }
 
-// lacksLoss reports whether the worker was not told of its loss.
+// lacksLoss reports whether the worker has not received its loss.
 func (t *target) lacksLoss() bool {
 	return t.loss.Generation > t.knownLoss.Generation ||
 		t.loss.Generation == t.knownLoss.Generation && len(t.loss.Ranks) > t.knownLoss.Ranks

@@ -51,8 +51,8 @@ type Worker struct {
 	OnlySockets bool
 }
 
-// Tuning has a person's settings for a job that its workers read: they are in the workers'
-// environment unchanged.
+// Tuning holds the user's settings of a job that its workers read. The workers' environment
+// contains them unchanged.
 type Tuning struct {
 	// EncryptData requires TLS on the connections that carry tensors too; otherwise these are
 	// authenticated but not encrypted.
@@ -60,8 +60,9 @@ type Tuning struct {
 	// NetworkInterfaces names the interfaces whose addresses workers offer to their peers; nil:
 	// all. No name contains a comma.
 	NetworkInterfaces []string
-	// Listen is the IP address on which workers listen for other workers; on another machine they
-	// use an address towards it. "": loopback, and all addresses once a host is another machine.
+	// Listen is the IP address on which workers listen for other workers; workers on another
+	// machine listen on the address from which that machine reaches it. "": loopback, and all
+	// addresses once a host is another machine.
 	Listen string
 	// PortRange bounds the ports of listeners to which other machines connect: "40000-40100". "":
 	// the kernel chooses.

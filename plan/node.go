@@ -99,8 +99,8 @@ func described(entry string) describes {
 }
 
 // WithoutNode returns those entries of env, NAME=value each, that do not describe this process's
-// node, nor the task that this process is for another launcher. They are what workers on other
-// nodes can use: see nodeVariables.
+// node, nor the task of another launcher that this process is. They are what workers on other nodes
+// can use: see nodeVariables.
 func WithoutNode(env []string) (kept []string) {
 	for _, entry := range env {
 		switch described(entry) {

@@ -88,7 +88,7 @@ type Config struct {
 
 	// Drain is how long workers may take to drain once the agent is asked to stop. 0: defaultDrain.
 	Drain time.Duration
-	// Hurry, if not nil, ends that wait when a value arrives.
+	// Hurry, if not nil, ends the wait for Drain when a value arrives.
 	Hurry <-chan struct{}
 	// Meter, if not nil, measures the agent.
 	Meter *Meter
@@ -235,7 +235,7 @@ func (a *agent) join(ctx context.Context, launchPort string) (err error) {
 	return nil
 }
 
-// advertise changes what the agent advertises of the host in the cluster.
+// advertise changes what the agent advertises about the host in the cluster.
 func (a *agent) advertise(ctx context.Context, change func(*gossip.Meta)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -177,7 +177,7 @@ func (srv *server) busy() (slots, sessions int, change <-chan struct{}) {
 	return len(srv.taken), len(srv.sessions), srv.news
 }
 
-// occupied is busy for slots alone.
+// occupied is like busy, for slots alone.
 func (srv *server) occupied() (slots int, change <-chan struct{}) {
 	slots, _, change = srv.busy()
 	return slots, change

@@ -52,7 +52,7 @@ func UsePorts(p Ports) {
 	portsInUse.Store(&p)
 }
 
-// listenTCP is net.Listen, but takes a port of the range if addr has the port 0 and is not a
+// listenTCP is like net.Listen, but takes a port of the range if addr has the port 0 and is not a
 // loopback address.
 func listenTCP(addr string) (net.Listener, error) {
 	host, port, err := net.SplitHostPort(addr)

@@ -136,7 +136,7 @@ func StartSession(cmd *exec.Cmd) error {
 	})
 }
 
-// WaitSession is cmd.Wait for a command that StartSession has started.
+// WaitSession is like cmd.Wait, for a command that StartSession has started.
 func WaitSession(cmd *exec.Cmd) error {
 	err := cmd.Wait()
 	own.reaped(cmd.Process.Pid)

@@ -29,8 +29,9 @@ func processLimit() string {
 	return fmt.Sprintf("user %d has %s processes and threads on this machine: end some, or raise the limit (ulimit -u, sysctl kernel.threads-max)", os.Geteuid(), limit)
 }
 
-// fullGroup returns the folder of a control group that has nearly as many processes as it may have,
-// since some may have ended meanwhile: dir, or one above it. most is 0 if no group has.
+// fullGroup returns the folder of the control group, dir or one above it, that has nearly reached
+// its limit of processes, and that limit: some processes may have ended since it was reached. most
+// is 0 if no group is near its limit.
 func fullGroup(dir string) (full string, most uint64) {
 	for ; dir != "" && isGroup(dir); dir = filepath.Dir(dir) {
 		if most := number(dir, "pids.max"); most != 0 && number(dir, "pids.current") >= most-most/10 {

@@ -57,7 +57,7 @@ func (r *Ref) Await(ctx context.Context) error {
 	for r.Ended() == nil {
 		select {
 		case <-r.ended:
-		case <-time.After(2 * time.Millisecond): // only the parent of a process is told of its end
+		case <-time.After(2 * time.Millisecond): // the kernel notifies only the parent of a process that ends
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

@@ -58,9 +58,9 @@ func Born(pid int) (birth uint64, state byte, err error) {
 	return birth, fields[statState][0], err
 }
 
-// endedBy returns the signal that is ending a process. 0: none is, or it is not known yet, because
-// older kernels report it only when the main thread ends. A killed process exists until the kernel
-// has freed its memory, which takes tens of milliseconds for each gigabyte.
+// endedBy returns the signal that is ending a process. It returns 0 if no signal is, or if the
+// signal is not known yet: older kernels report it only when the main thread ends. A killed process
+// exists until the kernel has freed its memory, which takes tens of milliseconds for each gigabyte.
 func endedBy(pid int) syscall.Signal {
 	fields, err := stat(pid)
 	if err != nil {

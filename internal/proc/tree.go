@@ -123,8 +123,8 @@ func (t *Tree) Wait(ctx context.Context, stop Stop) (status syscall.WaitStatus, 
 	return status, true
 }
 
-// Why returns why the process was killed, if the kernel has killed processes for lack of memory
-// there, or "".
+// Why returns why the process was killed, if the kernel has killed processes for lack of memory in
+// its cgroup or on the machine, and "" otherwise.
 func (t *Tree) Why() string { return t.memory.why() }
 
 // Left returns the processes that were left behind by a process that ended without being stopped,

@@ -157,7 +157,7 @@ func memoryGroup(own, mounts string) (dir string, files memoryFiles) {
 }
 
 // groupOf returns the folder of a process's control group in the hierarchy of version 1 that has
-// the controller, as memoryGroup does. is reports whether there is such a hierarchy.
+// the controller, as memoryGroup does. The second result reports whether there is such a hierarchy.
 func groupOf(controller, own, mounts string) (dir string, is bool) {
 	for line := range strings.Lines(own) {
 		id, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")

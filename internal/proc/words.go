@@ -132,14 +132,15 @@ func isGoSignal(line string) bool {
 	return is && unix.SignalNum(name) != 0
 }
 
-// Why returns that line, or "" if nothing was written.
+// Why returns the line that gives the reason, or "" if nothing was written.
 func (w *LastWords) Why() string {
 	end := *w
 	end.line(string(w.part))
 	return cmp.Or(end.failure(), end.last)
 }
 
-// Crash returns that line if it is of a crash, a panic or an exception, or "".
+// Crash returns the line that gives the reason if it reports a crash, a panic or an exception, and
+// "" otherwise.
 func (w *LastWords) Crash() string {
 	end := *w
 	end.line(string(w.part))

@@ -15,8 +15,9 @@ var peerPatience = 5 * time.Second
 
 const peerPause = 10 * time.Millisecond
 
-// openPipe is unix.Open for a named pipe, with flags that include O_NONBLOCK. It returns an error
-// if no process opens the other end within peerPatience; without O_NONBLOCK, unix.Open would block.
+// openPipe is like unix.Open, for a named pipe, with flags that include O_NONBLOCK. It returns an
+// error if no process opens the other end within peerPatience; without O_NONBLOCK, unix.Open would
+// block.
 func openPipe(path string, flags int, mode uint32) (int, error) {
 	fd := -1
 	defer func() { _ = unix.Close(fd) }()

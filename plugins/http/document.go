@@ -79,7 +79,7 @@ func decodeHost(item json.RawMessage, defaultSlots int) (plan.Host, error) {
 	return h, nil
 }
 
-// unmarshal is json.Unmarshal with errors that give the position.
+// unmarshal is like json.Unmarshal, with errors that give the position.
 func unmarshal(text []byte, into any) error {
 	err := json.Unmarshal(text, into)
 	var syntax *json.SyntaxError

@@ -304,7 +304,7 @@ type lateness struct {
 // start is when this process began; see Instant.
 var start = time.Now()
 
-// Instant is time.Now for times that are only compared: it reads one clock instead of two.
+// Instant is like time.Now, for times that are only compared: it reads one clock instead of two.
 func Instant() time.Time { return start.Add(time.Since(start)) }
 
 // nudgeIfLate nudges the others if it is time; otherwise it returns the time until then. 0: no

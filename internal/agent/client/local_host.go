@@ -104,7 +104,7 @@ func (o own) has(ctx context.Context, host string) bool {
 			return true
 		}
 	}
-	// The first part of the machine's own name is its own if no name service resolves it.
+	// The first part of the machine's name names the machine too, if no name service resolves it.
 	short, _, _ := strings.Cut(o.name, ".")
 	return len(addrs) == 0 && short != "" && strings.EqualFold(host, short)
 }

@@ -186,8 +186,8 @@ func (r *registrar) see(q *enrollpb.EnrollRequest, now time.Time) {
 	r.writeSeen(now)
 }
 
-// warnOfClock logs a clock that is far ahead or behind, and again when that has changed by as much;
-// the lock is held.
+// warnOfClock logs a clock that is far ahead or behind, and logs it again when the difference has
+// changed by as much; the lock is held.
 func (r *registrar) warnOfClock(host string, ahead time.Duration) {
 	if ahead.Abs() <= cluster.ClocksApart {
 		delete(r.warned, host)

@@ -490,7 +490,7 @@ func (t *talk) hears(again bool) {
 	t.up(line.Up("heard", h), "")
 }
 
-// standing returns the lines that tell what the worker waits for.
+// standing returns the lines that describe what the worker waits for.
 func (t *talk) standing() (all [][]byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

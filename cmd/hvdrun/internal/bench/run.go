@@ -32,7 +32,7 @@ import (
 // benchGrace is how long ranks and peers may take to end when they are asked to.
 const benchGrace = 5 * time.Second
 
-// errNoRows reports that the ranks ended well but without a row for each size.
+// errNoRows reports that the ranks succeeded but did not print a row for each size.
 var errNoRows = errors.New("the ranks have not reported all sizes")
 
 // runBench measures and prints the results. hvdrun's ranks and the peers are measured in turn, and
@@ -284,7 +284,7 @@ func (r *benchRun) job(ctx context.Context, command []string, stdout, stderr io.
 	s.RunID, s.Dir, s.Env = driver.NewRunID(), "/", nil // this process's folder may not exist on the hosts
 	s.Timeouts.Drain = benchGrace
 	if s.LogLevel == logrus.InfoLevel && !s.Given("log-level") {
-		s.LogLevel = logrus.WarnLevel // what an ordinary job reports would stand between the rounds
+		s.LogLevel = logrus.WarnLevel // what an ordinary job reports would appear between the rounds
 	}
 	if r.m.algorithm != "" {
 		s.Env = []string{algorithmVariable + "=" + r.m.algorithm}

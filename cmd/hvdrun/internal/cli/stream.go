@@ -34,8 +34,8 @@ type lossy struct{ *Stream }
 
 func (l lossy) Write(b []byte) (int, error) { return l.write(b, false) }
 
-// Lossy returns a writer to w, a stream of Program, for logs and for the output of workers: a
-// command does its work, and ends with the status of that, if they cannot be written.
+// Lossy returns a writer to w, a stream of Program, for logs and for the output of workers: if they
+// cannot be written, the command still does its work and ends with the status of the work.
 func Lossy(w io.Writer) io.Writer {
 	if s, is := w.(*Stream); is {
 		return lossy{s}

@@ -113,8 +113,8 @@ func TakeSlurm(s *settings.Settings, env []string, d *jobdir.Dir) (err error) {
 }
 
 // openSlurm returns the source of the nodes that Slurm gives to the job. It consists of gossip,
-// which finds the agents on the nodes and uses a key of the job's own, and of the plugin, which
-// requests nodes from Slurm.
+// which finds the agents on the nodes and uses the job's own key, and of the plugin, which requests
+// nodes from Slurm.
 func openSlurm(s *settings.Settings, log logrus.FieldLogger) (discovery.Discoverer, func(), error) {
 	c := &s.Slurm
 	if c.Folder == "" {

@@ -58,10 +58,10 @@ func (d *Dir) MembersPath() string { return filepath.Join(d.Path, "members") }
 // SlurmPath is the folder with the files that the agents on Slurm's nodes need.
 func (d *Dir) SlurmPath() string { return filepath.Join(d.Path, "slurm") }
 
-// ControlPath is the socket at which the driver takes commands.
+// ControlPath is the socket at which the driver accepts commands.
 func (d *Dir) ControlPath() string { return filepath.Join(d.Path, control.SocketName) }
 
-// TasksPath is the socket at which the scheduler of tasks takes clients.
+// TasksPath is the socket at which the scheduler of tasks accepts clients.
 func (d *Dir) TasksPath() string { return filepath.Join(d.Path, scheduler.SocketName) }
 
 // OutputPath is the file of the output of hvdrun and its workers when they run in the background.
@@ -104,8 +104,8 @@ type File struct {
 const FileVersion = 2
 
 // StateDirs returns the places for the folders of jobs, best first: the user's state folder; if
-// that cannot be used, the folder of the login session; as the last resort, a folder of the user's
-// own in temp.
+// that cannot be used, the folder of the login session; as the last resort, a folder in temp that
+// belongs to the user.
 func StateDirs(env []string, temp string) (all []string) {
 	home, _ := cli.Lookup(env, "HOME")
 	if dir, _ := cli.Lookup(env, "XDG_STATE_HOME"); filepath.IsAbs(dir) {
@@ -245,7 +245,7 @@ func (d *Dir) make(eventsFile string) (err error) {
 	return err
 }
 
-// absolute is filepath.Abs, but leaves an empty path empty.
+// absolute is like filepath.Abs, but leaves an empty path empty.
 func absolute(path string) (string, error) {
 	if path == "" {
 		return "", nil

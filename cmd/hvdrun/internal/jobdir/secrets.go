@@ -23,7 +23,7 @@ import (
 
 // The secrets of a job are what another driver needs to take it over and nobody else may have. They
 // are not in the job's folder, which may be in a home directory that other machines can read, but
-// in a folder of the user's own in this machine's memory. They are removed when the job ends, and
+// in a private folder of the user in this machine's memory. They are removed when the job ends, and
 // are lost when the machine restarts. With --job-dir they are in the folder that it names, and with
 // --no-resume only in the driver's memory.
 const (
@@ -67,7 +67,7 @@ type Secrets struct {
 
 // secretPlace is a folder for the secrets of all jobs of this user.
 type secretPlace struct {
-	base string // is to be this user's alone
+	base string // must belong to this user alone
 	made bool   // base is made if it does not exist
 }
 

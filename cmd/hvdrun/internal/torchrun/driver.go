@@ -24,7 +24,7 @@ import (
 // nodes.
 const torchrunDriver = "torchrun-driver"
 
-// seatFD is the descriptor of its connection to the node's agent.
+// seatFD is the descriptor of the driver's connection to the node's agent.
 const seatFD = 3
 
 // driverStart is the first message of the agent to the driver: its command line, and what the

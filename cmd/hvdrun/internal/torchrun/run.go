@@ -385,7 +385,7 @@ func (f *torchFlags) peers(env []string, cfg *torchrun.Config, host string, conf
 }
 
 // machineKey returns the key of jobs whose nodes are all on this machine, and the file that
-// contains it. The key is the user's own and is made if it does not exist.
+// contains it. The key belongs to the user and is made if it does not exist.
 func machineKey(env []string) (key []byte, path string, err error) {
 	var failed error
 	for _, jobs := range jobdir.StateDirs(env, jobdir.Shared) {

@@ -273,8 +273,8 @@ func parseBool(text string) (is bool, err error) {
 	return is, err
 }
 
-// key returns the key that the nodes share that meet at host, and the file that contains it; nil:
-// no key is required.
+// key returns the key shared by the nodes that meet at host, and the file that contains it; nil: no
+// key is required.
 func (c *rdzvConf) key(env []string, host string) (key []byte, path string, err error) {
 	addr, aerr := netip.ParseAddr(host)
 	switch {
