@@ -109,7 +109,7 @@ func AllReduceAsync[T Element](ctx context.Context, g *Group, name string, data 
 	return AllReduceAsyncWith(ctx, g, name, data, op, AsyncOptions{})
 }
 
-// AllReduceAsyncWith is AllReduceAsync with options.
+// AllReduceAsyncWith is like AllReduceAsync, with options.
 func AllReduceAsyncWith[T Element](ctx context.Context, g *Group, name string, data []T, op Op, o AsyncOptions) *Handle {
 	h := newHandle(name, data, op, o)
 	return g.submit(ctx, h)[0]

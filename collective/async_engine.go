@@ -391,7 +391,7 @@ func (e *engine) look() bool {
 	return e.reason()
 }
 
-// reason is look for a caller that holds e.mu.
+// reason is like look, for a caller that holds e.mu.
 func (e *engine) reason() bool {
 	if e.stopping {
 		return false

@@ -205,9 +205,9 @@ func (g *Group) releaseAll() {
 // The first reason counts. The notice names ranks as numbered in the group.
 func (g *Group) fail(n frame.Notice) { g.failAs(g.outward(n)) }
 
-// failAs is fail with a notice that names ranks as numbered in the group of all ranks. All notices
-// that are sent to other ranks use these numbers: a rank that is not in this group may be in other
-// groups of the receivers.
+// failAs is like fail, with a notice that names ranks as numbered in the group of all ranks. All
+// notices that are sent to other ranks use these numbers: a rank that is not in this group may be
+// in other groups of the receivers.
 func (g *Group) failAs(n frame.Notice) {
 	inside := g.inward(n)
 	g.mu.Lock()

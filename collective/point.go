@@ -82,7 +82,7 @@ func (g *Group) pass(ctx context.Context, m message) error {
 	return err
 }
 
-// passAsync is pass in the background.
+// passAsync is like pass, in the background.
 func (g *Group) passAsync(ctx context.Context, m message) *Handle {
 	p, err := g.pointOf(&m)
 	if err == nil {

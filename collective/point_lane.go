@@ -237,7 +237,7 @@ func (p *point) pass(ctx context.Context, m message) error {
 	return err
 }
 
-// passAsync is pass in the background.
+// passAsync is like pass, in the background.
 func (p *point) passAsync(ctx context.Context, m message) (*Handle, error) {
 	idle, err := p.begin()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// replay is Step on a worker that is in no world yet.
+// replay is like Step, on a worker that is in no world yet.
 func (s *Steps[T]) replay(ctx context.Context) error {
 	c := s.state.catchUp
 	step, err := c.next(ctx)

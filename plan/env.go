@@ -273,9 +273,10 @@ const EnvTasks = "HVD_TASKS"
 // OwnTasks returns the value of EnvTasks.
 func OwnTasks() string { return os.Getenv(EnvTasks) }
 
-// OwnWorker is WorkerFromEnv for this process. It removes the credentials from the environment, so
-// that processes that the program starts do not inherit them, and remembers them for later calls.
-// The file environ of the process in /proc still shows its initial environment, to the same user.
+// OwnWorker is like WorkerFromEnv, for this process. It removes the credentials from the
+// environment, so that processes that the program starts do not inherit them, and remembers them
+// for later calls. The file environ of the process in /proc still shows its initial environment, to
+// the same user.
 func OwnWorker() (Worker, bool, error) {
 	own.Lock()
 	defer own.Unlock()

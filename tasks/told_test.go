@@ -35,7 +35,7 @@ func (v *valve) Write(b []byte) (int, error) {
 	return v.Conn.Write(b)
 }
 
-// connectBy is connect with a first connection that can be stopped.
+// connectBy is like connect, with a first connection that can be stopped.
 func (p *place) connectBy() (*Pool, *valve) {
 	p.t.Helper()
 	first := &valve{}

@@ -420,7 +420,7 @@ func testAsyncDeath(t *testing.T, newGroups NewGroups) {
 	CheckAsyncDeath(t, repeat(30), newGroups, func(g *collective.Group) { g.Abort(errors.New("killed")) })
 }
 
-// CheckAsyncDeath is CheckDeath for asynchronous operations.
+// CheckAsyncDeath is like CheckDeath, for asynchronous operations.
 func CheckAsyncDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g *collective.Group)) {
 	t.Helper()
 	for seed := range uint64(seeds) {

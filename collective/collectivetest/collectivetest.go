@@ -53,17 +53,17 @@ func Run(t *testing.T, newGroups NewGroups) {
 	t.Run("Subset", func(t *testing.T) { testSubset(t, newGroups) })
 }
 
-// RunBrief is Run with fewer sizes and rounds, as with -short, and without the largest tensors;
-// with -short, groups have only one size. It is for ways of making groups that differ little from
-// another way. No other part of the kit may run at the same time.
+// RunBrief is like Run, with fewer sizes and rounds, as with -short, and without the largest
+// tensors; with -short, groups have only one size. It is for ways of making groups that differ
+// little from another way. No other part of the kit may run at the same time.
 func RunBrief(t *testing.T, newGroups NewGroups) {
 	brief.Store(true)
 	defer brief.Store(false)
 	Run(t, newGroups)
 }
 
-// RunAgain is Run for groups that differ only slightly from those of another test. Under the race
-// detector it is RunBrief.
+// RunAgain is like Run, for groups that differ only slightly from those of another test. Under the
+// race detector it is RunBrief.
 func RunAgain(t *testing.T, newGroups NewGroups) {
 	if Raced {
 		RunBrief(t, newGroups)

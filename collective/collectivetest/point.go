@@ -247,7 +247,7 @@ func testPointInvalid(t *testing.T, newGroups NewGroups) {
 	}
 }
 
-// CheckPointDeath is CheckDeath for messages.
+// CheckPointDeath is like CheckDeath, for messages.
 func CheckPointDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g *collective.Group)) {
 	t.Helper()
 	for seed := range seeds {

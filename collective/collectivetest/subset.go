@@ -186,8 +186,8 @@ func testSubsetAbort(t *testing.T, newGroups NewGroups) {
 	CheckSubsetDeath(t, repeat(30), newGroups, func(g *collective.Group) { g.Abort(errors.New("killed")) })
 }
 
-// CheckSubsetDeath is CheckDeath for a group of five ranks and two subsets that work at the same
-// time.
+// CheckSubsetDeath is like CheckDeath, for a group of five ranks and two subsets that work at the
+// same time.
 func CheckSubsetDeath(t *testing.T, seeds int, newGroups NewGroups, kill func(g *collective.Group)) {
 	t.Helper()
 	lists := [][]int{{0, 1, 2, 3, 4}, {3, 1, 4}, {2, 0}}

@@ -454,7 +454,7 @@ func (d *Device) begin() error {
 	return nil
 }
 
-// beginAsync is begin for work that outlives the call.
+// beginAsync is like begin, for work that outlives the call.
 func (d *Device) beginAsync() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

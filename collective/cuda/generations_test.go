@@ -46,7 +46,7 @@ func listen(t *testing.T, n int, config collective.Config) []*collective.Endpoin
 	return endpoints
 }
 
-// meetingsWith is meetings with the given config of the endpoints.
+// meetingsWith is like meetings, with the given config of the endpoints.
 func meetingsWith(t *testing.T, n int, oneHost bool, config collective.Config) func() []*collective.Group {
 	t.Helper()
 	endpoints := listen(t, n, config)

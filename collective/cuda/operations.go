@@ -46,7 +46,7 @@ func AllReduce[T collective.Element](ctx context.Context, g *collective.Group, s
 	return AllReduceWith(ctx, g, s, op, Options{})
 }
 
-// AllReduceWith is AllReduce with options.
+// AllReduceWith is like AllReduce, with options.
 func AllReduceWith[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op, o Options) error {
 	if g == nil {
 		return errNoGroup

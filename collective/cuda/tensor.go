@@ -56,7 +56,7 @@ func Tensor[T collective.Element](name string, live *Slice[T]) *Part[T] {
 	return TensorWith(name, live, TensorOptions{})
 }
 
-// TensorWith is Tensor with options.
+// TensorWith is like Tensor, with options.
 func TensorWith[T collective.Element](name string, live *Slice[T], o TensorOptions) *Part[T] {
 	return &Part[T]{name: name, live: live, options: o}
 }

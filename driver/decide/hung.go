@@ -237,7 +237,7 @@ func (m *Machine) remindOfReset(now time.Time) {
 		return
 	}
 	// The members that have left have closed their connections, so the remaining ones should know.
-	// If the connections look alive nevertheless, only the driver can say so.
+	// If they have not noticed, only the driver can inform them.
 	if slices.ContainsFunc(m.workers, func(w *Worker) bool { return w.hasLeft(m.Current.Generation) }) {
 		m.Given = true
 		m.tellLoss(nil)

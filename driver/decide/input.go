@@ -142,7 +142,7 @@ type (
 	TasksTold struct{ job.TaskEvent }
 )
 
-// Cause is an error. A journal has its text, and what the exit status needs of it.
+// Cause is an error. A journal has its text, and the data from which the exit status follows.
 type Cause struct{ Err error }
 
 // Check returns an error if the hosts cannot be those of a list.

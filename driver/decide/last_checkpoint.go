@@ -74,7 +74,7 @@ func (w *Worker) inJoin() bool { return w.Phase == waiting || w.Phase == stoppin
 // leavesLast reports whether answerAll answers joins.
 func (m *Machine) leavesLast() bool { return m.Decided && !m.Agreed }
 
-// writesLast reports whether the worker may have to write a last checkpoint: it was told to, or is
+// writesLast reports whether the worker may have to write a last checkpoint: it was asked to, or is
 // rank 0 of the world.
 func (m *Machine) writesLast(w *Worker) bool {
 	return w.Last || w.Rank == 0 && w.Generation != 0 && w.Generation == m.Current.Generation

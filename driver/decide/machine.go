@@ -126,7 +126,7 @@ type ending struct {
 	Decided bool      `json:"decided,omitempty"` // the result is known; workers are being stopped
 	Result  Cause     `json:"result,omitzero"`
 	EndFrom time.Time `json:"end_from,omitzero"` // when the driver began to stop the workers
-	Writes  uint64    `json:"writes,omitempty"`  // newest commit that a worker was told to write as the last checkpoint; 0: none
+	Writes  uint64    `json:"writes,omitempty"`  // newest commit that a worker was asked to write as the last checkpoint; 0: none
 	Over    bool      `json:"finished,omitempty"`
 }
 

@@ -115,8 +115,8 @@ func NewRecord(now time.Time, in Input, ids []string) Record {
 	return r
 }
 
-// input returns the input that NewRecord was given. Errors in it are reduced to their text and what
-// the exit status needs of them.
+// input returns the input that NewRecord was given. Errors in it are reduced to their text and the
+// data from which the exit status follows.
 func (r *Record) input() (in Input, err error) {
 	fields := reflect.ValueOf(r).Elem()
 	for i := range fields.NumField() {

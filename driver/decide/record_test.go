@@ -225,7 +225,7 @@ func dump(v any) string {
 	return b.String()
 }
 
-// dumpTo is dump without the fields for which skip returns true.
+// dumpTo is like dump, without the fields for which skip returns true.
 func dumpTo(b *strings.Builder, v reflect.Value, skip func(of reflect.Type, field string) bool) {
 	if v.CanAddr() {
 		v = reflect.NewAt(v.Type(), unsafe.Pointer(v.UnsafeAddr())).Elem() // fields that are not exported too

@@ -81,7 +81,7 @@ type sim struct {
 	// together: inputs of workers are held until the next step, which handles several at once.
 	together bool
 	held     []Input
-	lost     []Input // of the dead driver's last step; nobody was told that they were recorded
+	lost     []Input // of the dead driver's last step; nobody was notified that they were recorded
 }
 
 type simProc struct {

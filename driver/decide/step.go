@@ -531,8 +531,8 @@ func (m *Machine) form(now time.Time, wanted []plan.SlotID) {
 	m.publish(now, members)
 }
 
-// formPool is form for workers that only run tasks: no world is formed, but there should be enough
-// workers.
+// formPool is like form, for workers that only run tasks: no world is formed, but there should be
+// enough workers.
 func (m *Machine) formPool(now time.Time) {
 	come := 0
 	for _, w := range m.workers {

@@ -64,7 +64,7 @@ type departure struct {
 	Reason    string    `json:"reason,omitempty"`    // why it was stopped; if not empty, that counts as its failure
 	Comes     bool      `json:"comes,omitempty"`     // it waits in a join although it is being stopped
 	Answered  bool      `json:"answered,omitempty"`  // its join was answered because the job ends
-	Last      bool      `json:"last,omitempty"`      // the answer told it to write the last checkpoint
+	Last      bool      `json:"last,omitempty"`      // the answer asked it to write the last checkpoint
 	Left      bool      `json:"left,omitempty"`      // it has left its world on its own and still writes a checkpoint
 	Writes    uint64    `json:"writes,omitempty"`    // commit of the last checkpoint it is writing; 0: none
 	WroteAt   time.Time `json:"wrote_at,omitzero"`   // when that checkpoint was last seen to grow on disk
@@ -338,7 +338,7 @@ func (m *Machine) failed(now time.Time, w *Worker, err *job.WorkerError) {
 	}
 }
 
-// serves reports whether the worker is available for tasks: it neither trains nor was told to
+// serves reports whether the worker is available for tasks: it neither trains nor was asked to
 // leave, and may be replaced.
 func (m *Machine) serves(w *Worker) bool {
 	trains := w.Generation != 0 && w.Generation == m.Current.Generation

@@ -52,7 +52,7 @@ func (cfg Config) On(n *Network) Config {
 	return cfg
 }
 
-// InMemory is On with a new network.
+// InMemory is like On, with a new network.
 func (cfg Config) InMemory(seed uint64) Config { return cfg.On(NewNetwork(seed)) }
 
 // Cut drops all data, except the end of a stream, that the worker in slot from sends over the

@@ -105,7 +105,7 @@ func agents(t testing.TB, creds *identity.Credentials, addr string, lease time.D
 	return keepingAgents(t, creds, addr, client.Config{Lease: lease})
 }
 
-// keepingAgents is agents with further configuration.
+// keepingAgents is like agents, with further configuration.
 func keepingAgents(t testing.TB, creds *identity.Credentials, addr string, cfg client.Config) *client.Agents {
 	cfg.Credentials, cfg.Log = creds, quiet()
 	cfg.Find = func(string) (string, bool) { return addr, true }

@@ -103,8 +103,8 @@ func (a *Authority) Issue(s Subject) (*Credentials, error) {
 	return a.IssueFor(s, time.Now(), asKey)
 }
 
-// IssueFor is Issue for a certificate that is valid until life after now, and from an hour before
-// now. A job's certificates are valid at any time before now.
+// IssueFor is like Issue, for a certificate that is valid until life after now, and from an hour
+// before now. A job's certificates are valid at any time before now.
 func (a *Authority) IssueFor(s Subject, now time.Time, life time.Duration) (*Credentials, error) {
 	key, err := NewKey()
 	if err != nil {

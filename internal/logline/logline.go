@@ -89,7 +89,7 @@ func Priority(level logrus.Level) string {
 	return "<7>"
 }
 
-// EscapeLines is Escape for a text that begins on a new line. It indents the other lines, so
+// EscapeLines is like Escape, for a text that begins on a new line. It indents the other lines, so
 // that none of them looks like a line of this program.
 func EscapeLines(text string) string {
 	return strings.ReplaceAll(Escape(strings.TrimRight(text, "\n")), "\n", "\n    ")

@@ -18,7 +18,7 @@ import (
 // errStranger is returned by PeerBelow if a process that is not below root holds the other end.
 var errStranger = errors.New("proc: the connection is not of a process that this one has started")
 
-// OwnPeer is PeerBelow with this process as the root.
+// OwnPeer is like PeerBelow, with this process as the root.
 func OwnPeer(conn net.Conn) error { return PeerBelow(conn, os.Getpid()) }
 
 // PeerBelow returns nil if the process root, or one below it that it has started or inherited,

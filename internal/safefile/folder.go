@@ -62,9 +62,9 @@ func isDir(path string) error {
 	return nil
 }
 
-// MakePrivateDir is MakeDir for a folder of this user alone, which it checks as PrivateDir does. It
-// closes an empty folder of this user to others, since systems that create folders for services
-// leave some of them open.
+// MakePrivateDir is like MakeDir, for a folder of this user alone, which it checks as PrivateDir
+// does. It closes an empty folder of this user to others, since systems that create folders for
+// services leave some of them open.
 func MakePrivateDir(path string) error {
 	if err := MakeDir(path, Private); err != nil {
 		return err
@@ -94,8 +94,8 @@ func PrivateDir(path string) error {
 	return nil
 }
 
-// SecretDir is PrivateDir for folders of secrets: it also returns an error if other users could
-// replace any of the folders and links on the way.
+// SecretDir is like PrivateDir, for folders of secrets: it also returns an error if other users
+// could replace any of the folders and links on the way.
 func SecretDir(path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {

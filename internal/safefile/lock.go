@@ -23,8 +23,8 @@ var flock = unix.Flock
 // locks.
 func TryLock(f *os.File) error { return Flock(f, unix.LOCK_EX|unix.LOCK_NB) }
 
-// TryOptionalLock is TryLock for a caller that continues without a lock if locking fails with an
-// error other than ErrLocked. It then reports the failure and the consequence (see TellLacks).
+// TryOptionalLock is like TryLock, for a caller that continues without a lock if locking fails with
+// an error other than ErrLocked. It then reports the failure and the consequence (see TellLacks).
 func TryOptionalLock(f *os.File, consequence string) (locked bool, err error) {
 	err = TryLock(f)
 	if errors.Is(err, ErrLocked) {

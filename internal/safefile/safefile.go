@@ -75,7 +75,7 @@ func Append(path string, access int, mode fs.FileMode) (*os.File, error) {
 	return request{flags: access | unix.O_APPEND, mode: mode, create: true, streams: true}.open(path)
 }
 
-// Rewrite is Append for a new file: it truncates a regular file.
+// Rewrite is like Append, for a new file: it truncates a regular file.
 func Rewrite(path string, mode fs.FileMode) (*os.File, error) {
 	f, err := Append(path, os.O_WRONLY, mode)
 	if err != nil {
@@ -91,7 +91,7 @@ func Rewrite(path string, mode fs.FileMode) (*os.File, error) {
 	return f, nil
 }
 
-// AppendPlain is Append for a name that this program has chosen: it refuses links.
+// AppendPlain is like Append, for a name that this program has chosen: it refuses links.
 func AppendPlain(path string, access int, mode fs.FileMode) (*os.File, error) {
 	return request{flags: access | unix.O_APPEND, mode: mode, create: true, streams: true, plain: true}.open(path)
 }
@@ -130,14 +130,14 @@ func CreateText(path string, text []byte, mode fs.FileMode) error {
 // see. Unlike os.Open, it does not block if the name is a pipe's.
 func Read(path string) (*os.File, error) { return request{anyones: true}.open(path) }
 
-// ReadStream is Read for a path that may also name a pipe or a device. It waits a few seconds for
-// the writer of a named pipe.
+// ReadStream is like Read, for a path that may also name a pipe or a device. It waits a few seconds
+// for the writer of a named pipe.
 func ReadStream(path string) (*os.File, error) {
 	return request{anyones: true, streams: true}.open(path)
 }
 
-// ReadOwn is Read for files that decide what this process does: they must belong to this user or to
-// root, and no other user may be able to write to them.
+// ReadOwn is like Read, for files that decide what this process does: they must belong to this user
+// or to root, and no other user may be able to write to them.
 func ReadOwn(path string) (*os.File, error) { return request{}.open(path) }
 
 // SecretText returns a secret of up to most bytes. The file must be one that ReadOwn accepts and
@@ -187,7 +187,7 @@ func Replace(path string, text []byte, mode fs.FileMode) error {
 	return replace(path, text, mode, func(*os.File) error { return nil })
 }
 
-// ReplaceSynced is Replace for a file that must be on disk when it returns.
+// ReplaceSynced is like Replace, for a file that must be on disk when it returns.
 func ReplaceSynced(path string, text []byte, mode fs.FileMode) error {
 	if err := replace(path, text, mode, Sync); err != nil {
 		return err

@@ -17,10 +17,10 @@ var fsync, fdatasync, renameat2 = unix.Fsync, unix.Fdatasync, unix.Renameat2
 // TellLacks) and returns no error.
 func Sync(f *os.File) error { return syncBy("fsync", fsync, f) }
 
-// SyncData is Sync for the contents, without the file's times.
+// SyncData is like Sync, for the contents, without the file's times.
 func SyncData(f *os.File) error { return syncBy("fdatasync", fdatasync, f) }
 
-// SyncDir is Sync for the names in a folder.
+// SyncDir is like Sync, for the names in a folder.
 func SyncDir(path string) error {
 	dir, err := os.Open(path)
 	if err != nil {

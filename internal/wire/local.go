@@ -18,8 +18,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/identity"
 )
 
-// ServeLocal is Serve on a unix socket, for processes of this process's user and of root only: the
-// kernel identifies the peer's user before any data is read.
+// ServeLocal is like Serve, on a unix socket, for processes of this process's user and of root
+// only: the kernel identifies the peer's user before any data is read.
 func ServeLocal(ctx context.Context, ln *identity.Listener, register func(grpc.ServiceRegistrar)) error {
 	return serve(ctx, MaxMessage, accepting{sameUser{insecure.NewCredentials()}, ln, &raws{}}, register)
 }

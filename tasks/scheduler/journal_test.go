@@ -412,8 +412,8 @@ func FuzzJournal(f *testing.F) {
 	})
 }
 
-// TestFailureIsWritten: what a client was told to have failed or to be cancelled is so for a
-// scheduler that continues with the journal on disk.
+// TestFailureIsWritten: tasks that were reported to a client as failed or cancelled are failed or
+// cancelled for a scheduler that continues with the journal on disk.
 func TestFailureIsWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	s := New(Config{Run: "r", Journal: path, Log: silent()})

@@ -84,7 +84,7 @@ func submits(t *testing.T, r *Running, args ...string) *submitter {
 	return submitsBy(t, r, nil, args...)
 }
 
-// submitsBy is submits with flags for hvdrun tasks run.
+// submitsBy is like submits, with flags for hvdrun tasks run.
 func submitsBy(t *testing.T, r *Running, by []string, args ...string) *submitter {
 	t.Helper()
 	c := &submitter{t: t, cmd: r.Subcommand(t.Context(), slices.Concat([]string{"tasks", "run"}, by, []string{binaries.Tasker}, args)...)}

@@ -195,7 +195,7 @@ func TestElasticNodes(t *testing.T) {
 	testElasticNodes(t, "c10d", address()+":29400")
 }
 
-// TestElasticNodesWithEtcd is TestElasticNodes with nodes that meet in etcd.
+// TestElasticNodesWithEtcd is like TestElasticNodes, with nodes that meet in etcd.
 func TestElasticNodesWithEtcd(t *testing.T) {
 	if testing.Short() {
 		t.Skip("etcd passes the kit of stores; make test runs this one")

@@ -249,7 +249,7 @@ func (r *Running) AwaitLines(ctx context.Context, enough func([]steplog.Line) bo
 	return r.Until(ctx, "lines of the steplog", func() bool { return enough(r.Lines) })
 }
 
-// AwaitEvents is AwaitLines for the events file.
+// AwaitEvents is like AwaitLines, for the events file.
 func (r *Running) AwaitEvents(ctx context.Context, enough func([]Event) bool) error {
 	return r.Until(ctx, "events", func() bool { return enough(r.Events) })
 }

@@ -46,7 +46,7 @@ func (t *Team) finish(c *Call, part []byte) {
 // Segments returns the number of frames for n bytes; 0 for 0 bytes.
 func (c *Call) Segments(n int) int { return (n + c.segment - 1) / c.segment }
 
-// Frames is Segments, but at least 1: an empty frame informs the peer of the call.
+// Frames is like Segments, but at least 1: an empty frame informs the peer of the call.
 func (c *Call) Frames(n int) int { return max(1, c.Segments(n)) }
 
 // Cut returns segment i of b.

@@ -88,7 +88,7 @@ func (c *Call) BroadcastTree(data []byte) error {
 	return nil
 }
 
-// BroadcastBytesTree is BroadcastTree for ranks that do not know the length.
+// BroadcastBytesTree is like BroadcastTree, for ranks that do not know the length.
 func (c *Call) BroadcastBytesTree(data []byte) ([]byte, error) {
 	if err := c.Agree(); err != nil {
 		return nil, err

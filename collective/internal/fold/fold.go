@@ -182,7 +182,7 @@ func (f *Folder) Block(p *Program, target []byte, operands [][]byte) {
 	}
 }
 
-// All is Block for any length.
+// All is like Block, for any length.
 func (f *Folder) All(p *Program, target []byte, operands [][]byte) {
 	parts := make([][]byte, len(operands))
 	for lo := 0; lo < len(target); lo += foldBlock {

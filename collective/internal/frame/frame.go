@@ -189,7 +189,7 @@ func (f *Reader) Header() (Header, error) {
 	return h, err
 }
 
-// Peek is Header, but does not consume the header.
+// Peek is like Header, but does not consume the header.
 func (f *Reader) Peek() (Header, error) { return ParseHeader(f.buf[f.lo:]) }
 
 // Take moves held bytes to dst and returns their number.

@@ -48,7 +48,7 @@ func Exact(t kernel.Type) bool {
 	return kernel.Narrow(t) == nil && t != kernel.Float32 && t != kernel.Float64
 }
 
-// CheckParts is Check for operations whose results are parts of vectors.
+// CheckParts is like Check, for operations whose results are parts of vectors.
 func (o Op) CheckParts(t kernel.Type) error {
 	if o == Adasum {
 		return errAdasumParts

@@ -168,7 +168,7 @@ func TestMismatch(t *testing.T) {
 }
 
 // TestGone: operations that a member called before it left are completed. Operations that it has
-// not called fail on members that were told.
+// not called fail on members that were notified.
 func TestGone(t *testing.T) {
 	r := reductions(3)[0]
 	members := gathering(t, 3, small(3))
@@ -183,7 +183,7 @@ func TestGone(t *testing.T) {
 		if err := m.AllReduce(background, Desc{1}, make([]byte, 4000), &r.Reduction); err != nil {
 			return err
 		}
-		if m.index == 0 { // told before it calls Barrier; the other member is told while it waits
+		if m.index == 0 { // notified before it calls Barrier; the other member is notified while it waits
 			<-left
 			m.Gone(2)
 			defer members[1].Gone(2)

@@ -17,7 +17,7 @@ type Group interface {
 
 	// Enroll adds the group to its generation. It returns false if its lane is taken.
 	Enroll() bool
-	// FailAll is Fail with a notice that names ranks as numbered in the generation.
+	// FailAll is like Fail, with a notice that names ranks as numbered in the generation.
 	FailAll(n frame.Notice)
 	// Failure returns the reason why the group has failed, with ranks as numbered in the
 	// generation.

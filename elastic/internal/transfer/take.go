@@ -43,9 +43,9 @@ type Taken struct {
 }
 
 // Take sets blobs to the newest commit with the same layout that a source has, except for chunks
-// that change all the time: of these blobs have an older version, or none. It blocks until that is
-// done or ctx ends, closes its connections and waits for its goroutines. blobs may be empty. After
-// an error they may contain parts of several commits.
+// that change all the time. For those chunks, blobs contain an older version or are unchanged. Take
+// blocks until that is done or ctx ends, closes its connections and waits for its goroutines. blobs
+// may be empty. After an error they may contain parts of several commits.
 func Take(ctx context.Context, sources []Source, layout string, blobs [][]byte, o Options) (Taken, error) {
 	t := &taker{options: o, layout: layout}
 	t.chunks, t.lengths = chunked(blobs)

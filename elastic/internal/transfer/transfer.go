@@ -15,7 +15,7 @@
 // For a follower, the source holds its newest commit until it has sent it, so that its next commits
 // use other memory meanwhile. While it has followers, it keeps the averages of the last steps: of
 // two, or of more if they are small. It never waits for a follower: if a follower needs a step that
-// is no longer kept, the source tells it so, and the follower starts again with a newer commit.
+// is no longer kept, the source reports that, and the follower starts again with a newer commit.
 //
 // The package neither dials nor listens.
 package transfer

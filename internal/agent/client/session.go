@@ -149,7 +149,7 @@ func (s *session) settle(e *event) {
 	s.done(e)
 }
 
-// done is settle with the lock held.
+// done is like settle, with the lock held.
 func (s *session) done(e *event) {
 	e.done = true
 	i := 0

@@ -135,7 +135,7 @@ func (l *Link[M]) Push() {
 	l.mu.Unlock()
 }
 
-// Say is Send for a part that has only a few numbers, which always fits.
+// Say is like Send, for a part that has only a few numbers, which always fits.
 func (l *Link[M]) Say(add func(M)) { _ = l.Send(nil, add) }
 
 // Send calls Put and Push.

@@ -46,7 +46,7 @@ func (j *job) end() {
 	j.endWith(steplog.Size)
 }
 
-// endWith is end for workers with this number of weights.
+// endWith is like end, for workers with this number of weights.
 func (j *job) endWith(weights int) {
 	j.t.Helper()
 	if err := syscall.Kill(j.PID, syscall.SIGTERM); err != nil {

@@ -188,7 +188,7 @@ func (j *job) ask(ctx context.Context, args ...string) (string, int, error) {
 	return string(out), 0, err
 }
 
-// must is ask for a subcommand that must succeed.
+// must is like ask, for a subcommand that must succeed.
 func (j *job) must(ctx context.Context, args ...string) (string, error) {
 	out, status, err := j.ask(ctx, args...)
 	if err == nil && status != 0 {

@@ -301,7 +301,8 @@ func (t *trial) dieAndTell(ctx context.Context, j *job, n int) error {
 	return err
 }
 
-// killsUnseen is kills for jobs whose events file can be incomplete: it relies on the steplog.
+// killsUnseen is like kills, for jobs whose events file can be incomplete: it relies on the
+// steplog.
 func (t *trial) killsUnseen(ctx context.Context, j *job, n int) error {
 	for range n {
 		trains := func(l steplog.Line) bool {

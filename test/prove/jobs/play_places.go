@@ -296,7 +296,7 @@ func (j *job) cut(ctx context.Context, n *cluster, i int) error {
 	return j.full(ctx, j.Generation)
 }
 
-// endAmong is end for a job on a cluster whose agents continue: only workers must have ended.
+// endAmong is like end, for a job on a cluster whose agents continue: only workers must have ended.
 func (j *job) endAmong(ctx context.Context, status int) error {
 	if err := j.Until(ctx, "the end", j.Over); err != nil {
 		return err

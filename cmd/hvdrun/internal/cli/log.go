@@ -72,10 +72,11 @@ func (j JobField) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// EscapeLines is Escape for a text that begins at the start of a line.
+// EscapeLines is like Escape, for a text that begins at the start of a line.
 func EscapeLines(text string) string { return logline.EscapeLines(text) }
 
-// EscapeCell is Escape for a part of a line or of a table: it escapes ends of lines and tabs too.
+// EscapeCell is like Escape, for a part of a line or of a table: it escapes ends of lines and tabs
+// too.
 func EscapeCell(text string) string {
 	return strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(Escape(text))
 }

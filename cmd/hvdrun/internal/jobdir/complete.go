@@ -32,8 +32,8 @@ func CompletesJobs(p *cli.Program, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// CompletesPlaces is CompletesJobs for a command whose last argument is HOST[:SLOT]: it also offers
-// the hosts and slots of the job that the first argument names, or of the only running job.
+// CompletesPlaces is like CompletesJobs, for a command whose last argument is HOST[:SLOT]: it also
+// offers the hosts and slots of the job that the first argument names, or of the only running job.
 func CompletesPlaces(p *cli.Program, cmd *cobra.Command) *cobra.Command {
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		switch len(args) {

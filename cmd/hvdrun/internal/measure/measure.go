@@ -92,7 +92,7 @@ func Job(s *settings.Settings, cfg *driver.Config, resumed bool, log logrus.Fiel
 	return collector.Event, stop, err
 }
 
-// Agent is Job for an agent.
+// Agent is like Job, for an agent.
 func Agent(s *settings.Settings, cfg *agent.Config, log logrus.FieldLogger) (stop func(), err error) {
 	if s.Metrics.Listen == "" {
 		return func() {}, checkMetrics(s)

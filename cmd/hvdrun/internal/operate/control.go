@@ -202,7 +202,7 @@ func order(ctx context.Context, p *cli.Program, job string, c job.Command) error
 	return orderOf(ctx, p, d, c)
 }
 
-// orderOf is order for the job with the folder d.
+// orderOf is like order, for the job with the folder d.
 func orderOf(ctx context.Context, p *cli.Program, d *jobdir.Dir, c job.Command) error {
 	done, err := d.Command(ctx, c)
 	if err != nil {

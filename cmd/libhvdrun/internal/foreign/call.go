@@ -98,7 +98,7 @@ var typed = [types]struct {
 	Uint64:   {8, of[uint64]},
 }
 
-// of is perform for elements of type T.
+// of is like perform, for elements of type T.
 func of[T collective.Element](ctx context.Context, g *collective.Group, c *Call) error {
 	n, size := int(c.Count), g.Size()
 	switch c.Kind {

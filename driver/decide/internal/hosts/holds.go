@@ -66,7 +66,7 @@ func (h *Table) HostHeld(now time.Time, host string) (Hold, bool) {
 	return h.holds[k], h.isHeld(k, now)
 }
 
-// Readmit ends the Exclusion and hold of the slot, or if slot is nil those of the host and all its
+// Readmit ends the exclusion and hold of the slot, or if slot is nil those of the host and all its
 // slots, and deletes their penalties. It returns what has ended. A host that was out as a whole
 // becomes the youngest. A slot of a host that is out as a whole stays out.
 func (h *Table) Readmit(now time.Time, host string, slot *int) []Exclusion {
@@ -141,7 +141,7 @@ func (h *Table) expireHolds(now time.Time) []Exclusion {
 			continue
 		}
 		delete(h.holds, k)
-		if r := h.recordAt(k); r == nil || !r.Out { // otherwise the Exclusion's end is reported
+		if r := h.recordAt(k); r == nil || !r.Out { // otherwise the exclusion's end is reported
 			ended = append(ended, Exclusion{Host: k.host, Slot: k.index(), Until: hold.Until})
 		}
 	}
@@ -164,7 +164,7 @@ func (h *Table) dropHolds(listed map[string]plan.Host) {
 	}
 }
 
-// outAsWhole returns when the Exclusion or hold of the whole host ends; zero if it is not out, or
+// outAsWhole returns when the exclusion or hold of the whole host ends; zero if it is not out, or
 // it has no end.
 func (h *Table) outAsWhole(name string) (until time.Time) {
 	if r := h.hosts[name]; r != nil && r.Out && !h.cfg.Forever {

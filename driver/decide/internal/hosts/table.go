@@ -34,7 +34,7 @@ type Cooldowns struct {
 // Table keeps the age of hosts, and which hosts and slots are excluded or held. Callers pass now,
 // which must not go back. A Table is not safe for concurrent use. New makes one.
 //
-// Exclusions end by themselves: Available already returns a slot whose Exclusion has ended before
+// Exclusions end by themselves: Available already returns a slot whose exclusion has ended before
 // Expire has reported it.
 type Table struct {
 	cfg    Cooldowns
@@ -86,7 +86,7 @@ type Exclusion struct {
 	Host string
 	// Slot is the index of the slot; nil: the whole host.
 	Slot *int
-	// Until is when the Exclusion ends; zero if Forever.
+	// Until is when the exclusion ends; zero if Forever.
 	Until   time.Time
 	Forever bool
 }
@@ -189,8 +189,8 @@ func (h *Table) excludeSlot(now time.Time, id plan.SlotID, exclude func(*penalty
 	return h.exclusion(id.Host, &id.Index, slot)
 }
 
-// RestSlot excludes a slot that has not failed, for as long as its previous exclusion. It has no
-// effect on the Exclusion after its next failure.
+// RestSlot excludes a slot that has not failed, for as long as its previous exclusion. It does not
+// change how long the slot is excluded after its next failure.
 func (h *Table) RestSlot(now time.Time, id plan.SlotID) Exclusion {
 	if r := h.slots[id]; r != nil && !h.isOut(r, now) {
 		r.Doublings = max(0, r.Doublings-1)
@@ -216,8 +216,8 @@ func (h *Table) EndedBy(now time.Time, id plan.SlotID, functions []string) bool 
 	return r.Apart >= MostEnders
 }
 
-// PauseSlot excludes a slot that has not failed for the duration long. It has no effect on the
-// Exclusion after its next failure.
+// PauseSlot excludes, for the duration long, a slot that has not failed. It does not change how
+// long the slot is excluded after its next failure.
 func (h *Table) PauseSlot(now time.Time, id plan.SlotID, long time.Duration) Exclusion {
 	return h.excludeSlot(now, id, func(r *penalty) {
 		r.Doublings = h.doublings(r, now)
@@ -346,7 +346,7 @@ func (h *Table) isOut(r *penalty, now time.Time) bool {
 	return r != nil && r.Out && (h.cfg.Forever || now.Before(r.Until))
 }
 
-// orderAt returns the listed hosts by age: hosts whose Exclusion has ended are the youngest, in the
+// orderAt returns the listed hosts by age: hosts whose exclusion has ended are the youngest, in the
 // order of their returns.
 func (h *Table) orderAt(now time.Time) []plan.Host {
 	order := make([]plan.Host, 0, len(h.listed))
