@@ -175,7 +175,6 @@ func (e *Endpoint) connect(ctx context.Context, f *family, l lane) (*Group, erro
 		return nil, err
 	}
 	if g.err() != nil {
-		<-g.call.Failed
 		path.Release()
 		path.Quiesce()
 		return nil, g.err()

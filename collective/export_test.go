@@ -37,10 +37,10 @@ func sever(g *Group) {
 	n := frame.Gone(errSevered, g.rank)
 	g.failure, g.notice = errorOf(&n, g.generation), g.outward(n)
 	g.mu.Unlock()
+	close(g.call.Failed)
 	if g.call.Path != nil {
 		g.call.Path.Release()
 	}
-	close(g.call.Failed)
 	g.poke()
 }
 

@@ -152,7 +152,7 @@ func (l *link) sockets(each func(index int, c *conn, state func() (tcpState, boo
 // have been closed. Once the group has failed it does nothing, since peers then close their
 // connections, which resets those with unread data.
 func (l *link) noteEnded() (data, closed []int) {
-	if _, failed := l.path.group.Failure(); failed {
+	if l.path.hasFailed() {
 		return nil, nil
 	}
 	l.sockets(func(index int, c *conn, state func() (tcpState, bool)) {

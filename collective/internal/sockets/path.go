@@ -450,8 +450,13 @@ func (l *link) tell(frame []byte) {
 	c.Write(frame)
 }
 
-// Release stops all transfers at once. It may be called more than once.
+// Release stops all transfers and closes the connections. If another goroutine makes the group
+// fail, Release blocks until that has sent the reason to every rank; a rank without the reason would
+// take this one for dead. It may be called more than once.
 func (p *Path) Release() {
+	if p.hasFailed() {
+		<-p.failed
+	}
 	p.stopOnce.Do(func() { close(p.stop) })
 	p.dials.stop()
 	p.mu.Lock()

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 )
@@ -43,4 +45,30 @@ func TestJudge(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestReleaseOfFailing: while another goroutine notifies the ranks of a failure, Release closes no
+// connection.
+func TestReleaseOfFailing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := alone(0)
+		own, peer := net.Pipe()
+		defer peer.Close()
+		p.links[1].control = &conn{Conn: own, raw: own}
+		g := p.group.(*group)
+		g.over = true
+		go p.Release()
+		synctest.Wait()
+		notice := frame.Gone(io.EOF, 1)
+		go p.Flood(&notice)
+		if n, err := io.ReadFull(peer, make([]byte, frame.HeaderSize)); err != nil {
+			t.Errorf("the peer receives %d bytes of the notice: %v", n, err)
+		}
+		peer.Close()
+		close(g.failed)
+		synctest.Wait()
+		if !p.over() {
+			t.Error("the connections are not released after every rank has been notified")
+		}
+	})
 }
