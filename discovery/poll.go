@@ -24,13 +24,13 @@ type Poll struct {
 	// Interval is the pause after each question, and after a failure of a Watcher. 0: 1 s.
 	Interval time.Duration
 	// RemovalAfter is the number of consecutive lists without a host after which the host counts as
-	// gone. An empty list counts for all hosts together, and at least two of them are needed. A
-	// list of a Watcher counts once when it is pushed, and again for each Interval in which the
-	// source pushes nothing else. Each source of a Merged is counted separately. 0: 1.
+	// gone. An empty list counts for all hosts together; at least two empty lists in a row are
+	// needed. A list of a Watcher counts once when it is pushed, and again for each Interval in
+	// which the source pushes nothing else. Each source of a Merged is counted separately. 0: 1.
 	RemovalAfter int
 	// Known are the hosts that an earlier Run has reported. They are current until the first list,
-	// which is compared with them, so that no failure counts as one before the first list. Nil:
-	// there was no earlier Run.
+	// which is compared with them. A failure of the first query is then handled like any later
+	// failure. Nil: there was no earlier Run.
 	Known []plan.Host
 	// Failed is called with each failure after the first list, and with the time since the source
 	// last confirmed its list, or since Run was called. It is called from one goroutine at a time

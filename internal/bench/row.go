@@ -55,7 +55,8 @@ func median(v []float64) float64 {
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
-// gbps returns the bandwidth as the caller sees it, in bytes per nanosecond; 0 for no bytes.
+// gbps returns the bandwidth as the caller sees it, in bytes per nanosecond. It returns 0 if the
+// median time is 0.
 func (r Row) gbps() float64 {
 	if r.Median == 0 {
 		return 0

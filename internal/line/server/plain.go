@@ -102,7 +102,7 @@ type plain struct {
 	committed uint64     // the last generation whose first commit was reported
 	beat      beatLine   // the newest
 	changed   time.Time  // time of the last change of beat
-	trace     line.Trace // of its way into its world
+	trace     line.Trace // of the phases in which it enters its world
 	figures   []line.Figure
 }
 

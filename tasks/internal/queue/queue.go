@@ -394,7 +394,8 @@ func (q *Queue) need(t *task) {
 	}
 }
 
-// await makes a task wait for what it needs, or ready if nothing is missing.
+// await makes a task wait for what it needs, or makes it ready if nothing is missing. It ends the
+// task if something that it needs has failed or is lost.
 func (q *Queue) await(now time.Time, t *task) {
 	t.missing = 0
 	for _, id := range t.Needs {
