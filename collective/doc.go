@@ -14,8 +14,8 @@
 // # Errors
 //
 // The loss of any rank ends the current operation, and every later one, on every rank with an
-// [*AbortedError] that names the lost rank. So does the end of the context of an operation on any
-// rank; that rank gets the context's error. Calls that do not match (lengths, element types,
+// [*AbortedError] that names the lost rank. The same happens if the context of an operation ends on
+// any rank; that rank gets the context's error. Calls that do not match (lengths, element types,
 // operations, roots) end on every rank with a [*MismatchError] that names two of them. In each case
 // the group is unusable afterwards. The contents of buffers of the failed operation are undefined,
 // but nothing accesses them after the call has returned.

@@ -162,7 +162,7 @@ func (p *point) start() {
 	})
 }
 
-// connected returns the lane once it is connected. The end of ctx ends the group.
+// connected returns the lane once it is connected. If ctx ends before, the group ends.
 func (p *point) connected(ctx context.Context) (*Group, error) {
 	select {
 	case <-p.met:

@@ -85,7 +85,7 @@ func (w *localWorld) startPeers(g, lane *Group, start func(peer *Group) error) {
 }
 
 // localPath moves frames by copying from the sender's memory to the receiver's, on the goroutine of
-// the one that comes second.
+// whichever comes second.
 type localPath struct {
 	world []*Group
 	rank  int

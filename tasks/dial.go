@@ -130,7 +130,7 @@ func reach(ctx context.Context, patience time.Duration, log logrus.FieldLogger, 
 // hearAll passes the messages of the scheduler to hear until ctx ends, or the scheduler refuses or
 // is unreachable for longer than patience (0: no limit). s is the first connection; hello makes
 // further ones. ended is called when a connection has ended, and returns false if no other may
-// follow; then hearAll returns nil, as after the end of ctx.
+// follow; then hearAll returns nil, as it does once ctx has ended.
 func hearAll(ctx context.Context, s *session, patience time.Duration, log logrus.FieldLogger,
 	hello func(context.Context) (*session, error), hear func(*taskspb.FromTasks), ended func() bool) error {
 	for {

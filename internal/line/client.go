@@ -147,7 +147,7 @@ func (c *Client) keep() {
 				c.cfg.Worker.LauncherAddr, gone.Round(time.Millisecond), err))
 			return
 		}
-		_ = retry.Pause(c.ctx, redial) // the end of ctx ends the loop
+		_ = retry.Pause(c.ctx, redial) // the loop ends when ctx ends
 	}
 	c.fail(errors.New("line: the client is closed"))
 }

@@ -234,7 +234,7 @@ func TestAbort(t *testing.T) {
 	}
 }
 
-// TestContext: the end of the context ends a wait.
+// TestContext: a wait ends when the context ends.
 func TestContext(t *testing.T) {
 	members := gathering(t, 2, nil)
 	defer leave(t, members)

@@ -45,8 +45,8 @@ type Follower struct {
 }
 
 // Follow starts to follow the source at the other end of conn, and blocks until it has received the
-// head of the source's commit. Follow owns conn: it closes it if it fails; otherwise Close does,
-// and so does the end of ctx.
+// head of the source's commit. Follow owns conn: it closes conn if it fails; otherwise conn is
+// closed by Close, or when ctx ends.
 func Follow(ctx context.Context, conn net.Conn, m Memory) (*Follower, error) {
 	f := &Follower{
 		link: link{conn: conn}, memory: m, ready: make(chan *Step, len(m.Buffers)), free: make(chan int, len(m.Buffers)),

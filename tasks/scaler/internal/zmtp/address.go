@@ -41,7 +41,7 @@ func Dial(ctx context.Context, address string, cfg Config) (*Conn, error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	c, err := Handshake(conn, cfg)
 	if !stop() {
-		err = context.Cause(ctx) // the end of ctx has closed the connection
+		err = context.Cause(ctx) // the connection was closed because ctx has ended
 	}
 	if err != nil {
 		conn.Close()

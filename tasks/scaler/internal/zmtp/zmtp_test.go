@@ -262,7 +262,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestDialEnds: the end of ctx ends a handshake with a silent peer.
+// TestDialEnds: a handshake with a silent peer ends when ctx ends.
 func TestDialEnds(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
