@@ -25,6 +25,7 @@ import (
 const (
 	defaultStartTimeout = 10 * time.Second
 	defaultCallTimeout  = 30 * time.Second
+	defaultEndTimeout   = time.Second
 	// lastWords is how long a call that has lost its connection waits for the reason why the
 	// process has ended.
 	lastWords = time.Second
@@ -50,6 +51,8 @@ type Config struct {
 	// CallTimeout bounds one answer of the plugin, including the first list of a Watch: a plugin
 	// that needs longer is killed. 0: 30 s.
 	CallTimeout time.Duration
+	// EndTimeout is how long Close waits after SIGTERM until it sends SIGKILL. 0: 1 s.
+	EndTimeout time.Duration
 	// Log takes the plugin's output and the events of its process. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
 	// Stray is called with each line that the plugin prints to stdout after the handshake, where it
@@ -76,6 +79,7 @@ type Plugin struct {
 
 	mu        sync.Mutex
 	closed    bool
+	closeErr  error // of Close
 	current   *session
 	failures  int // consecutive sessions that ended soon
 	notBefore time.Time
@@ -98,6 +102,9 @@ func New(cfg Config) *Plugin {
 	if cfg.CallTimeout <= 0 {
 		cfg.CallTimeout = defaultCallTimeout
 	}
+	if cfg.EndTimeout <= 0 {
+		cfg.EndTimeout = defaultEndTimeout
+	}
 	if cfg.Log == nil {
 		cfg.Log = logrus.StandardLogger()
 	}
@@ -109,15 +116,21 @@ func New(cfg Config) *Plugin {
 	return p
 }
 
-// Close ends the plugin's process and waits for it: it sends a request to end, then SIGTERM, then
-// SIGKILL, within about two seconds. Calls in progress fail, as do later ones. It returns nil.
+// ErrKilled is the error of Close if the plugin's process did not end with SIGTERM.
+var ErrKilled = errors.New("it did not end with SIGTERM and had to be killed")
+
+// Close ends the plugin's process and waits for it: it sends a request to end, after half a second
+// SIGTERM, and SIGKILL after EndTimeout; then it returns ErrKilled. Calls in progress fail, as do
+// later ones.
 func (p *Plugin) Close() error {
 	p.mu.Lock()
 	p.closed = true
 	p.mu.Unlock()
 	p.cancel(errClosed)
 	p.sessions.Wait()
-	return nil
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closeErr
 }
 
 // PID returns the id of the plugin's process, or 0 if it is not running.

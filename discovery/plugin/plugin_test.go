@@ -36,14 +36,14 @@ func newPlugin(t testing.TB, mode string, settings map[string]string, change ...
 	}
 	log, hook := logtest.NewNullLogger()
 	log.SetLevel(logrus.DebugLevel)
-	cfg := plugin.Config{Path: self, Settings: settings, Log: log,
+	cfg := plugin.Config{Path: self, Settings: settings, Log: log, EndTimeout: time.Minute,
 		Env: []string{modeVariable + "=" + mode, "GORACE=atexit_sleep_ms=0"}}
 	for _, c := range change {
 		c(&cfg)
 	}
 	p := plugin.New(cfg)
 	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
+		if err := p.Close(); err != nil && !errors.Is(err, plugin.ErrKilled) {
 			t.Error(err)
 		}
 	})
@@ -467,13 +467,15 @@ func TestStoppedInMidWatch(t *testing.T) {
 // TestCloseOfStoppedPlugin: Close kills a stopped process, which does not answer.
 func TestCloseOfStoppedPlugin(t *testing.T) {
 	entry, gone := held(t)
-	p, _ := newPlugin(t, "good", nil, func(cfg *plugin.Config) { cfg.Env = append(cfg.Env, entry) })
+	p, _ := newPlugin(t, "good", nil, func(cfg *plugin.Config) {
+		cfg.Env, cfg.EndTimeout = append(cfg.Env, entry), time.Millisecond
+	})
 	if _, err := discover(t, p); err != nil {
 		t.Fatal(err)
 	}
 	signalChildren(t, syscall.SIGSTOP)
-	if err := p.Close(); err != nil {
-		t.Error(err)
+	if err := p.Close(); !errors.Is(err, plugin.ErrKilled) {
+		t.Errorf("Close returned %v", err)
 	}
 	gone()
 }
@@ -483,18 +485,21 @@ func TestClose(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			entry, gone := held(t)
-			p, hook := newPlugin(t, mode, nil, func(cfg *plugin.Config) { cfg.Env = append(cfg.Env, entry) })
+			p, hook := newPlugin(t, mode, nil, func(cfg *plugin.Config) {
+				cfg.Env = append(cfg.Env, entry)
+				if mode == "deaf" {
+					cfg.EndTimeout = time.Millisecond
+				}
+			})
 			w := watch(t, p)
 			if mode != "raw" {
 				receive(t, w.lists, "first list")
 			} else if _, err := discover(t, p); err != nil {
 				t.Fatal(err)
 			}
-			start := time.Now()
-			if err := p.Close(); err != nil {
-				t.Error(err)
+			if err := p.Close(); errors.Is(err, plugin.ErrKilled) != (mode == "deaf") {
+				t.Errorf("Close returned %v", err)
 			}
-			t.Logf("closed in %v", time.Since(start))
 			gone()
 			if err := receive(t, w.ended, "end"); err == nil {
 				t.Error("the watch ended without an error")

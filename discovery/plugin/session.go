@@ -26,10 +26,8 @@ const (
 	// pingInterval is the longest time between two checks whether a plugin is alive: a plugin that
 	// is stopped by a signal would be silent for ever.
 	pingInterval = 10 * time.Second
-	// shutdownGrace is how long a plugin may take to end after a request, and terminateGrace after
-	// SIGTERM.
-	shutdownGrace  = 500 * time.Millisecond
-	terminateGrace = time.Second
+	// shutdownGrace is how long a plugin may take to end after a request, before SIGTERM.
+	shutdownGrace = 500 * time.Millisecond
 	// longestTemp is the longest path, in bytes, of a temporary folder in which the path of a
 	// socket is still short enough for the kernel.
 	longestTemp = 64
@@ -220,7 +218,8 @@ func (s *session) ping() error {
 	return nil
 }
 
-// shutDown asks the process to end, and waits until it has or shutdownGrace has passed.
+// shutDown asks the process to end, by a request and then by SIGTERM, and waits until it has ended
+// or EndTimeout has passed.
 func (s *session) shutDown() {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownGrace)
 	defer cancel()
@@ -235,7 +234,10 @@ func (s *session) shutDown() {
 	s.process.signal(syscall.SIGTERM)
 	select {
 	case <-s.process.exited:
-	case <-time.After(terminateGrace):
+	case <-time.After(s.plugin.cfg.EndTimeout):
+		s.plugin.mu.Lock()
+		s.plugin.closeErr = ErrKilled
+		s.plugin.mu.Unlock()
 	}
 }
 

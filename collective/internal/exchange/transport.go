@@ -10,8 +10,8 @@ type Transport interface {
 	Send(to int, o *frame.Outgoing)
 	// Flood sends the reason why the group has ended to every other rank. It blocks only briefly.
 	Flood(n *frame.Notice)
-	// Release stops all transfers. If the group fails, it blocks until every rank has been notified.
-	// It may be called more than once.
+	// Release stops all transfers. If the group fails, it blocks until every rank has been
+	// notified. It may be called more than once.
 	Release()
 	// Quiesce blocks, after Release, until nothing accesses a buffer of a request any more.
 	Quiesce()

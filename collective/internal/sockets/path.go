@@ -451,8 +451,8 @@ func (l *link) tell(frame []byte) {
 }
 
 // Release stops all transfers and closes the connections. If another goroutine makes the group
-// fail, Release blocks until that has sent the reason to every rank; a rank without the reason would
-// take this one for dead. It may be called more than once.
+// fail, Release blocks until that has sent the reason to every rank; a rank without the reason
+// would take this one for dead. It may be called more than once.
 func (p *Path) Release() {
 	if p.hasFailed() {
 		<-p.failed

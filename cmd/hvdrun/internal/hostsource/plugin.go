@@ -93,7 +93,7 @@ func openPlugin(s *settings.Settings, log logrus.FieldLogger) (discovery.Discove
 	}
 	p := plugin.New(plugin.Config{
 		Path: path, Settings: s.PluginSettings, Env: []string{mark},
-		CallTimeout: s.DiscoveryTimeout, Log: log, Stray: s.Stray,
+		CallTimeout: s.DiscoveryTimeout, EndTimeout: s.PluginEndTimeout, Log: log, Stray: s.Stray,
 		Started: func(pid int, err error) {
 			s.Record(audit.Record{What: "start plugin", Program: path, PID: pid, Outcome: audit.Of(err)})
 		},

@@ -103,6 +103,7 @@ type sourceSettings struct {
 	Plugin                  string
 	PluginSettings          map[string]string
 	Trail                   *audit.Trail      // receives the audit records of a job; nil: none are kept
+	PluginEndTimeout        time.Duration     // how long a plugin may take to end with SIGTERM; 0: the default
 	Stray                   func(line string) // receives lines that a plugin must not print; nil: they are only logged
 	DiscoveryTimeout        time.Duration
 	RemovalAfter            int // 0: the default
