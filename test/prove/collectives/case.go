@@ -122,6 +122,9 @@ func (s *step) reduces() bool {
 	return s.background() || slices.Contains([]string{allReduce, compressed, scatter, resubset, tree}, s.Do)
 }
 
+// reducesInPlace reports whether the operation is one blocking all-reduce, compressed or not.
+func (s *step) reducesInPlace() bool { return s.Do == allReduce || s.Do == compressed }
+
 // counts returns the number of elements of each tensor of a rank.
 func (s *step) counts() []int {
 	if s.several() {

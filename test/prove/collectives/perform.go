@@ -242,7 +242,7 @@ func (t *turnOf[T]) right(data []T, at, tensor int, compress string, ranks []int
 	case kindOf[T](t.step).rough && !t.inOrder():
 		n := float64(len(ranks))
 		one := sumAll(inputs, t.op == collective.Average)
-		if i := far(data, turned(one, at), 2*n*precision[T](), n/2); i >= 0 {
+		if i := far(data, turned(one, at), 2*n*max(precision[T](), precisions[compress]), n/2); i >= 0 {
 			return &wrongResult{fmt.Sprintf("element %d is %v, not about %v", i, toFloat(data[i]), one[(at+i)%period])}
 		}
 		return nil
@@ -252,7 +252,7 @@ func (t *turnOf[T]) right(data []T, at, tensor int, compress string, ranks []int
 
 // inOrder reports whether sums are computed in the order of ranks, or of ranks and hosts.
 func (t *turnOf[T]) inOrder() bool {
-	return means[T](t.op) || t.op == collective.Average && t.step.Compress != "" || t.step.background() || t.Program.Algorithm == "strict" && t.step.Do == allReduce
+	return means[T](t.op) || t.op == collective.Average && t.step.Compress != "" || t.step.background() || t.Program.Algorithm == "strict" && t.step.reducesInPlace()
 }
 
 // seats returns where some ranks of the step's group are, with hosts numbered in the order of their
@@ -262,7 +262,7 @@ func (t *turnOf[T]) seats(ranks []int) []seat {
 	switch t.Program.Algorithm {
 	case "", "auto":
 	case "strict":
-		if t.step.Do == allReduce || t.step.background() && !scatters {
+		if t.step.reducesInPlace() || t.step.background() && !scatters {
 			return nil
 		}
 	default:

@@ -314,6 +314,9 @@ func precision[T collective.Element]() float64 {
 	return 1.0 / (1 << 24)
 }
 
+// precisions are the precisions of the types of compressed operations.
+var precisions = map[string]float64{"float16": precision[collective.Float16](), "bfloat16": precision[collective.BFloat16]()}
+
 // sumAll returns the sum or average of one period of each rank in float64.
 func sumAll[T collective.Element](inputs [][]T, average bool) []float64 {
 	out := make([]float64, period)
