@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -516,6 +517,29 @@ func TestGoneHostIsLostAtOnce(t *testing.T) {
 	}
 	c.setSilent(true)
 	wantLost(t, r.wait(), "the host is gone") // and not that the agent was silent for the lease
+	gone(t, pipe)
+}
+
+// TestFenceBeforeClose: the workers of an agent that counts as gone, but is there, are killed even
+// if the driver ends at once.
+func TestFenceBeforeClose(t *testing.T) {
+	h := newHost(t, 1)
+	c := newCable(t, h.addr)
+	var known atomic.Bool
+	known.Store(true)
+	l := client.New(client.Config{
+		Credentials: driverOf(t, "fence"), Lease: longLease, Orphan: time.Hour, Log: quiet(),
+		Find: func(string) (string, bool) { return c.addr, known.Load() },
+	})
+	s, pipe := script(t, 0, `exec 9>"$1"; trap '' TERM; echo ready; while :; do sleep 1; done`)
+	r := start(t, l, s)
+	r.awaitOutput("ready")
+	known.Store(false)
+	c.cut()
+	wantLost(t, r.wait(), "the host is gone")
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
 	gone(t, pipe)
 }
 

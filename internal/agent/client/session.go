@@ -203,7 +203,7 @@ func (s *session) serve(ctx context.Context) {
 			case s.kill != nil:
 				s.kill()
 			case !over:
-				s.fence(s.a.open)
+				s.fence(ctx)
 			}
 			return
 		}
@@ -243,20 +243,25 @@ func (s *session) heardAt() time.Time {
 }
 
 // fence tries to attach and to make the agent kill its workers, which are given up. It ends when
-// the agent has done so or is known to be gone, and after Config.Orphan at the latest.
+// the agent has done so or is known to be gone, and after Config.Orphan at the latest. The first
+// attempt is made even if the agent is said to be gone, which may be wrong, and Close waits for it,
+// since the job may be about to end.
 func (s *session) fence(ctx context.Context) {
 	s.mu.Lock()
-	s.end = fenced
+	s.end, s.tries = fenced, 0
 	s.mu.Unlock()
 	given := time.Now()
 	backoff := retry.Backoff{First: s.a.cfg.Lease / 10, Most: 5 * time.Second}
-	for tries := 1; ctx.Err() == nil && s.there() == nil && time.Since(given) < s.a.cfg.Orphan; tries++ {
+	for tries := 1; ; tries++ {
 		err := s.stream(ctx)
 		if _, over := s.hopeless(err); over || err == nil {
 			s.log.Infof("agent: the agent has ended the session that was given up")
 			return
 		}
-		_ = retry.Pause(ctx, backoff.After(tries))
+		ctx = s.a.open
+		if retry.Pause(ctx, backoff.After(tries)) != nil || s.there() != nil || time.Since(given) >= s.a.cfg.Orphan {
+			return
+		}
 	}
 }
 
