@@ -67,7 +67,7 @@ type hosts struct {
 	begun    sync.Once       // what begin does once
 	ctx      context.Context // of the sessions
 	cancel   context.CancelFunc
-	open     context.Context // of what Close ends first: starts of agents and fences of lost sessions
+	open     context.Context // of what Close ends first: starts of agents, and fences of lost sessions after their first attempt
 	shut     context.CancelFunc
 	closed   bool
 	own      *identity.Credentials // the driver's credentials for job agents; nil: not issued yet

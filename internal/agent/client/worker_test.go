@@ -134,8 +134,9 @@ func TestEndBehindBlockedOutput(t *testing.T) {
 	}
 }
 
-// TestLookIsAskedOnce: the agent is asked once for each look.
-func TestLookIsAskedOnce(t *testing.T) {
+// withWorker returns a session without a stream that is to start one worker, i.
+func withWorker(t *testing.T) (*session, *worker) {
+	t.Helper()
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	s := newSession(New(Config{Log: log}), place{host: "a", addr: "127.0.0.1:1"})
@@ -143,6 +144,12 @@ func TestLookIsAskedOnce(t *testing.T) {
 	if err != nil || !s.add(w) {
 		t.Fatal(err)
 	}
+	return s, w
+}
+
+// TestLookIsAskedOnce: the agent is asked once for each look.
+func TestLookIsAskedOnce(t *testing.T) {
+	s, w := withWorker(t)
 	w.everSent, w.known = true, true
 	s.request(func() { w.look = true })
 	asked := 0
@@ -162,13 +169,7 @@ func TestLookIsAskedOnce(t *testing.T) {
 // TestRecordsFirst: the agent learns of a journal's records before it starts the worker that they
 // led to.
 func TestRecordsFirst(t *testing.T) {
-	log := logrus.New()
-	log.SetOutput(io.Discard)
-	s := newSession(New(Config{Log: log}), place{host: "a", addr: "127.0.0.1:1"})
-	w, err := newWorker(&launch.Spec{Incarnation: "i", Slot: plan.SlotID{Host: "a"}, Command: []string{"c"}})
-	if err != nil || !s.add(w) {
-		t.Fatal(err)
-	}
+	s, _ := withWorker(t)
 	s.a.Noted(time.Unix(0, 7))
 	messages, _ := s.due(false)
 	if len(messages) != 2 || messages[0].GetBeat().GetNoted() != 7 || messages[1].GetStart().GetIncarnation() != "i" {
