@@ -19,6 +19,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	logtest "github.com/sirupsen/logrus/hooks/test"
+	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/discoverytest"
@@ -374,7 +375,8 @@ func children(t *testing.T) []string {
 	return ids
 }
 
-// signalChildren sends a signal to all children of this process, which are plugins.
+// signalChildren sends a signal to all children of this process, which are plugins. After SIGSTOP
+// it blocks until no thread of them runs: for a moment, threads can still answer.
 func signalChildren(t *testing.T, sig syscall.Signal) {
 	t.Helper()
 	ids := children(t)
@@ -388,6 +390,11 @@ func signalChildren(t *testing.T, sig syscall.Signal) {
 		}
 		if err := syscall.Kill(pid, sig); err != nil {
 			t.Error(err)
+		}
+		if sig == syscall.SIGSTOP {
+			if err := unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED, nil); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }
