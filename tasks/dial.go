@@ -129,8 +129,8 @@ func reach(ctx context.Context, patience time.Duration, log logrus.FieldLogger, 
 
 // hearAll passes the messages of the scheduler to hear until ctx ends, or the scheduler refuses or
 // is unreachable for longer than patience (0: no limit). s is the first connection; hello makes
-// further ones. ended is called when a connection has ended, and returns false if no other may
-// follow; then hearAll returns nil, as it does once ctx has ended.
+// further ones. ended is called for each connection when it has ended, and returns false if no
+// other may follow; then hearAll returns nil, as it does once ctx has ended.
 func hearAll(ctx context.Context, s *session, patience time.Duration, log logrus.FieldLogger,
 	hello func(context.Context) (*session, error), hear func(*taskspb.FromTasks), ended func() bool) error {
 	for {
@@ -143,9 +143,12 @@ func hearAll(ctx context.Context, s *session, patience time.Duration, log logrus
 		if errors.As(err, &refused) {
 			return err
 		}
-		if s, err = reach(ctx, patience, log, false, hello); ctx.Err() != nil {
+		s, err = reach(ctx, patience, log, false, hello)
+		switch {
+		case err == nil: // even if ctx has ended: what hello has set up ends by a call of ended
+		case ctx.Err() != nil:
 			return nil
-		} else if err != nil {
+		default:
 			return err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hvdrun/hvdrun/tasks/internal/link"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
 )
 
@@ -66,6 +67,26 @@ func TestReach(t *testing.T) {
 			t.Errorf("where the caller does not wait, the error is %v", err)
 		}
 	})
+}
+
+// TestEndWhileReaching: if the context ends while a connection is being made, the connection ends
+// like any other.
+func TestEndWhileReaching(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	connect := func() *session {
+		near, far := net.Pipe()
+		far.Close()
+		return &session{conn: near, r: link.NewReader(near)}
+	}
+	ends := 0
+	err := hearAll(ctx, connect(), 0, quiet(), func(context.Context) (*session, error) {
+		cancel()
+		return connect(), nil
+	}, nil, func() bool { ends++; return true })
+	if err != nil || ends != 2 {
+		t.Errorf("%v; %d of 2 connections have ended", err, ends)
+	}
 }
 
 // TestBeginWithoutScheduler: a client and a worker that start before the scheduler connect to it
