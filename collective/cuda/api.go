@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"unsafe"
@@ -69,8 +68,9 @@ type api struct {
 	ipcCloseMemHandle func(address uint64) result
 }
 
-// symbols returns the functions with their names in the driver. If a function was changed, its name
-// has a number, and the name without a number is for old programs.
+// symbols returns the functions with their names in the driver. A number at the end of a name, as
+// in cuMemAlloc_v2, is the version of a function that was changed; the name without it is for old
+// programs.
 func (a *api) symbols() []dlopen.Symbol {
 	return []dlopen.Symbol{
 		{"cuInit", &a.init}, {"cuDriverGetVersion", &a.driverGetVersion},
@@ -96,14 +96,15 @@ func (a *api) symbols() []dlopen.Symbol {
 	}
 }
 
-// loaded are the drivers of this process by the path of the library. They are never unloaded, since
-// CUDA does not support that.
+// loaded has the drivers of this process, by the path of the library. They are never unloaded,
+// since CUDA does not support that.
 var loaded struct {
 	mu  sync.Mutex
 	api map[string]*api
 }
 
-// load returns the driver in a library, initialised. After a failure, the next call tries again.
+// load returns the driver in a library, and initializes it at the first call. After a failure, the
+// next call tries again.
 func load(library string) (*api, error) {
 	if library == "" {
 		library = DefaultLibrary
@@ -139,28 +140,10 @@ func (a *api) check(call string, r result) error {
 	e := &Error{Call: call, Code: int(r)}
 	var name, text unsafe.Pointer
 	if a.getErrorName(r, &name) == success {
-		e.Name = cString(name)
+		e.Name = dlopen.String(name)
 	}
 	if a.getErrorString(r, &text) == success {
-		e.Text = cString(text)
+		e.Text = dlopen.String(text)
 	}
 	return e
-}
-
-// cString returns a copy of the C string at p.
-func cString(p unsafe.Pointer) string {
-	if p == nil {
-		return ""
-	}
-	n := 0
-	for *(*byte)(unsafe.Add(p, n)) != 0 {
-		n++
-	}
-	return string(unsafe.Slice((*byte)(p), n))
-}
-
-// isCode reports whether err is a result of the driver.
-func isCode(err error, r result) bool {
-	var e *Error
-	return errors.As(err, &e) && result(e.Code) == r
 }

@@ -11,14 +11,14 @@ import (
 
 // Handle is an asynchronous operation in progress, or one that has ended.
 type Handle struct {
-	under  *collective.Handle // nil: the operation was not begun
+	under  *collective.Handle // nil if the operation was not begun
 	vector *submission
 	err    error // why the operation was not begun
 }
 
 // Wait blocks until the operation has ended and returns its error. Until then the slice belongs to
-// the operation; after an error it is undefined. Once a goroutine waits for an operation, it is not
-// delayed any more to be fused with later ones.
+// the operation; after an error its content is undefined. Once a goroutine waits for an operation,
+// the operation is no longer delayed to be fused with later ones.
 func (h *Handle) Wait() error {
 	if h.under == nil {
 		return h.err
@@ -32,14 +32,14 @@ func (h *Handle) Wait() error {
 // Done reports whether Wait would return at once.
 func (h *Handle) Done() bool { return h.under == nil || h.under.Done() }
 
-// AllReduceAsync is [AllReduce] in the background, as [collective.AllReduceAsync] is for slices in
+// AllReduceAsync is [AllReduce] in the background, like [collective.AllReduceAsync] for slices in
 // host memory: it returns at once, and the operation is done when every rank has called it with the
 // same name. Ranks may call it in different orders. Slices that are ready at the same time are
 // fused: they are copied, on the device, into one vector, which is reduced. A name that some ranks
-// do not submit appears in the group's stall report. The operation begins when the work that is in
-// the stream After at the time of the call has been done. All slices of one group that are in
-// progress at the same time must be on one device of this process. Close of the device waits for
-// them.
+// do not submit appears in the group's stall report. The operation begins when the device has done
+// the work that is in the stream [Options].After at the time of the call. All slices of one group
+// that are in progress at the same time must be on one device of this process. [Device.Close] waits
+// for them.
 //
 // Slices of 1 MiB or more are reduced in place. The fusion of smaller slices uses device memory, up
 // to the fusion threshold, which is kept until the next generation; if a rank lacks that memory,
@@ -69,9 +69,7 @@ func submit[T collective.Element](ctx context.Context, g *collective.Group, name
 	handles := make([]*Handle, len(tensors))
 	all := make([]collective.Elsewhere, 0, len(tensors))
 	var err error
-	if g == nil {
-		err = errNoGroup
-	} else if alien := checkReduced[T](); alien != nil { // the type is the same on all ranks
+	if alien := checkReduced[T](); alien != nil { // the type is the same on all ranks
 		err = fmt.Errorf("cuda: %w", alien)
 	} else { // the group's engine refuses invalid operations, on all ranks
 		for i, s := range tensors {
@@ -106,11 +104,11 @@ type submission struct {
 	op      collective.Op
 	address uint64
 	n       int
-	ready   *Event // nil: the slice is ready
-	refused error  // an error that all ranks share and that has not ended the group
+	ready   *Event // nil if the slice is ready
+	refused error  // an error of all ranks that has not ended the group
 }
 
-// begin keeps the device from being closed until Ended is called.
+// begin prevents the device from being closed until Ended is called, and records o.After.
 func (v *submission) begin(o Options) (err error) {
 	if v.device == nil {
 		return errNoDevice
@@ -136,7 +134,7 @@ func (v *submission) Reduce(ctx context.Context, lane *collective.Group, bucket 
 	all := make([]*submission, len(bucket))
 	for i, w := range bucket {
 		if all[i] = w.(*submission); all[i].device != v.device {
-			return errors.New("cuda: operations on slices of two devices are in progress in one group")
+			return errors.New("cuda: slices of two devices are in progress in one group; use one device for each group")
 		}
 	}
 	err := v.device.reduceAll(ctx, lane, all)

@@ -35,13 +35,13 @@ const (
 )
 
 // backend is how the ranks of a group combine memory of their devices. All ranks of a group use the
-// same one. It is used by one operation at a time. deferFree and takeDeferred are called with
-// device.mu held.
+// same kind, and each uses it for one operation at a time. The caller of deferFree or takeDeferred
+// holds device.mu.
 type backend interface {
 	// name returns the backend's name in logs and events.
 	name() string
 	// allReduce combines n elements at an address of each rank in place, once the event ready has
-	// occurred; nil: the elements are ready.
+	// occurred. If ready is nil, the elements are ready.
 	allReduce(ctx context.Context, t kernel.Type, op collective.Op, address uint64, n int, ready *Event) error
 	// broadcast sets n bytes at an address of each rank to those of root.
 	broadcast(ctx context.Context, address uint64, n, root int) error
@@ -54,19 +54,19 @@ type backend interface {
 	// shut waits for operations in progress and closes the memory of other processes. A second call
 	// does nothing.
 	shut() error
-	// takeDeferred returns, once, the freed memory that other processes may have open.
+	// takeDeferred returns the freed memory that other processes may have open, and forgets it.
 	takeDeferred() []uint64
 	// deferFree reports whether other processes may have the memory open. If so, the caller must
 	// not free it: it is freed once takeDeferred has returned it.
 	deferFree(address, bytes uint64) bool
 }
 
-// BackendError reports that the group cannot use the backend that a rank wants. All ranks get the
-// same error, and the group remains usable.
+// BackendError reports that a group cannot use the backend that a rank wants. Every rank of the
+// group gets the same error, and the group remains usable.
 type BackendError struct {
 	Rank    int    // the rank that wants the backend
 	Backend string // Config.Backend
-	Reason  string
+	Reason  string // why the group cannot use it
 }
 
 // Error names the rank, the backend and the reason.
@@ -74,9 +74,9 @@ func (e *BackendError) Error() string {
 	return fmt.Sprintf("cuda: rank %d wants the backend %s: %s", e.Rank, e.Backend, e.Reason)
 }
 
-// backend returns the backend of a group. The ranks choose it together at the first call, which is
-// an operation of the group. The first call also closes memory of other processes that was opened
-// in earlier generations; when all ranks have done so, the memory is freed.
+// backend returns the backend of a group. The first call is an operation of the group, in which the
+// ranks choose the backend together. It also closes the memory of other processes that was opened
+// in earlier generations; when all ranks have done so, each frees its own memory.
 func (d *Device) backend(ctx context.Context, g *collective.Group) (backend, error) {
 	d.mu.Lock()
 	b := d.backends[g]
@@ -124,7 +124,7 @@ func (d *Device) backend(ctx context.Context, g *collective.Group) (backend, err
 	return b, d.freeAll(addresses)
 }
 
-// shutAll shuts backends, which another group of this process may be shutting as well.
+// shutAll shuts backends, which another group of this process may be about to shut as well.
 func (d *Device) shutAll(past []backend) error {
 	d.shutting.Lock()
 	defer d.shutting.Unlock()
@@ -155,11 +155,11 @@ type record struct {
 	Host    string      // ranks with the same Host try to open each other's memory
 	Device  [16]byte    // UUID
 	Wish    string      // Config.Backend
-	Forced  string      // the forced algorithm of AllReduces; empty: none
+	Forced  string      // the forced algorithm of AllReduces; empty if none is forced
 	Nonce   []byte      // the content of the memory that Handle identifies
-	Handle  []byte      // empty: other processes cannot open this rank's memory
-	Trouble string      // why memory of this rank, or of others on its host, cannot be opened
-	NCCL    *ncclRecord `json:",omitempty"` // nil: this rank does not want NCCL
+	Handle  []byte      // empty if other processes cannot open this rank's memory
+	Trouble string      // why other ranks cannot open this rank's memory, or this rank theirs; empty if they can
+	NCCL    *ncclRecord `json:",omitempty"` // nil if this rank does not want NCCL
 }
 
 // meet exchanges the ranks' records, tests whether they can open each other's memory, and makes the
@@ -169,7 +169,7 @@ func (d *Device) meet(ctx context.Context, g *collective.Group) (backend, error)
 	if err != nil {
 		return nil, err
 	}
-	seen, has := openedMemory{device: d}, d.offerNCCL(g)
+	seen, has := openedMemory{opener: d}, d.offerNCCL(g)
 	defer has.withdraw()
 	all, err := d.exchangeRecords(ctx, g, probe, &seen, has.record)
 	if err = errors.Join(err, seen.closeAll()); err == nil {
@@ -211,8 +211,9 @@ func (d *Device) make(ctx context.Context, name, why string, g *collective.Group
 	return b, nil
 }
 
-// exchangeRecords returns the records of all ranks. If the choice depends on it, each rank has
-// verified that it can read memory of the others on its host.
+// exchangeRecords returns the records of all ranks. If the choice of the backend depends on it,
+// every rank first tries to read memory of the others on its host, and reports a failure as its
+// Trouble.
 func (d *Device) exchangeRecords(ctx context.Context, g *collective.Group, probe *Slice[byte], seen *openedMemory, lib *ncclRecord) ([]record, error) {
 	own := record{Host: d.config.host, Device: d.info.UUID, Wish: d.config.Backend, Nonce: make([]byte, nonceSize), NCCL: lib}
 	if own.Host == "" {
@@ -269,7 +270,7 @@ func (d *Device) exchangeRecords(ctx context.Context, g *collective.Group, probe
 	return all, err
 }
 
-// trouble returns the text of an error in a record, with a bounded length; empty for nil.
+// trouble returns the text of an error for a record, at most maxTrouble bytes; "" for nil.
 func trouble(err error) string {
 	if err == nil {
 		return ""
@@ -308,8 +309,8 @@ func choose(all []record) (name, why string, err error) {
 	return "", "", &BackendError{max(by, 0), name, "no backend has that name"}
 }
 
-// obstacles has, for each backend, the function that returns the reason why ranks cannot use it;
-// empty: they can.
+// obstacles has, for each backend, the function that returns the reason why ranks cannot use it, or
+// "" if they can.
 var obstacles = map[string]func(all []record) string{
 	BackendNCCL: noNCCL,
 	BackendIPC: func(all []record) string {
@@ -337,7 +338,7 @@ var obstacles = map[string]func(all []record) string{
 	BackendStaging: func([]record) string { return "" },
 }
 
-// ipcObstacle returns the reason why ranks of a host cannot open each other's memory; empty: they
+// ipcObstacle returns the reason why ranks of a host cannot open each other's memory, or "" if they
 // can.
 func ipcObstacle(all []record) string {
 	count := map[string]int{}
@@ -354,7 +355,7 @@ func ipcObstacle(all []record) string {
 
 // openedMemory is memory of other processes that this one has opened.
 type openedMemory struct {
-	device *Device
+	opener *Device
 	opened map[string]uint64 // by handle
 }
 
@@ -366,7 +367,7 @@ func (o *openedMemory) open(handle []byte) (uint64, error) {
 	var h ipcHandle
 	copy(h.bytes[:], handle)
 	var address uint64
-	err := o.device.call("cuIpcOpenMemHandle_v2", func(a *api) result { return a.ipcOpenMemHandle(&address, h, ipcLazyPeerAccess) })
+	err := o.opener.call("cuIpcOpenMemHandle_v2", func(a *api) result { return a.ipcOpenMemHandle(&address, h, ipcLazyPeerAccess) })
 	if err == nil {
 		if o.opened == nil {
 			o.opened = map[string]uint64{}
@@ -388,7 +389,7 @@ func (o *openedMemory) openAll(ctx context.Context, own int, all []record) error
 			return fmt.Errorf("memory of rank %d: %w", rank, err)
 		}
 		seen := make([]byte, nonceSize)
-		if err := (&Slice[byte]{device: o.device, address: address, n: nonceSize}).CopyTo(ctx, seen); err != nil {
+		if err := (&Slice[byte]{device: o.opener, address: address, n: nonceSize}).CopyTo(ctx, seen); err != nil {
 			return fmt.Errorf("memory of rank %d: %w", rank, err)
 		}
 		if !bytes.Equal(seen, r.Nonce) {
@@ -398,22 +399,22 @@ func (o *openedMemory) openAll(ctx context.Context, own int, all []record) error
 	return nil
 }
 
-var errOtherMemory = errors.New("it is other memory in this process")
+var errOtherMemory = errors.New("its handle opens other memory in this process")
 
 // closeAll closes all opened memory.
 func (o *openedMemory) closeAll() error {
-	return o.device.do(func() error {
+	return o.opener.do(func() error {
 		var errs []error
 		for handle, address := range o.opened {
-			errs = append(errs, o.device.api.check("cuIpcCloseMemHandle", o.device.api.ipcCloseMemHandle(address)))
+			errs = append(errs, o.opener.api.check("cuIpcCloseMemHandle", o.opener.api.ipcCloseMemHandle(address)))
 			delete(o.opened, handle)
 		}
 		return errors.Join(errs...)
 	})
 }
 
-// thisHost identifies the system that processes run on: it is the same in all containers of a
-// machine.
+// thisHost returns a text that identifies the running system: all containers of a machine have the
+// same.
 var thisHost = sync.OnceValue(func() string {
 	if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
 		return strings.TrimSpace(string(id))

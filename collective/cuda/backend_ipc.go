@@ -30,15 +30,14 @@ const placeSize = 8 + len(ipcHandle{}.bytes)
 // once. Other ranks of a device launch no kernel: a device runs the kernels of one process at a
 // time, and switching between processes takes longer than a small operation.
 //
-// Memory that this process has not allocated is not opened to other processes, since it is unknown
-// when it is freed. It is copied through a bank instead.
+// Memory that this process has not allocated is copied through a bank. It is not opened to other
+// processes, since nothing tells when its owner frees it.
 type ipcBackend struct {
 	stagingBackend // for types without kernels
 	openedMemory
-	parts, part int // the number of parts of a vector, one for each device; the index of this rank's part, -1: none
-	stream      uintptr
-	event       uintptr
-	bank        uint64 // 0: not allocated yet
+	parts, part int // number of parts of a vector, one for each device; index of this rank's part, -1 if it has none
+	queue
+	bank uint64 // 0: not allocated yet
 
 	// Guarded by device.mu.
 	exported      map[uint64]ipcHandle // memory that other processes may have open, by address
@@ -49,7 +48,7 @@ type ipcBackend struct {
 // newIPCBackend returns the backend of ranks that can open each other's memory, given the records
 // of all ranks.
 func newIPCBackend(d *Device, g *collective.Group, all []record) (*ipcBackend, error) {
-	w := &ipcBackend{stagingBackend: stagingBackend{d, g}, openedMemory: openedMemory{device: d}, part: -1, exported: map[uint64]ipcHandle{}}
+	w := &ipcBackend{stagingBackend: stagingBackend{d, g}, openedMemory: openedMemory{opener: d}, part: -1, exported: map[uint64]ipcHandle{}}
 	for rank, r := range all {
 		if slices.IndexFunc(all, func(of record) bool { return of.Device == r.Device }) != rank {
 			continue
@@ -59,7 +58,7 @@ func newIPCBackend(d *Device, g *collective.Group, all []record) (*ipcBackend, e
 		}
 		w.parts++
 	}
-	if err := d.do(w.make); err != nil {
+	if err := d.do(func() error { return w.openQueue(d.api) }); err != nil {
 		return nil, errors.Join(err, w.shut())
 	}
 	return w, nil
@@ -67,35 +66,15 @@ func newIPCBackend(d *Device, g *collective.Group, all []record) (*ipcBackend, e
 
 func (*ipcBackend) name() string { return BackendIPC }
 
-// make is called on the device's thread.
-func (w *ipcBackend) make() error {
-	a := w.stagingBackend.device.api
-	return errors.Join(a.check("cuStreamCreate", a.streamCreate(&w.stream, streamNonBlocking)),
-		a.check("cuEventCreate", a.eventCreate(&w.event, eventDisableTiming)))
-}
-
-// shut implements backend.
 func (w *ipcBackend) shut() error {
 	var errs []error
 	if w.stream != 0 && w.event != 0 {
 		errs = append(errs, w.settle(context.Background()))
 	}
-	errs = append(errs, w.closeAll(), w.stagingBackend.device.do(func() error {
-		a := w.stagingBackend.device.api
-		var errs []error
-		if w.event != 0 {
-			errs = append(errs, a.check("cuEventDestroy_v2", a.eventDestroy(w.event)))
-		}
-		if w.stream != 0 {
-			errs = append(errs, a.check("cuStreamDestroy_v2", a.streamDestroy(w.stream)))
-		}
-		w.event, w.stream = 0, 0
-		return errors.Join(errs...)
-	}))
+	errs = append(errs, w.closeAll(), w.device.do(func() error { return w.closeQueue(w.device.api) }))
 	return errors.Join(errs...)
 }
 
-// takeDeferred implements backend. The caller holds device.mu.
 func (w *ipcBackend) takeDeferred() []uint64 {
 	all := w.deferred
 	w.deferred = nil
@@ -106,7 +85,6 @@ func (w *ipcBackend) takeDeferred() []uint64 {
 	return all
 }
 
-// deferFree implements backend. The caller holds device.mu.
 func (w *ipcBackend) deferFree(address, bytes uint64) bool {
 	if _, there := w.exported[address]; !there {
 		return false
@@ -117,14 +95,14 @@ func (w *ipcBackend) deferFree(address, bytes uint64) bool {
 	return true
 }
 
-// settle blocks until the work in the stream is done.
+// settle blocks until the device has done the work in the stream.
 func (w *ipcBackend) settle(ctx context.Context) error {
 	return w.settleAfter(ctx, func() error { return nil })
 }
 
-// settleAfter makes calls of the driver, and blocks until the work in the stream is done.
+// settleAfter makes calls, which add work to the stream, and then blocks like settle.
 func (w *ipcBackend) settleAfter(ctx context.Context, calls func() error) error {
-	d := w.stagingBackend.device
+	d := w.device
 	err := d.do(func() error {
 		if err := calls(); err != nil {
 			return err
@@ -137,17 +115,17 @@ func (w *ipcBackend) settleAfter(ctx context.Context, calls func() error) error 
 	return d.await(ctx, w.event)
 }
 
-// settleKernel launches a kernel and waits for the stream.
+// settleKernel launches a kernel in the stream, and then blocks like settle.
 func (w *ipcBackend) settleKernel(ctx context.Context, t kernel.Type, op collective.Op, args *arguments) error {
-	return w.settleAfter(ctx, func() error { return w.stagingBackend.device.launch(w.stream, combination(op), t, args) })
+	return w.settleAfter(ctx, func() error { return w.device.launch(w.stream, combination(op), t, args) })
 }
 
-// after returns when the event has occurred, and at once if it is nil.
+// after blocks until the event has occurred; it does nothing for a nil event.
 func (w *ipcBackend) after(ctx context.Context, e *Event) error {
 	if e == nil {
 		return nil
 	}
-	a := w.stagingBackend.device.api
+	a := w.device.api
 	return w.settleAfter(ctx, func() error { return a.check("cuStreamWaitEvent", a.streamWaitEvent(w.stream, e.handle, 0)) })
 }
 
@@ -186,10 +164,7 @@ func (w *ipcBackend) allReduce(ctx context.Context, t kernel.Type, op collective
 			}
 		}
 		if mine.banked {
-			if err := w.copy(mine.address, address+offset, part*t.Size()); err != nil {
-				return err
-			}
-			if err := w.settle(ctx); err != nil {
+			if err := w.copyAndSettle(ctx, mine.address, address+offset, part*t.Size()); err != nil {
 				return err
 			}
 		}
@@ -237,8 +212,17 @@ func (w *ipcBackend) combine(ctx context.Context, t kernel.Type, op collective.O
 	return w.group.Err() // an aborted rank may have written to its vector while it was read
 }
 
+// copy starts to copy n bytes on the device.
 func (w *ipcBackend) copy(to, from uint64, n int) error {
-	return w.stagingBackend.device.call("cuMemcpyDtoDAsync_v2", func(a *api) result { return a.memcpyDtoDAsync(to, from, uint64(n), w.stream) })
+	return w.device.call("cuMemcpyDtoDAsync_v2", func(a *api) result { return a.memcpyDtoDAsync(to, from, uint64(n), w.stream) })
+}
+
+// copyAndSettle copies n bytes and blocks until the stream has done so.
+func (w *ipcBackend) copyAndSettle(ctx context.Context, to, from uint64, n int) error {
+	if err := w.copy(to, from, n); err != nil {
+		return err
+	}
+	return w.settle(ctx)
 }
 
 // exchange sends the place of this rank's vector to all ranks, and returns the places of the
@@ -247,7 +231,7 @@ func (w *ipcBackend) exchange(ctx context.Context, address uint64) ([]place, err
 	return w.exchangeOf(ctx, address, slices.Repeat([]int{1}, w.group.Size()))
 }
 
-// exchangeOf is exchange if only ranks whose size is not 0 have a vector.
+// exchangeOf is like exchange, but only the ranks whose size is not 0 have a vector.
 func (w *ipcBackend) exchangeOf(ctx context.Context, address uint64, sizes []int) ([]place, error) {
 	var own place
 	var message []byte
@@ -304,7 +288,7 @@ func (w *ipcBackend) tell(address uint64) (place, []byte, error) {
 // export returns the memory that other processes open to access an address: the allocation that
 // contains it, or the bank.
 func (w *ipcBackend) export(address uint64) (base uint64, handle ipcHandle, banked bool, err error) {
-	d := w.stagingBackend.device
+	d := w.device
 	d.mu.Lock()
 	base, own := d.owned.containing(address)
 	known, there := w.exported[base]
@@ -338,5 +322,5 @@ func (w *ipcBackend) needBank() error {
 	if w.bank != 0 {
 		return nil
 	}
-	return w.stagingBackend.device.api.check("cuMemAlloc_v2", w.stagingBackend.device.api.memAlloc(&w.bank, uint64(bankSize)))
+	return w.device.api.check("cuMemAlloc_v2", w.device.api.memAlloc(&w.bank, uint64(bankSize)))
 }

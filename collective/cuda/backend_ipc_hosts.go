@@ -17,9 +17,9 @@ import (
 // work at the same time, piece by piece. On a host with n ranks, 2/n of the vector is moved over
 // the bus of each device and as much over the network; staging moves the whole vector twice.
 //
-// Between hosts the result has the bits of the group's algorithm applied to the sums of the hosts;
-// in asynchronous operations, the bits of the strict order of the hosts, wherever in a bucket a
-// vector is. All ranks have the same bits, since only its owners reduce a part.
+// The sums of the hosts are combined by the group's algorithm or, in asynchronous operations, in
+// the strict order of the hosts, wherever in a bucket a vector is. All ranks have the same bits,
+// since only the owners of a part reduce it.
 type hostsBackend struct {
 	stagingBackend // for types without kernels, and operations other than AllReduce
 	local          *ipcBackend
@@ -27,13 +27,13 @@ type hostsBackend struct {
 	own            []part // the parts of this rank
 	plain          bool   // all hosts have the same number of ranks, a power of two
 
-	failed []*staging // of failed operations, which the device may still use; guarded by device.mu
+	failed []*staging // the stagings of failed operations, which the device may still use; guarded by device.mu
 }
 
-// part is a part of the vectors.
+// part is a part of the vectors that this rank owns on its host.
 type part struct {
 	index  int
-	owners *collective.Group
+	owners *collective.Group // one rank of each host
 }
 
 // piece is the elements of a part that an owner handles at a time.
@@ -67,8 +67,8 @@ func newHostsBackend(ctx context.Context, d *Device, g *collective.Group, all []
 	return w, err
 }
 
-// meetOwners makes a group of the owners of each part, for all parts at once if no rank owns two
-// parts.
+// meetOwners makes a group of the owners of each part. If no rank owns two parts, it makes all
+// groups at once.
 func (w *hostsBackend) meetOwners(ctx context.Context, byHost [][]int) error {
 	owners, apart := make([][]int, w.count), true
 	for _, ranks := range byHost {
@@ -161,7 +161,7 @@ func (w *hostsBackend) allReduceTwoLevels(ctx context.Context, t kernel.Type, op
 	for at := 0; at < n; at += bankSize / t.Size() {
 		step, from := min(bankSize/t.Size(), n-at), address+uint64(at*t.Size())
 		if mine.banked {
-			if err := w.copyAndSettle(ctx, mine.address, from, step*t.Size()); err != nil {
+			if err := w.local.copyAndSettle(ctx, mine.address, from, step*t.Size()); err != nil {
 				return err
 			}
 		}
@@ -172,20 +172,12 @@ func (w *hostsBackend) allReduceTwoLevels(ctx context.Context, t kernel.Type, op
 			return err
 		}
 		if mine.banked {
-			if err := w.copyAndSettle(ctx, from, mine.address, step*t.Size()); err != nil {
+			if err := w.local.copyAndSettle(ctx, from, mine.address, step*t.Size()); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
-}
-
-// copyAndSettle copies between a vector and the bank.
-func (w *hostsBackend) copyAndSettle(ctx context.Context, to, from uint64, n int) error {
-	if err := w.local.copy(to, from, n); err != nil {
-		return err
-	}
-	return w.local.settle(ctx)
 }
 
 // pieces returns this rank's pieces of the elements from lo to hi, in the order that all ranks use:

@@ -42,10 +42,7 @@ func (w *ipcBackend) copyParts(ctx context.Context, own uint64, into []uint64, s
 	}
 	for i := range steps {
 		if at := i * bankSize; all[me].banked && at < sizes[me] {
-			if err := w.copy(all[me].address, own+uint64(at), min(bankSize, sizes[me]-at)); err != nil {
-				return err
-			}
-			if err := w.settle(ctx); err != nil {
+			if err := w.copyAndSettle(ctx, all[me].address, own+uint64(at), min(bankSize, sizes[me]-at)); err != nil {
 				return err
 			}
 		}
@@ -130,8 +127,8 @@ func (w *ipcBackend) reduceScatter(ctx context.Context, t kernel.Type, op collec
 	return nil
 }
 
-// within returns the range of the elements that a step takes from a rank's part of n elements: up
-// to each elements, beginning at element from of the part.
+// within returns the range of the elements that a step takes from a rank's part of n elements: each
+// elements, or as many as are left, beginning at element from of the part.
 func within(n, ranks, rank, from, each int) (lo, hi int) {
 	lo, hi = kernel.Split(n, ranks, rank)
 	return min(lo+from, hi), min(lo+from+each, hi)

@@ -23,8 +23,8 @@ const sharesSince nccl.Version = 23000 // several ranks on one device
 type ncclRecord struct {
 	Version nccl.Version
 	Shares  bool    // NCCL permits several ranks on one device
-	Trouble string  // why this rank cannot use it
-	Parent  *parent // a communicator of another generation; nil: none
+	Trouble string  // why this rank cannot use it; empty if it can
+	Parent  *parent // a communicator of another generation, or nil
 }
 
 // parent identifies a communicator from which a new one may be made.
@@ -38,10 +38,11 @@ type parent struct {
 type ncclOffer struct {
 	lib    *nccl.Library
 	record *ncclRecord
-	parent *communicator // nil: none, or already taken
+	parent *communicator // nil if there is no parent, or if newNCCLBackend has taken it
 }
 
-// offerNCCL looks for NCCL, and for a communicator of earlier generations.
+// offerNCCL returns what this rank can contribute to a communicator of the group: NCCL, and the
+// communicator of the same group in an earlier generation, if there is one.
 func (d *Device) offerNCCL(g *collective.Group) *ncclOffer {
 	o := &ncclOffer{}
 	if d.config.Backend != "" && d.config.Backend != BackendNCCL {
@@ -69,7 +70,7 @@ func (o *ncclOffer) withdraw() {
 }
 
 // takeParent takes the communicator that the same group of the previous generation has left, if it
-// can be a parent. Communicators that were not taken in a generation are closed.
+// can be a parent. It closes communicators that were not taken in an earlier generation.
 func (d *Device) takeParent(g *collective.Group) *communicator {
 	d.mu.Lock()
 	var old *communicator
@@ -96,7 +97,7 @@ func (d *Device) takeParent(g *collective.Group) *communicator {
 	return old
 }
 
-// noNCCL returns the reason why ranks cannot use NCCL; empty: they can.
+// noNCCL returns the reason why ranks cannot use NCCL, or "" if they can.
 func noNCCL(all []record) string {
 	for rank, r := range all {
 		switch {
@@ -128,9 +129,9 @@ func noNCCL(all []record) string {
 
 // How a communicator is made.
 const (
-	formNew = iota
-	formShrunk
-	formGrown
+	formNew    = iota // without a parent
+	formShrunk        // from a parent, without some of its ranks
+	formGrown         // from a parent, with further ranks
 )
 
 // formation is how the ranks of a group make their communicator. It is the same on all ranks.
@@ -204,21 +205,21 @@ func decodeCommunicatorName(text []byte) communicatorName {
 // Until all ranks have it, and for operations that NCCL does not support, the embedded backend is
 // used.
 type ncclBackend struct {
-	backend // used while or where NCCL is not
+	backend // used until NCCL is, and for what NCCL does not support
 	device  *Device
 	group   *collective.Group
 	comm    *communicator
 
-	stream, event uintptr
-	active        atomic.Bool // all ranks have agreed to use NCCL
-	abandoned     bool        // all ranks have agreed not to use NCCL
-	using         sync.Mutex  // held while an operation uses NCCL, and by shut
-	done          chan struct{}
+	queue
+	active    atomic.Bool   // all ranks have agreed to use NCCL
+	abandoned bool          // all ranks have agreed not to use NCCL
+	using     sync.Mutex    // held while an operation uses NCCL, and by shut
+	done      chan struct{} // closed by shut
 }
 
-// newNCCLBackend starts to make a communicator for ranks that have chosen NCCL. Meanwhile the best
-// of the other backends is used. It takes the communicator that this rank has offered if that is
-// the parent.
+// newNCCLBackend starts to make a communicator for ranks that have chosen NCCL, and returns a
+// backend that until then uses the best of the other backends. It takes the communicator that this
+// rank has offered if that is the parent.
 func (d *Device) newNCCLBackend(ctx context.Context, g *collective.Group, all []record, has *ncclOffer) (backend, error) {
 	others := slices.Clone(all)
 	for i := range others {
@@ -233,10 +234,7 @@ func (d *Device) newNCCLBackend(ctx context.Context, g *collective.Group, all []
 		return nil, err
 	}
 	w := &ncclBackend{backend: meanwhile, device: d, group: g, done: make(chan struct{})}
-	err = d.do(func() error {
-		return errors.Join(d.api.check("cuStreamCreate", d.api.streamCreate(&w.stream, streamNonBlocking)),
-			d.api.check("cuEventCreate", d.api.eventCreate(&w.event, eventDisableTiming)))
-	})
+	err = d.do(func() error { return w.openQueue(d.api) })
 	f := chooseFormation(all, has.lib)
 	var old *communicator
 	if p := all[0].NCCL.Parent; f.kind != formNew && has.parent != nil && has.parent.tag == p.Tag {
@@ -305,7 +303,7 @@ func (w *ncclBackend) nameCommunicator(ctx context.Context, f formation, old *co
 
 var errUnnamed = errors.New("cuda: rank 0 could not name a communicator")
 
-// begin calls NCCL for a new communicator. It is called on its thread.
+// begin makes NCCL begin a new communicator. It runs on the communicator's thread.
 func (w *ncclBackend) begin(f formation, b communicatorName, old *communicator) (*nccl.Comm, error) {
 	c := w.comm
 	switch {
@@ -343,8 +341,9 @@ func (w *ncclBackend) name() string {
 	return w.backend.name()
 }
 
-// agree takes the highest of all ranks' states. All ranks learn it at the same operation: from that
-// operation on, all of them use NCCL, or none ever does.
+// agree is called with the highest of all ranks' states, which all ranks learn at the same
+// operation. If that is commReady, all of them use NCCL from this operation on; if it is
+// commFailed, none ever does.
 func (w *ncclBackend) agree(ctx context.Context, worst int64) error {
 	switch {
 	case worst == commReady && !w.active.Load():
@@ -397,7 +396,7 @@ var ncclTypes = map[kernel.Type]nccl.Type{kernel.Int8: nccl.Int8, kernel.Uint8: 
 var ncclOps = map[collective.Op]nccl.Op{collective.Sum: nccl.Sum, collective.Product: nccl.Product, collective.Max: nccl.Max,
 	collective.Min: nccl.Min, collective.Average: nccl.Average}
 
-// ncclWords returns NCCL's type and operation; false if the embedded backend must be used.
+// ncclWords returns NCCL's type and operation, and whether NCCL can be used for them.
 func (w *ncclBackend) ncclWords(t kernel.Type, op collective.Op) (nccl.Type, nccl.Op, bool) {
 	typ, typed := ncclTypes[t]
 	what, able := ncclOps[op]
@@ -462,8 +461,8 @@ func (w *ncclBackend) reduceScatter(ctx context.Context, t kernel.Type, op colle
 	})
 }
 
-// run performs an operation by NCCL. When it returns, the device no longer uses the memory, even if
-// the group has failed, unless NCCL hangs.
+// run performs an operation by NCCL. When it returns, the device no longer uses the memory of the
+// operation, even if the group has failed; the exception is an NCCL that hangs.
 func (w *ncclBackend) run(ctx context.Context, ready *Event, begin func(*nccl.Comm) error) error {
 	w.using.Lock()
 	defer w.using.Unlock()
@@ -515,8 +514,8 @@ func (w *ncclBackend) blame(ctx context.Context, err error) error {
 	return err
 }
 
-// shut leaves the communicator for the next generation, unless the ranks have abandoned NCCL: it is
-// then being closed.
+// shut leaves the communicator for the next generation if it can be a parent, and otherwise closes
+// it, unless agree has.
 func (w *ncclBackend) shut() error {
 	w.using.Lock()
 	defer w.using.Unlock()
@@ -536,17 +535,7 @@ func (w *ncclBackend) shut() error {
 			c.close()
 		}
 	}
-	return errors.Join(w.backend.shut(), w.device.do(func() error {
-		a := w.device.api
-		var errs []error
-		if w.event != 0 {
-			errs = append(errs, a.check("cuEventDestroy_v2", a.eventDestroy(w.event)))
-		}
-		if w.stream != 0 {
-			errs = append(errs, a.check("cuStreamDestroy_v2", a.streamDestroy(w.stream)))
-		}
-		return errors.Join(errs...)
-	}))
+	return errors.Join(w.backend.shut(), w.device.do(func() error { return w.closeQueue(w.device.api) }))
 }
 
 // endNCCL closes the reusable communicators, and blocks until NCCL is idle.

@@ -66,16 +66,11 @@ func (w *stagingBackend) reduceScatter(ctx context.Context, t kernel.Type, op co
 	ranks, size := w.group.Size(), t.Size()
 	each := max(1, pieceSize/size/ranks) // elements
 	_, longest := kernel.Split(n, ranks, 0)
-	// of returns the range of elements of rank's part that are in piece i.
-	of := func(rank, i int) (lo, hi int) {
-		lo, hi = kernel.Split(n, ranks, rank)
-		return min(lo+i*each, hi), min(lo+(i+1)*each, hi)
-	}
 	down := func(i int) []copyRange {
 		var ranges []copyRange
 		offset := 0
 		for rank := range ranks {
-			lo, hi := of(rank, i)
+			lo, hi := within(n, ranks, rank, i*each, each)
 			ranges = append(ranges, copyRange{address: address + uint64(lo*size), offset: offset, n: (hi - lo) * size})
 			offset += (hi - lo) * size
 		}
@@ -85,7 +80,7 @@ func (w *stagingBackend) reduceScatter(ctx context.Context, t kernel.Type, op co
 	scatter := onHost[t].reduceScatter
 	return w.runTransfer(ctx, nil, transfer{count: (longest + each - 1) / each, down: down,
 		up: func(i int) []copyRange {
-			lo, hi := of(w.group.Rank(), i)
+			lo, hi := within(n, ranks, w.group.Rank(), i*each, each)
 			return []copyRange{{address: into + uint64((lo-begin)*size), n: (hi - lo) * size}}
 		},
 		step: func(i int, piece []byte) error {
@@ -96,7 +91,7 @@ func (w *stagingBackend) reduceScatter(ctx context.Context, t kernel.Type, op co
 		}})
 }
 
-// runTransfer runs a transfer with a separate staging, once ready has occurred.
+// runTransfer runs a transfer with an unused staging, once ready has occurred.
 func (w *stagingBackend) runTransfer(ctx context.Context, ready *Event, j transfer) error {
 	return w.device.with(ctx, func(s *staging) error {
 		if err := s.after(ready); err != nil {
@@ -112,7 +107,7 @@ type typed struct {
 	reduceScatter func(context.Context, *collective.Group, []byte, collective.Op) ([]byte, error)
 }
 
-// onHost has these operations by the type of the elements.
+// onHost has these operations, by the type of the elements.
 var onHost = [kernel.Types]typed{
 	kernel.Float32: typedFor[float32](), kernel.Float64: typedFor[float64](),
 	kernel.Int8: typedFor[int8](), kernel.Int16: typedFor[int16](), kernel.Int32: typedFor[int32](), kernel.Int64: typedFor[int64](),

@@ -39,7 +39,7 @@ var (
 // another.
 type thread struct {
 	work  chan func()
-	over  bool // owned by the thread: it ends after this function
+	over  bool // owned by the thread, which ends after the function that sets it
 	ended chan struct{}
 }
 
@@ -57,7 +57,7 @@ func (d *Device) newThread() (*thread, error) {
 }
 
 func (t *thread) run(d *Device, started chan<- error) {
-	runtime.LockOSThread() // for ever, as for the device's watcher
+	runtime.LockOSThread() // without an unlock, as in Device.serve
 	defer close(t.ended)
 	err := d.api.check("cuCtxSetCurrent", d.api.ctxSetCurrent(d.context)) // Close of the device waits for the thread
 	started <- err
@@ -70,8 +70,8 @@ func (t *thread) run(d *Device, started chan<- error) {
 	}
 }
 
-// do runs f on the thread and returns its error. If ctx ends first, do returns the cause of ctx,
-// and f may still run.
+// do runs f on the thread and returns its error. If ctx ends first, do returns the cause of that
+// end, and f may still run.
 func (t *thread) do(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	select {
@@ -103,16 +103,16 @@ type communicator struct {
 	ctx    context.Context // ends when no further operation may begin
 	cancel context.CancelCauseFunc
 
-	comm    *nccl.Comm    // owned by the thread; nil: not made yet, or closed
+	comm    *nccl.Comm    // owned by the thread; nil before it is made and after it is closed
 	parent  *communicator // owned by the thread: the parent, until the communicator is made
 	state   atomic.Int64  // commReady and so on
 	reason  error         // why it has failed; set before state
 	broken  atomic.Bool   // an operation was in progress when the group failed
-	offered uint64        // the generation to which it was offered as a parent; 0: none. Guarded by device.mu
+	offered uint64        // the generation to which it was offered as a parent, or 0; guarded by device.mu
 }
 
-// newCommunicator returns a communicator that form must form. It uses its parent's thread, if there
-// is a parent.
+// newCommunicator returns a communicator that form then makes. If it has a parent, it uses the
+// parent's thread.
 func (d *Device) newCommunicator(lib *nccl.Library, parent *communicator, g *collective.Group) (*communicator, error) {
 	c := &communicator{device: d, lib: lib, parent: parent, lane: g.Lane(), rank: g.Rank(), size: g.Size()}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
@@ -176,10 +176,10 @@ func poll(ctx context.Context, comm *nccl.Comm) error {
 	}
 }
 
-// cancelAll ends the operations in progress, and blocks until the device has stopped using memory,
-// for at most endLimit. No further operation begins in the communicator. If it can be a parent
-// afterwards, its state is commReady once NCCL has finished, which takes half a second. event, if
-// not 0, was recorded after the operations in progress: when it occurs, the device has stopped,
+// cancelAll ends the operations in progress, and blocks until the device no longer uses their
+// memory, for at most endLimit. No further operation begins in the communicator. Half a second
+// later, when NCCL has finished, the state is commReady if the communicator can be a parent. event,
+// if not 0, was recorded after the operations in progress; cancelAll also returns when it occurs,
 // which may be earlier.
 func (c *communicator) cancelAll(cause error, event uintptr) error {
 	c.cancel(cause)
@@ -234,7 +234,7 @@ func (c *communicator) end(cause error) error {
 	})
 }
 
-// finish releases what NCCL holds. It runs on the thread.
+// finish releases what NCCL holds for the communicator and its parent. It runs on the thread.
 func (c *communicator) finish() error {
 	if c.parent != nil {
 		c.parent.finish()
@@ -280,9 +280,9 @@ func (c *communicator) close() {
 	}
 }
 
-// perform begins an operation in a stream, and blocks until the event, which is recorded after it,
-// has occurred, or until ctx or the communicator's context ends. It polls NCCL for errors every
-// askAfter. After an error, recorded reports whether the event has been recorded.
+// perform begins an operation in a stream, records the event after it, and blocks until the event
+// has occurred or ctx ends. Every askAfter it polls NCCL for errors. After an error, recorded
+// reports whether the event was recorded.
 func (c *communicator) perform(ctx context.Context, stream, event uintptr, begin func(comm *nccl.Comm) error) (recorded bool, err error) {
 	d := c.device
 	err = c.thread.do(ctx, func() error {

@@ -22,19 +22,20 @@ import (
 // Config configures a [Device]. The zero value stands for the first device of the machine's driver.
 type Config struct {
 	Device  int    // the device's number in CUDA's order, from 0; for a worker, the index of its slot
-	Library string // of the driver; DefaultLibrary if empty
-	// NCCL is the path of NCCL's library; empty: the value of HVD_NCCL_LIBRARY when the device is
-	// opened, or else nccl.DefaultLibrary.
+	Library string // path or name of the driver's library; DefaultLibrary if empty
+	// NCCL is the path or name of NCCL's library. If it is empty, the value of HVD_NCCL_LIBRARY
+	// when the device is opened counts, or else libnccl.so.2.
 	NCCL string
 	// Backend forces the backend of collectives: BackendNCCL, BackendIPC, BackendHosts or
 	// BackendStaging. It applies to a whole group if one rank sets it; if the group cannot use it,
-	// or another rank forces another, collectives return a *BackendError. Empty: the value of
-	// HVD_CUDA_BACKEND when the device is opened, or else the best that all ranks can use.
+	// or another rank forces another, collectives return a *BackendError. If it is empty, the value
+	// of HVD_CUDA_BACKEND when the device is opened counts, or else the best that all ranks can
+	// use.
 	Backend string
 
 	ncclShared bool // NCCL permits several ranks on one device
 
-	host string // for tests: the host that this process reports; empty: its real host
+	host string // set by tests: the host that this process reports instead of its real one
 }
 
 // Info describes a device.
@@ -46,7 +47,7 @@ type Info struct {
 	Major, Minor    int      // compute capability
 	Multiprocessors int
 	Memory          uint64 // total bytes
-	Exclusive       bool   // it serves one process at a time
+	Exclusive       bool   // the device serves one process at a time
 }
 
 // Attributes and flags of CUDA's header.
@@ -68,7 +69,7 @@ const (
 const minMajor = 7
 
 // Devices lists the devices of the machine's driver, or of the one in library if that is not empty.
-// It opens none.
+// It opens no device. On a machine without a usable driver, the error is [ErrUnavailable].
 func Devices(library string) ([]Info, error) {
 	a, err := load(library)
 	if err != nil {
@@ -148,8 +149,8 @@ type Device struct {
 	allocations
 }
 
-// calls is the state of calls of the driver, which are made one at a time. The goroutines that need
-// them make them, since switching to another thread would cost more than most calls.
+// calls is the state of calls of the driver, which are made one at a time. A goroutine makes its
+// calls itself, since switching to another thread would cost more than most calls.
 type calls struct {
 	calling sync.Mutex // held during a call
 	context uintptr    // the device's primary context
@@ -158,10 +159,10 @@ type calls struct {
 
 // watcher is the thread that polls events that take long.
 type watcher struct {
-	watch   chan watched  // to the thread
-	forget  chan watched  // to the thread: stop polling the event with the same done
-	closed  chan struct{} // Close has begun to end the thread
-	ended   chan struct{} // the thread is gone
+	watch   chan watched  // tells the thread to poll an event
+	forget  chan watched  // tells the thread to stop polling the event with the same done
+	closed  chan struct{} // closed when Close tells the thread to end
+	ended   chan struct{} // closed when the thread has ended
 	once    sync.Once     // of Close
 	waiting []watched     // owned by the thread
 }
@@ -174,9 +175,9 @@ type usage struct {
 	shut    bool       // no further operation may begin
 }
 
-// kernelCode is the code loaded on the device.
+// kernelCode is the package's code on the device, as far as it has been used.
 type kernelCode struct {
-	modules map[string]uintptr // of kernels, by type
+	modules map[string]uintptr // by the name of the type
 	kernels map[string]uintptr // functions, by name
 }
 
@@ -189,15 +190,15 @@ type stagings struct {
 // groupState is the state of the groups that use the device.
 type groupState struct {
 	backends map[*collective.Group]backend
-	fusions  map[*collective.Group]*fusion // for engines of asynchronous operations
-	reusable []*communicator               // of earlier generations; new ones may be made from them
+	fusions  map[*collective.Group]*fusion // of the engines of asynchronous operations
+	reusable []*communicator               // of earlier generations: possible parents
 }
 
 // allocations is the memory allocated on the device.
 type allocations struct {
-	owned         ranges          // returned by Alloc
-	deferredFrees []uint64        // memory that other processes may have open, or whose release would wait for the device
-	banks         map[uint64]bool // memory for snapshots of tensors
+	owned         ranges          // the memory of Alloc
+	deferredFrees []uint64        // freed memory that other processes may have open, or whose release would wait for the device
+	banks         map[uint64]bool // the memory for snapshots of tensors
 }
 
 // watched is an event that the watcher polls.
@@ -206,9 +207,9 @@ type watched struct {
 	done  chan error // buffered, so that a send does not block
 }
 
-// Open opens a device and starts a thread, which Close ends. It takes a reference to the device's
-// primary context, which it makes if needed. Open fails if another process has exclusive use of the
-// device.
+// Open opens a device and starts a thread, which [Device.Close] ends. It takes a reference to the
+// device's primary context, which it makes if needed. The error is [ErrUnavailable] if the driver
+// or the device cannot be used. Open also fails if another process has exclusive use of the device.
 func Open(config Config) (*Device, error) {
 	a, err := load(config.Library)
 	if err != nil {
@@ -230,14 +231,14 @@ func (a *api) open(config Config) (*Device, error) {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	if config.Device < 0 || config.Device >= int(n) {
-		return nil, fmt.Errorf("%w: there is no device %d; the driver has %d", ErrUnavailable, config.Device, n)
+		return nil, fmt.Errorf("%w: there is no device %d: the driver has %d, numbered from 0", ErrUnavailable, config.Device, n)
 	}
 	info, device, err := a.info(config.Device)
 	if err != nil {
 		return nil, err
 	}
 	if info.Major < minMajor {
-		return nil, fmt.Errorf("%w: device %d, %s, has compute capability %d.%d; %d.0 is the least", ErrUnavailable,
+		return nil, fmt.Errorf("%w: device %d, %s, has compute capability %d.%d, and at least %d.0 is needed", ErrUnavailable,
 			config.Device, info.Name, info.Major, info.Minor, minMajor)
 	}
 	d := &Device{
@@ -264,9 +265,10 @@ func (d *Device) Memory() (free, total uint64, err error) {
 	return free, total, err
 }
 
-// Close waits for asynchronous operations in progress and for the device, releases what the
-// device's collectives hold, and ends its thread. Slices, streams and events of the device should
-// be freed or closed before; they must not be used afterwards. A second call returns ErrClosed.
+// Close blocks until operations in progress, also asynchronous ones, have ended. It then releases
+// what the device's collectives hold, and ends its thread. Slices, streams and events of the device
+// should be freed or closed before; they must not be used afterwards. A second call returns
+// [ErrClosed].
 func (d *Device) Close() error {
 	err := ErrClosed
 	d.once.Do(func() {
@@ -308,14 +310,12 @@ func (d *Device) release() error {
 	return errors.Join(errs...)
 }
 
-// How events are polled: first by the waiting goroutine without a pause, for as long as an exchange
-// between ranks may take; then by the watcher, which sleeps in the kernel between polls, since that
-// is finer than Go's timers; and later by a timer.
+// How events are polled.
 const (
-	eager  = 300 * time.Microsecond
-	nap    = 20 * time.Microsecond
-	napper = 50 * time.Millisecond
-	rest   = time.Millisecond
+	eager  = 300 * time.Microsecond // time for which the waiting goroutine polls without a pause: as long as an exchange between ranks may take
+	nap    = 20 * time.Microsecond  // pause of the watcher, in the kernel, since Go's timers are coarser
+	napper = 50 * time.Millisecond  // time for which the watcher takes such pauses
+	rest   = time.Millisecond       // its pause afterwards, by a timer
 )
 
 // now returns a channel that is always ready.
@@ -325,12 +325,12 @@ var now = func() <-chan time.Time {
 	return c
 }()
 
-// serve runs the watcher.
+// serve is the watcher's goroutine.
 func (d *Device) serve() {
-	runtime.LockOSThread() // for ever: the thread's settings end with it
+	runtime.LockOSThread() // without an unlock, so that the thread ends with its settings
 	defer close(d.ended)
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // for precise naps; the kernel may refuse it
-	var since time.Time                                // when the last event came or ended
+	var since time.Time                                // when an event was last added or removed
 	timer := time.NewTimer(rest)
 	defer timer.Stop()
 	for {
@@ -387,9 +387,8 @@ func (d *Device) occurred(event uintptr) (bool, error) {
 	return there, err
 }
 
-// do calls f, which calls the driver, on a thread on which the device's context is current.
-// Afterwards, the context that was current there before is current again: the thread may be used by
-// other code of the program.
+// do calls f, which calls the driver, on a thread on which the device's context is current. It then
+// restores the thread's previous context, which other code of the program may need.
 func (d *Device) do(f func() error) error {
 	d.calling.Lock()
 	defer d.calling.Unlock()
@@ -411,7 +410,7 @@ func (d *Device) call(name string, f func(a *api) result) error {
 	return d.do(func() error { return d.api.check(name, f(d.api)) })
 }
 
-// await blocks until the event has occurred, or its device has failed, or ctx has ended.
+// await blocks until the event has occurred, the device has failed or ctx has ended.
 func (d *Device) await(ctx context.Context, event uintptr) error {
 	for began := time.Now(); ; {
 		if there, err := d.occurred(event); there || err != nil {
@@ -436,7 +435,7 @@ func (d *Device) await(ctx context.Context, event uintptr) error {
 		return err
 	case <-ctx.Done():
 	}
-	select { // from here on only its owner uses the event
+	select { // the caller may destroy the event afterwards
 	case d.forget <- w:
 	case <-d.ended:
 	}
@@ -454,7 +453,8 @@ func (d *Device) begin() error {
 	return nil
 }
 
-// beginAsync is like begin, for work that outlives the call.
+// beginAsync is like begin, for an operation that outlives the call. Close waits for those that
+// have begun, but lets no other begin.
 func (d *Device) beginAsync() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -465,6 +465,7 @@ func (d *Device) beginAsync() error {
 	return nil
 }
 
+// end ends what begin or beginAsync began.
 func (d *Device) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

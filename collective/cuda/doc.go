@@ -11,14 +11,22 @@
 // A program loads its own kernels as PTX by [Device.Load] and launches them in streams by
 // [Function.Launch]; [Options].After makes a collective wait for them.
 //
+// # Collectives
+//
+// Every rank of a group calls each collective with the same arguments, except for the data, and in
+// the same order, also relative to operations of package collective. A call blocks until the result
+// is complete on this rank's device; work launched afterwards in any stream sees it. An error on
+// one rank's device ends the group on all ranks: that rank gets the error, and the others an error
+// that matches [collective.ErrAborted].
+//
 // At its first collective the ranks of a group choose a backend together ([Config].Backend). If all
 // ranks have NVIDIA's library for collectives, NCCL, they make a communicator in the background,
 // and use it as soon as all have it. Until then, and without NCCL, the processes of one host open
 // each other's device memory (CUDA IPC), and one kernel of each rank combines a part of the
 // vectors: it reads all vectors and writes to all. With several hosts, the ranks of each host do
-// so, and the owners of a part exchange it through pinned memory. Otherwise data is staged: it is
-// copied in pieces through pinned memory that the ranks of a host share. While the group reduces
-// one piece, the next is copied from the device and the previous one back to the device.
+// the same, and the owners of a part exchange it through pinned memory. Otherwise data is staged:
+// it is copied in pieces through pinned memory that the ranks of a host share. While the group
+// reduces one piece, the next is copied from the device and the previous one back to the device.
 //
 // The group, not NCCL, detects the loss of a rank: every other rank ends the operations in
 // progress, and makes the communicator of the next world from the old one if the version of NCCL
@@ -26,8 +34,8 @@
 // as by [AllReduce] and [AllReduceAsync], have one communicator each, and the device needs room for
 // NCCL's kernels of both.
 //
-// The resources that a group uses on its device are released in the next generation, or by
-// [Device.Close], even if the group is a subset that is closed earlier: a stream and an event, a
-// communicator of NCCL, and 64 MiB if ranks open each other's memory but vectors are not from
-// [Alloc]. A program should make its subsets once in a generation, not in each step.
+// What a group uses on its device is released in the next generation, or by [Device.Close], even if
+// the group is a subset that is closed earlier: a stream and an event, a communicator of NCCL, and
+// 64 MiB if ranks open each other's memory but vectors are not from [Alloc]. So a program should
+// make its subsets once in a generation, not in each step.
 package cuda

@@ -6,8 +6,8 @@ import (
 )
 
 var (
-	// ErrUnavailable reports that this process cannot use CUDA: there is no driver, the driver
-	// lacks a needed function, or there is no device.
+	// ErrUnavailable reports that this process cannot use CUDA, or the device that it wants: the
+	// driver is missing or too old, or the device does not exist or is too old.
 	ErrUnavailable = errors.New("cuda: not available")
 	// ErrOutOfMemory matches, by errors.Is, the error of a device or host without free memory.
 	ErrOutOfMemory = errors.New("cuda: out of memory")
@@ -25,35 +25,25 @@ type result int32
 
 // Results that the package handles.
 const (
-	success           result = 0
-	invalidValue      result = 1
-	outOfMemory       result = 2
-	notInitialized    result = 3
-	noDevice          result = 100
-	invalidDevice     result = 101
-	invalidContext    result = 201
-	eccUncorrectable  result = 214
-	invalidPTX        result = 218
-	nvlinkError       result = 220
-	contained         result = 226
-	invalidHandle     result = 400
-	notFound          result = 500
-	notReady          result = 600
-	illegalAddress    result = 700
-	launchTimeout     result = 702
-	alreadyRegistered result = 712
-	assertFailed      result = 710
-	hardwareStack     result = 714
-	illegalOperation  result = 715
-	misaligned        result = 716
-	invalidSpace      result = 717
-	invalidCounter    result = 718
-	launchFailed      result = 719
-	notSupported      result = 801
+	success          result = 0
+	outOfMemory      result = 2
+	eccUncorrectable result = 214
+	nvlinkError      result = 220
+	contained        result = 226
+	notReady         result = 600
+	illegalAddress   result = 700
+	launchTimeout    result = 702
+	assertFailed     result = 710
+	hardwareStack    result = 714
+	illegalOperation result = 715
+	misaligned       result = 716
+	invalidSpace     result = 717
+	invalidCounter   result = 718
+	launchFailed     result = 719
 )
 
-// Error is a failed call of the driver. The failure may belong to earlier work, whose errors the
-// driver reports late.
+// Error is a failed call of the driver. The cause may be earlier work, whose errors the driver
+// reports late.
 type Error struct {
 	Call string // such as "cuMemAlloc_v2"
 	Code int    // the CUresult

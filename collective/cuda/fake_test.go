@@ -3,6 +3,7 @@ package cuda
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -14,6 +15,31 @@ import (
 
 	"github.com/hvdrun/hvdrun/internal/ptxtest"
 )
+
+// Results that only the fake driver returns.
+const (
+	invalidValue   result = 1
+	invalidContext result = 201
+	invalidPTX     result = 218
+	invalidHandle  result = 400
+	notFound       result = 500
+	notSupported   result = 801
+)
+
+// isCode reports whether err is a result of the driver.
+func isCode(err error, r result) bool {
+	var e *Error
+	return errors.As(err, &e) && result(e.Code) == r
+}
+
+// cString returns a copy of the C string at p, of any length.
+func cString(p unsafe.Pointer) string {
+	n := 0
+	for *(*byte)(unsafe.Add(p, n)) != 0 {
+		n++
+	}
+	return string(unsafe.Slice((*byte)(p), n))
+}
 
 // node is a machine with devices. Its device memory is host memory, and each of its processes has a
 // driver.

@@ -10,15 +10,15 @@ import (
 
 // fusion is the bucket of a group's engine on a device.
 type fusion struct {
-	memory *Slice[byte] // nil: not allocated yet
-	agreed int          // size for which all ranks have memory, in bytes
+	memory *Slice[byte] // nil until it is allocated
+	agreed int          // size in bytes up to which all ranks have memory
 }
 
 // leastBucket is the smallest size of a bucket, in bytes.
 const leastBucket = 1 << 20
 
-// reduceAll combines vectors of one type and operation with those of the other ranks. All ranks
-// call it for the same vectors.
+// reduceAll combines vectors, all of one type and operation, with those of the other ranks: in a
+// bucket if they fit, otherwise one by one. All ranks call it for the same vectors.
 func (d *Device) reduceAll(ctx context.Context, lane *collective.Group, all []*submission) error {
 	first, n := all[0], 0
 	for _, v := range all {
@@ -105,9 +105,8 @@ func (d *Device) fusion(lane *collective.Group) *fusion {
 	return f
 }
 
-// fit makes the bucket of a lane large enough for n bytes, and reports whether all ranks could. If
-// the bucket must grow, which happens at the same time on all ranks, they exchange whether they
-// could.
+// fit makes the bucket of a lane large enough for n bytes, and reports whether it is on all ranks.
+// All ranks must grow it at the same time; they then exchange whether they could.
 func (d *Device) fit(ctx context.Context, lane *collective.Group, n int) (bool, error) {
 	f := d.fusion(lane)
 	if n <= f.agreed {
@@ -141,8 +140,8 @@ func (d *Device) fit(ctx context.Context, lane *collective.Group, n int) (bool, 
 	return true, nil
 }
 
-// forgetFusions removes the buckets of earlier generations and returns their memory, which other
-// processes may have open. The caller holds d.mu.
+// forgetFusions removes the buckets of generations before the given one and returns their memory,
+// which other processes may have open. The caller holds d.mu.
 func (d *Device) forgetFusions(generation uint64) (memory []uint64) {
 	for lane, f := range d.fusions {
 		if lane.Generation() >= generation {

@@ -35,7 +35,7 @@ type arguments struct {
 	number           uint64
 }
 
-// over returns the arguments for count elements of a type.
+// over returns the arguments for the first count elements of vectors of a type.
 func over(t kernel.Type, count int, targets []uint64, sources ...uint64) *arguments {
 	a := &arguments{nSources: uint32(len(sources)), nTargets: uint32(len(targets))}
 	copy(a.sources[:], sources)
@@ -45,7 +45,7 @@ func over(t kernel.Type, count int, targets []uint64, sources ...uint64) *argume
 	a.head = min((16-past)%16/size, n)
 	for _, at := range append(targets, sources...) {
 		if at%16 != past {
-			a.head = n // no element is aligned in all
+			a.head = n // the vectors are aligned differently
 		}
 	}
 	a.skip = a.head * size
@@ -89,7 +89,7 @@ func (d *Device) kernel(op string, t kernel.Type) (uintptr, error) {
 	if module == 0 {
 		text, err := programs.ReadFile("ptx/" + t.String() + ".ptx")
 		if err != nil {
-			return 0, fmt.Errorf("cuda: this program has no kernels for %v", t)
+			return 0, fmt.Errorf("cuda: there are no kernels for %v", t)
 		}
 		if module, err = d.compile(text); err != nil {
 			return 0, err
@@ -169,14 +169,15 @@ func combination(op collective.Op) string {
 
 // Combine launches a kernel in the stream that sets dst[i] to a[i] combined with b[i], with the
 // same bits as the reductions of package collective. The three slices have equal lengths; dst may
-// be a or b, and must not overlap them otherwise. The element type is float32, float64, Float16,
-// BFloat16, int32 or int64, and the operation Sum, Min, Max or Product. Combine does not wait for
-// the kernel, but the first call for an element type waits for the compiler.
+// be a or b, but must not overlap with them otherwise. The element type is float32, float64,
+// Float16, BFloat16, int32 or int64, and the operation Sum, Min, Max or Product. Combine does not
+// wait for the kernel; the first call for an element type blocks until the kernels of the type are
+// compiled.
 func Combine[T collective.Element](s *Stream, dst, a, b *Slice[T], op collective.Op) error {
 	t, name := typeOf[T](), combination(op)
 	switch {
 	case name == "" || op == collective.Average || !hasKernels(t):
-		return fmt.Errorf("cuda: this program has no kernel for the %v of %v", op, t)
+		return fmt.Errorf("cuda: no kernel computes the %v of %v", op, t)
 	case a.n != dst.n || b.n != dst.n:
 		return fmt.Errorf("cuda: vectors of %d and %d elements cannot be combined to one of %d: give three of one length", a.n, b.n, dst.n)
 	case a.device != s.device || b.device != s.device || dst.device != s.device:
@@ -196,13 +197,13 @@ func Scale[T collective.Element](s *Stream, v *Slice[T], factor float64) error {
 	t := typeOf[T]()
 	switch {
 	case !hasKernels(t):
-		return fmt.Errorf("cuda: this program has no kernel that scales %v", t)
+		return fmt.Errorf("cuda: no kernel scales %v", t)
 	case factor != factor:
 		return fmt.Errorf("cuda: the factor is not a number")
 	case v.device != s.device:
 		return fmt.Errorf("cuda: the vector and the stream are of different devices")
 	case v.n == 0 || factor == 1:
-		return nil // not every 64-bit integer is a float64
+		return nil // multiplied by 1 in float64, some 64-bit integers would change
 	}
 	args := over(t, v.n, []uint64{v.address}, v.address)
 	args.number = math.Float64bits(factor)

@@ -19,8 +19,8 @@ type Module struct {
 // parameter describes a parameter of a kernel.
 type parameter struct {
 	size  int
-	float bool // it is a float, not just bits
-	whole bool // an integer, not just bits
+	float bool // it is declared as a float
+	whole bool // it is declared as an integer; if both are false, as bits
 }
 
 // Load makes the driver compile PTX, and blocks until that is done. The error contains the
@@ -97,7 +97,7 @@ func Linear(n int) Grid {
 // declaration.
 type LaunchError struct {
 	Function string
-	Argument int // index of the argument, from 0; -1: the error is about their number, or about the grid
+	Argument int // index of the argument, from 0; -1 if the error is about their number, the grid or the stream
 	Reason   string
 }
 
@@ -137,7 +137,7 @@ func (f *Function) Launch(s *Stream, g Grid, args ...any) error {
 	if s.device != d {
 		return &LaunchError{f.name, -1, "the stream is of another device"}
 	}
-	places := make([]unsafe.Pointer, len(values)+1) // one more, so that there is a first
+	places := make([]unsafe.Pointer, len(values)+1) // one more, so that &places[0] exists
 	for i := range values {
 		places[i] = unsafe.Pointer(&values[i])
 	}
@@ -151,7 +151,7 @@ func (f *Function) Launch(s *Stream, g Grid, args ...any) error {
 	})
 }
 
-// onDevice is an argument that is in a device's memory.
+// onDevice is a slice of any type, as an argument.
 type onDevice interface{ place() (*Device, uint64) }
 
 func (s *Slice[T]) place() (*Device, uint64) { return s.device, s.address }
@@ -184,10 +184,10 @@ func (f *Function) arguments(args []any) ([]uint64, error) {
 		case float64:
 			given, values[i] = parameter{size: 8, float: true}, math.Float64bits(v)
 		default:
-			return nil, &LaunchError{f.name, i, fmt.Sprintf("a %T cannot be given to a kernel", a)}
+			return nil, &LaunchError{f.name, i, fmt.Sprintf("a kernel takes no %T", a)}
 		}
 		if want := f.parameters[i]; want.size != given.size || want.float && given.whole || want.whole && given.float {
-			return nil, &LaunchError{f.name, i, fmt.Sprintf("a %T is not what the kernel takes, which is %s", a, want)}
+			return nil, &LaunchError{f.name, i, fmt.Sprintf("the argument is a %T, and the parameter %s", a, want)}
 		}
 	}
 	return values, nil
@@ -206,7 +206,7 @@ func (p parameter) String() string {
 	return fmt.Sprintf("%d bits", 8*p.size)
 }
 
-// scalars are the types of PTX that a number or an address can be.
+// scalars has the types of PTX that a number or an address can have.
 var scalars = map[string]parameter{
 	".u32": {size: 4, whole: true}, ".s32": {size: 4, whole: true}, ".b32": {size: 4}, ".f32": {size: 4, float: true},
 	".u64": {size: 8, whole: true}, ".s64": {size: 8, whole: true}, ".b64": {size: 8}, ".f64": {size: 8, float: true},
@@ -239,7 +239,7 @@ func entries(text string) map[string][]parameter {
 	return all
 }
 
-// withoutComments replaces comments by a blank.
+// withoutComments replaces each comment by a blank.
 func withoutComments(text string) string {
 	var b strings.Builder
 	for {

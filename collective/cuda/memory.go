@@ -50,7 +50,7 @@ func Alloc[T collective.Element](d *Device, n int) (*Slice[T], error) {
 func Wrap[T collective.Element](d *Device, address uint64, n int) (*Slice[T], error) {
 	s := &Slice[T]{device: d, address: address, n: n}
 	if n < 0 || uint64(n) > (math.MaxUint64-address)/uint64(s.size()) || n > 0 && address == 0 {
-		return nil, fmt.Errorf("cuda: there are no %d elements at %#x", n, address)
+		return nil, fmt.Errorf("cuda: %d elements cannot be at address %#x", n, address)
 	}
 	if address%uint64(s.size()) != 0 {
 		return nil, fmt.Errorf("cuda: address %#x is not aligned for elements of %d bytes", address, s.size())
@@ -59,8 +59,9 @@ func Wrap[T collective.Element](d *Device, address uint64, n int) (*Slice[T], er
 }
 
 // Free releases a slice that [Alloc] returned; it must not be used afterwards. Free has no effect
-// on other slices. It waits for the device. Memory that other processes have opened for a group's
-// AllReduce is kept until that group's generation has passed, or until the device is closed.
+// on other slices. It blocks until the device is idle. If other processes have opened the memory
+// for a group's operations, Free returns at once, and the memory is kept until the next generation
+// or until the device is closed.
 func (s *Slice[T]) Free() error {
 	if !s.owned || s.address == 0 {
 		return nil
@@ -68,8 +69,8 @@ func (s *Slice[T]) Free() error {
 	return s.device.free(s.address)
 }
 
-// abandon frees the slice that a failed operation would have returned. If the group has failed, the
-// device may still use the slice, so the next generation, or Close, frees it.
+// abandon frees the slice that a failed operation would have returned. The device may still use the
+// slice if the group has failed; then the next generation, or Close, frees it.
 func (s *Slice[T]) abandon(err error) error {
 	var refused *BackendError
 	if s.address == 0 || errors.As(err, &refused) {
@@ -95,12 +96,12 @@ func (d *Device) free(address uint64) error {
 	}
 	d.mu.Unlock()
 	if !there {
-		return errors.New("cuda: Free of memory that Alloc did not return, or that is free already")
+		return errors.New("cuda: Free of memory that has been freed already")
 	}
 	return d.call("cuMemFree_v2", func(a *api) result { return a.memFree(address) })
 }
 
-// ranges are allocations, in the order of their addresses.
+// ranges is a list of allocations, in the order of their addresses.
 type ranges []allocated
 
 type allocated struct{ address, bytes uint64 }
@@ -112,7 +113,7 @@ func (r *ranges) add(address, bytes uint64) {
 	*r = slices.Insert(*r, i, allocated{address, bytes})
 }
 
-// remove returns the size of the allocation that begins at an address.
+// remove removes the allocation that begins at an address, and returns its size.
 func (r *ranges) remove(address uint64) (bytes uint64, there bool) {
 	i, there := slices.BinarySearchFunc(*r, address, byAddress)
 	if there {
@@ -183,11 +184,7 @@ func (s *Slice[T]) CopyTo(ctx context.Context, dst []T) error {
 	if len(dst) != s.n {
 		return fmt.Errorf("cuda: %d elements cannot be copied to a slice of %d: give the same length", s.n, len(dst))
 	}
-	to := kernel.Bytes(dst)
-	return s.device.download(ctx, s.address, len(to), func(at int, b []byte) error {
-		copy(to[at:], b)
-		return nil
-	})
+	return s.device.download(ctx, s.address, kernel.Bytes(dst))
 }
 
 // CopySlice sets the elements to those of src, which must have the same length and device, and

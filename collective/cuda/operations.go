@@ -11,26 +11,21 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Options are the options of a collective on device memory. The zero value is that of [AllReduce].
+// Options are the options of a collective on device memory. The zero value is for a slice that is
+// ready, as in [AllReduce].
 type Options struct {
 	// After is a stream of the device: the operation accesses the slice after the work that is in
-	// the stream at the time of the call. Nil: the slice is ready.
+	// the stream at the time of the call. If it is nil, the operation waits for no stream.
 	After *Stream
 }
 
-// event returns an event at the present end of After; nil if After is nil.
+// event returns a new event at the end of After, or nil if After is nil.
 func (o Options) event() (*Event, error) {
 	if o.After == nil {
 		return nil, nil
 	}
 	return o.After.Record()
 }
-
-// Every rank of the group calls each operation with the same arguments, except for the data, and in
-// the same order, also relative to operations of package collective. An operation blocks until the
-// result is complete on this rank's device; work launched afterwards in any stream sees it. An
-// error on one rank's device ends the group on all ranks: that rank returns the error, and the
-// others return an error that matches [collective.ErrAborted].
 
 // AllReduce combines the slices of all ranks, element by element, and writes the result to the
 // slice on every rank. Lengths must be equal. On one host the result has the bits of
@@ -48,9 +43,6 @@ func AllReduce[T collective.Element](ctx context.Context, g *collective.Group, s
 
 // AllReduceWith is like AllReduce, with options.
 func AllReduceWith[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op, o Options) error {
-	if g == nil {
-		return errNoGroup
-	}
 	return s.device.together(g, func() error {
 		ready, err := o.event()
 		if err != nil {
@@ -68,8 +60,8 @@ func reduction(t kernel.Type, op collective.Op, n int) call {
 	return call{what: allReduceAction, kind: t, op: op, n: n, invalid: refuse(op)}
 }
 
-// allReduceSlice combines elements at an address of each rank once the event has occurred, if
-// there is one.
+// allReduceSlice combines elements at an address of each rank, once the event ready, if not nil,
+// has occurred.
 func (d *Device) allReduceSlice(ctx context.Context, g *collective.Group, c call, address uint64, ready *Event) error {
 	if err := d.agree(ctx, g, c); err != nil || c.n == 0 {
 		return err
@@ -91,9 +83,6 @@ func (d *Device) allReduceSlice(ctx context.Context, g *collective.Group, c call
 // error the slice is undefined. If the ranks open each other's memory, each rank copies root's
 // slice from device to device.
 func Broadcast[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], root int) error {
-	if g == nil {
-		return errNoGroup
-	}
 	return s.device.together(g, func() error {
 		c := call{what: broadcastAction, kind: typeOf[T](), root: root, n: s.n}
 		if root < 0 || root >= g.Size() {
@@ -110,22 +99,28 @@ func Broadcast[T collective.Element](ctx context.Context, g *collective.Group, s
 	})
 }
 
-// AllGather returns the slices of every rank, by rank, as copies on this rank's device, which the
-// caller frees one by one. Lengths may differ.
+// AllGather returns copies of the slices of all ranks, by rank, on this rank's device. The caller
+// frees each of them. Lengths may differ.
 func AllGather[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T]) ([]*Slice[T], error) {
 	var all []*Slice[T]
 	d := s.device
 	err := d.together(g, func() error {
-		lengths, err := collective.AllGather(ctx, g, []uint64{uint64(s.n)})
+		own := typeOf[T]()
+		calls, err := collective.AllGather(ctx, g, []uint64{uint64(s.n), uint64(own)})
 		if err != nil {
 			return err
 		}
-		into, sizes := make([]uint64, len(lengths)), make([]int, len(lengths))
-		for rank, n := range lengths {
-			if len(n) != 1 || n[0] > uint64(math.MaxInt) {
-				return fmt.Errorf("cuda: AllGather: rank %d has %d elements", rank, n)
+		into, sizes := make([]uint64, len(calls)), make([]int, len(calls))
+		for rank, c := range calls {
+			if len(c) != 2 || c[0] > math.MaxInt || c[1] >= uint64(kernel.Types) {
+				return fmt.Errorf("cuda: AllGather: the call of rank %d cannot be read", rank)
 			}
-			part, err := Alloc[T](d, int(n[0]))
+			if of := kernel.Type(c[1]); of != own {
+				return fmt.Errorf("%w: this rank calls AllGather of %v, rank %d of %v", errRefused, own, rank, of)
+			}
+		}
+		for rank, c := range calls {
+			part, err := Alloc[T](d, int(c[0]))
 			if err != nil {
 				return err
 			}
@@ -151,9 +146,6 @@ func AllGather[T collective.Element](ctx context.Context, g *collective.Group, s
 // of the result on its device, which the caller frees; s is unchanged. Lengths must be equal; the
 // parts are those of [collective.ReduceScatter].
 func ReduceScatter[T collective.Element](ctx context.Context, g *collective.Group, s *Slice[T], op collective.Op) (*Slice[T], error) {
-	if g == nil {
-		return nil, errNoGroup
-	}
 	var part *Slice[T]
 	d := s.device
 	err := d.together(g, func() error {
@@ -181,10 +173,10 @@ func ReduceScatter[T collective.Element](ctx context.Context, g *collective.Grou
 	return part, nil
 }
 
-var errNoDevice = errors.New("cuda: the slice belongs to no device")
+var errNoDevice = errors.New("cuda: the slice belongs to no device: it is the zero value")
 
-// together performs this rank's part of an operation. If that fails, it aborts the group, so that
-// the others do not wait.
+// together performs this rank's part f of an operation. If that fails on this rank only, it aborts
+// the group, so that the others do not wait.
 func (d *Device) together(g *collective.Group, f func() error) error {
 	err := errNoDevice
 	if d != nil {
@@ -196,7 +188,7 @@ func (d *Device) together(g *collective.Group, f func() error) error {
 	return err
 }
 
-// common reports whether the other ranks have the same error, or none because nothing has begun.
+// common reports whether the other ranks get the error too, or nothing has begun.
 func common(err error) bool {
 	var mismatch *collective.MismatchError
 	var backend *BackendError
@@ -204,9 +196,7 @@ func common(err error) bool {
 		errors.Is(err, collective.ErrBusy) || errors.Is(err, collective.ErrClosed)
 }
 
-var errNoGroup = errors.New("cuda: the group is nil")
-
-// refuse returns the error for an unsupported operation; nil if op is supported.
+// refuse returns the error for an operation that is not supported, or nil.
 func refuse(op collective.Op) error {
 	if combination(op) == "" {
 		return fmt.Errorf("cuda: %v is not supported on device memory", op)
@@ -222,7 +212,7 @@ type call struct {
 	op      collective.Op
 	root    int
 	n       int   // elements
-	invalid error // why this rank refuses it
+	invalid error // why this rank refuses it, or nil
 }
 
 type action uint8

@@ -323,6 +323,14 @@ func TestRefused(t *testing.T) {
 		"a root on one rank": func(ctx context.Context, rank int, g *collective.Group, s *Slice[float32]) error {
 			return Broadcast(ctx, g, s, 2*rank)
 		},
+		"types of AllGather": func(ctx context.Context, rank int, g *collective.Group, s *Slice[float32]) error {
+			if rank == 0 {
+				_, err := AllGather(ctx, g, s)
+				return err
+			}
+			_, err := AllGather(ctx, g, &Slice[int16]{device: s.device, address: s.address, n: s.n})
+			return err
+		},
 		"no group": func(ctx context.Context, rank int, g *collective.Group, s *Slice[float32]) error {
 			return AllReduceAsync(ctx, nil, "s", s, collective.Sum, Options{}).Wait()
 		},

@@ -22,7 +22,7 @@ var pieceSize = 4 << 20
 type staging struct {
 	device *Device
 	memory []byte // of all pieces
-	shared bool   // memory is from package collective, so that the other ranks of the host can read it, and registered with the driver
+	shared bool   // memory is from collective.Alloc, which other ranks of the host can read, and is registered with the driver
 
 	down, up uintptr         // streams, to the host and to the device
 	arrived  [pieces]uintptr // events: a piece is in host memory
@@ -37,7 +37,8 @@ type copyRange struct {
 	n       int // bytes
 }
 
-// with calls f with a staging that nothing else uses.
+// with calls f with an unused staging, once the device has finished the work of failed operations.
+// If f fails, the staging is retired.
 func (d *Device) with(ctx context.Context, f func(*staging) error) error {
 	if err := d.begin(); err != nil {
 		return err
@@ -225,10 +226,10 @@ func (s *staging) piece(i int) []byte {
 // transfer describes a copy in pieces between a device and the host.
 type transfer struct {
 	count int                     // pieces
-	down  func(i int) []copyRange // from the device; nil: nothing
-	up    func(i int) []copyRange // to the device; nil: nothing
+	down  func(i int) []copyRange // what is copied from the device; may be nil
+	up    func(i int) []copyRange // what is copied to the device; may be nil
 	// before and after add work to a stream, before a piece is copied from the device and after it
-	// is copied back. They are called within [Device.do]; nil: no work.
+	// is copied back. They are called within [Device.do], and may be nil.
 	before, after func(i int, stream uintptr) error
 	// step is called with each piece, in order, when it has been copied from the device. The
 	// content that step leaves in the piece is copied back.
@@ -347,15 +348,16 @@ func (s *staging) upload(ctx context.Context, address uint64, src []byte) error 
 	}})
 }
 
-// download calls take with n bytes of the device, piece by piece. take must not keep the slice.
-func (d *Device) download(ctx context.Context, address uint64, n int, take func(at int, b []byte) error) error {
-	if n == 0 {
+// download copies memory of the device to dst.
+func (d *Device) download(ctx context.Context, address uint64, dst []byte) error {
+	if len(dst) == 0 {
 		return nil
 	}
-	count, ranges := cut(address, n)
+	count, ranges := cut(address, len(dst))
 	return d.with(ctx, func(s *staging) error {
 		return s.run(ctx, transfer{count: count, down: ranges, step: func(i int, piece []byte) error {
-			return take(i*pieceSize, piece[:ranges(i)[0].n])
+			copy(dst[i*pieceSize:], piece)
+			return nil
 		}})
 	})
 }

@@ -1,9 +1,12 @@
 package cuda
 
-import "context"
+import (
+	"context"
+	"errors"
+)
 
-// Stream is a queue of work of a device, which is done in order. Work in different streams may run
-// concurrently.
+// Stream is a queue of work for a device, which does the work in order. Work in different streams
+// may run concurrently.
 type Stream struct {
 	device *Device
 	handle uintptr
@@ -27,7 +30,8 @@ func (d *Device) WrapStream(handle uintptr) *Stream { return &Stream{device: d, 
 // Handle returns the CUstream.
 func (s *Stream) Handle() uintptr { return s.handle }
 
-// Close releases a stream of [Device.NewStream]. Work in it is still completed.
+// Close releases a stream of [Device.NewStream], and does nothing for one of [Device.WrapStream].
+// It does not block: the device still completes the work in the stream.
 func (s *Stream) Close() error {
 	if !s.owned {
 		return nil
@@ -40,8 +44,8 @@ func (s *Stream) Wait(e *Event) error {
 	return s.device.call("cuStreamWaitEvent", func(a *api) result { return a.streamWaitEvent(s.handle, e.handle, 0) })
 }
 
-// Synchronize blocks until all work that is now in the stream has been done, or ctx has ended. It
-// returns an error of that work, unless another call has returned it.
+// Synchronize blocks until the device has done all work that is in the stream at the time of the
+// call, or until ctx ends. It returns the error of that work, or of ctx.
 func (s *Stream) Synchronize(ctx context.Context) error {
 	e, err := s.Record()
 	if err != nil {
@@ -77,16 +81,10 @@ type Event struct {
 }
 
 // Done reports whether the event has occurred.
-func (e *Event) Done() (bool, error) {
-	err := e.device.call("cuEventQuery", func(a *api) result { return a.eventQuery(e.handle) })
-	if isCode(err, notReady) {
-		return false, nil
-	}
-	return err == nil, err
-}
+func (e *Event) Done() (bool, error) { return e.device.occurred(e.handle) }
 
-// Synchronize blocks until the event has occurred, or ctx has ended. It releases the event if it
-// has occurred.
+// Synchronize blocks until the event has occurred, and releases it. If ctx ends first, it returns
+// the error of ctx, and the caller still closes the event.
 func (e *Event) Synchronize(ctx context.Context) error {
 	if err := e.device.await(ctx, e.handle); err != nil {
 		return err
@@ -94,11 +92,33 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	return e.Close()
 }
 
-// Close releases the event, whether it has occurred or not. It must not be used afterwards. Close
-// does nothing for a nil event.
+// Close releases the event, whether it has occurred or not. It must not be used afterwards. A nil
+// Event is ignored.
 func (e *Event) Close() error {
 	if e == nil {
 		return nil
 	}
 	return e.device.call("cuEventDestroy_v2", func(a *api) result { return a.eventDestroy(e.handle) })
+}
+
+// queue is a stream of a backend, and an event that is recorded in it.
+type queue struct{ stream, event uintptr }
+
+// openQueue makes the stream and the event. Like closeQueue, it is called within [Device.do].
+func (q *queue) openQueue(a *api) error {
+	return errors.Join(a.check("cuStreamCreate", a.streamCreate(&q.stream, streamNonBlocking)),
+		a.check("cuEventCreate", a.eventCreate(&q.event, eventDisableTiming)))
+}
+
+// closeQueue releases what openQueue has made.
+func (q *queue) closeQueue(a *api) error {
+	var errs []error
+	if q.event != 0 {
+		errs = append(errs, a.check("cuEventDestroy_v2", a.eventDestroy(q.event)))
+	}
+	if q.stream != 0 {
+		errs = append(errs, a.check("cuStreamDestroy_v2", a.streamDestroy(q.stream)))
+	}
+	q.event, q.stream = 0, 0
+	return errors.Join(errs...)
 }

@@ -31,8 +31,8 @@ type Part[T collective.Element] struct {
 
 	image []byte // of the last complete save; immutable
 	saved bool
-	under *saving // a later save that is neither complete nor failed; nil: none
-	bank  uint64  // device memory for snapshots; 0: none
+	under *saving // a later save whose end settle has not seen yet, or nil
+	bank  uint64  // device memory for snapshots, or 0
 	fresh bool    // the bank has the same content as image
 }
 
@@ -44,14 +44,15 @@ type saving struct {
 	told  atomic.Bool // Pending has returned err
 }
 
-// Tensor returns a part whose live value is live. A save takes a snapshot on the device and
-// returns. The snapshot is copied to the host in the background, through pinned memory, into a new
-// buffer if the content has changed. Until the copy is complete, the previous save remains valid,
-// and the next save, Image and Restore wait; the first of these, or Pending, returns a failure. The
-// snapshot needs as much device memory as the slice, which [Part.Free] releases; without that
-// memory, the copy to the host is made before the save returns. A restore copies back from the
-// snapshot or, without one, from the host; a sync broadcasts from device to device. The slice's
-// length must be the same on every rank. All methods but Save block until they are done.
+// Tensor returns a part whose live value is the slice live. A save takes a snapshot on the device
+// and returns. The snapshot is copied to the host in the background, through pinned memory, into a
+// new buffer if the content has changed. Until the copy is complete, the previous save remains
+// valid, and the next save, Image and Restore wait. If the copy fails, the first of these, or
+// Pending, returns the error. The snapshot needs as much device memory as the slice, which
+// [Part.Free] releases; without that memory, the save copies to the host before it returns. A
+// restore copies back from the snapshot or, without one, from the host; a sync broadcasts from
+// device to device. The slice's length must be the same on every rank. All methods but Save block
+// until they are done.
 func Tensor[T collective.Element](name string, live *Slice[T]) *Part[T] {
 	return TensorWith(name, live, TensorOptions{})
 }
@@ -70,8 +71,8 @@ func (p *Part[T]) wrong(err error) error {
 	return err
 }
 
-// settle waits for a save in progress, which becomes the last save. It returns the error of a
-// failure that was not returned before.
+// settle waits for the save in progress, if there is one, which becomes the last save. If it
+// failed, and its error was not returned before, settle returns that.
 func (p *Part[T]) settle() error {
 	u := p.under
 	if u == nil {
@@ -116,7 +117,7 @@ func (p *Part[T]) Save() error {
 	return nil
 }
 
-// saveNow copies the live value to the host and waits.
+// saveNow saves the live value without a snapshot. It blocks until the value is on the host.
 func (p *Part[T]) saveNow() error {
 	return p.inTurn(func(ctx context.Context, s *staging) error {
 		image, err := p.copyOut(ctx, s, p.live.address)
@@ -323,7 +324,7 @@ func (p *Part[T]) dropBank() error {
 	return p.live.device.giveBank(bank)
 }
 
-// takeBank allocates device memory for snapshots; Close frees it.
+// takeBank allocates device memory for snapshots. giveBank, or Close of the device, frees it.
 func (d *Device) takeBank(n uint64) (bank uint64, err error) {
 	if err := d.call("cuMemAlloc_v2", func(a *api) result { return a.memAlloc(&bank, n) }); err != nil {
 		return 0, err

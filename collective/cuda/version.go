@@ -1,8 +1,7 @@
 package cuda
 
 // DriverVersion returns the version of CUDA that the machine's driver supports, or the driver in
-// library if that is not empty: 12040 is 12.4. It fails as [Devices] does, and if the library lacks
-// a function that this package needs.
+// library if that is not empty: 12040 is 12.4. It fails as [Devices] does.
 func DriverVersion(library string) (int, error) {
 	a, err := load(library)
 	if err != nil {

@@ -3,6 +3,7 @@ package dlopen
 
 import (
 	"runtime"
+	"unsafe"
 
 	"github.com/ebitengine/purego"
 )
@@ -38,4 +39,19 @@ func Bind(handle uintptr, symbols []Symbol) (missing []string, reason error) {
 		purego.RegisterFunc(s.Call, address)
 	}
 	return missing, reason
+}
+
+// maxString bounds the length of a string, in bytes.
+const maxString = 1024
+
+// String returns a copy of the C string at p, or of its first 1024 bytes; "" if p is nil.
+func String(p unsafe.Pointer) string {
+	if p == nil {
+		return ""
+	}
+	n := 0
+	for n < maxString && *(*byte)(unsafe.Add(p, n)) != 0 {
+		n++
+	}
+	return string(unsafe.Slice((*byte)(p), n))
 }

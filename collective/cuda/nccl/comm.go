@@ -44,11 +44,11 @@ type Comm struct {
 	comm   uintptr
 	place  *uintptr // where NCCL stores the communicator, also while it is being made
 	pinned runtime.Pinner
-	old    *Comm // the communicator that this one is shrunk from, until it is made; until then only old can be polled
+	old    *Comm // the communicator from which this one is being shrunk; nil once it is made. Until then only old can be polled
 }
 
-// begin returns a Comm with a place in which NCCL stores the communicator: at once, unless it is
-// shrunk from an old one.
+// begin calls f, which starts to make a communicator, and returns the Comm. NCCL stores the
+// communicator in its place: at once, or later if it is shrunk from an old one.
 func (l *Library) begin(call string, old *Comm, f func(place *uintptr) result) (*Comm, error) {
 	c := &Comm{lib: l, place: new(uintptr), old: old}
 	c.pinned.Pin(c.place)
@@ -72,7 +72,8 @@ func (c *Comm) placed(call string) error {
 	return nil
 }
 
-// Init starts to make a communicator. Every rank calls it.
+// Init starts to make a communicator of size ranks. Every rank calls it with the same id, which one
+// of them has made by [Library.NewID].
 func (l *Library) Init(id ID, size, rank int) (*Comm, error) {
 	if l.initRankScalable != nil { // passes the id by pointer, which is independent of how structures are passed
 		return l.begin("ncclCommInitRankScalable", nil, func(place *uintptr) result {
@@ -82,16 +83,16 @@ func (l *Library) Init(id ID, size, rank int) (*Comm, error) {
 	return l.InitByValue(id, size, rank)
 }
 
-// InitByValue is [Library.Init] with the function that all versions have, to which the id is passed
-// by value.
+// InitByValue is like [Library.Init]. It calls the function that all versions have, to which the id
+// is passed by value.
 func (l *Library) InitByValue(id ID, size, rank int) (*Comm, error) {
 	return l.begin("ncclCommInitRankConfig", nil, func(place *uintptr) result {
 		return l.initRankConfig(place, int32(size), id, int32(rank), nonblocking())
 	})
 }
 
-// Join starts to make a communicator that grows from another one to which this process does not
-// belong. The id is from [Comm.GrowID].
+// Join starts to make a communicator that grows from one to which this process does not belong. The
+// id is from [Comm.GrowID].
 func (l *Library) Join(id ID, size, rank int) (*Comm, error) {
 	return l.begin("ncclCommGrow", nil, func(place *uintptr) result {
 		return l.grow(0, int32(size), &id, int32(rank), place, nonblocking())
@@ -197,7 +198,7 @@ func (c *Comm) Destroy() error {
 // for the device.
 func (c *Comm) Abort() error {
 	defer c.pinned.Unpin()
-	if c.old != nil { // the end of the old one has ended it
+	if c.old != nil { // it has ended with the old one
 		return nil
 	}
 	return c.lib.check("ncclCommAbort", c.lib.abort(c.comm), 0)

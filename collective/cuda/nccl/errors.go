@@ -3,7 +3,8 @@ package nccl
 import (
 	"errors"
 	"fmt"
-	"unsafe"
+
+	"github.com/hvdrun/hvdrun/internal/dlopen"
 )
 
 // ErrInProgress is returned by [Comm.Poll] while calls are in progress.
@@ -34,7 +35,7 @@ type Error struct {
 	Code int    // the ncclResult_t
 	Name string // NCCL's name of the code, such as "ncclSystemError"
 	Text string // NCCL's description
-	Last string // NCCL's text about the last error of the process, which may be another error; may be empty
+	Last string // NCCL's text about the last error of the process, which may be a different one; may be empty
 }
 
 // Error names the call and the result, with NCCL's texts.
@@ -46,25 +47,10 @@ func (e *Error) Error() string {
 	return s
 }
 
-// maxText bounds the part of a text of NCCL that is used, in bytes.
-const maxText = 1024
-
-// check returns the error of a call's result. It returns nil for a call that is still in progress.
+// check returns the error of a call's result. A call that is still in progress is no error.
 func (l *Library) check(call string, r result, comm uintptr) error {
 	if r == success || r == inProgress {
 		return nil
 	}
-	return &Error{Call: call, Code: int(r), Name: r.String(), Text: cString(l.getErrorString(r)), Last: cString(l.getLastError(comm))}
-}
-
-// cString returns a copy of the C string at p.
-func cString(p unsafe.Pointer) string {
-	if p == nil {
-		return ""
-	}
-	n := 0
-	for n < maxText && *(*byte)(unsafe.Add(p, n)) != 0 {
-		n++
-	}
-	return string(unsafe.Slice((*byte)(p), n))
+	return &Error{Call: call, Code: int(r), Name: r.String(), Text: dlopen.String(l.getErrorString(r)), Last: dlopen.String(l.getLastError(comm))}
 }

@@ -52,8 +52,8 @@ func nonblocking() *config {
 	return &config{size: uint64(unsafe.Sizeof(config{})), magic: 0xcafebeef, version: uint32(oldest), blocking: 0}
 }
 
-// api has the library's functions: each field is the C function of the symbol, with its types.
-// Functions that may be nil are not in every version.
+// api has the library's functions: each field is the C function of the symbol, with its types. The
+// functions of the second group are nil if the library's version lacks them.
 type api struct {
 	getVersion     func(version *int32) result
 	getUniqueID    func(id *ID) result
@@ -103,14 +103,14 @@ type Library struct {
 	lacks   []string
 }
 
-// loaded are the libraries of this process by path. They are never unloaded.
+// loaded has the libraries of this process, by path. They are never unloaded.
 var loaded struct {
 	mu  sync.Mutex
 	all map[string]*Library
 }
 
-// Load returns the library at a path, or with a name that the system's linker finds;
-// [defaultLibrary] if path is empty. An error is errUnavailable and names what an unusable library
+// Load returns the library at a path, or with a name that the system's linker finds; libnccl.so.2
+// if path is empty. The error says why the library cannot be used, such as a function that it
 // lacks. After a failure, the next call tries again.
 func Load(path string) (*Library, error) {
 	if path == "" {
@@ -136,7 +136,7 @@ func Load(path string) (*Library, error) {
 	return l, nil
 }
 
-// bind finds the functions.
+// bind finds the functions and reads the version.
 func (l *Library) bind(handle uintptr) error {
 	if missing, _ := dlopen.Bind(handle, []dlopen.Symbol{{"ncclGetVersion", &l.getVersion}}); missing != nil {
 		return errors.New("has no ncclGetVersion: it is not NCCL")

@@ -41,7 +41,7 @@ func main() {
 	}
 }
 
-// modules returns the text of each file by the name of its type.
+// modules returns the text of each file, by the name of its type.
 func modules() map[string]string {
 	all := map[string]string{}
 	for _, t := range types {
@@ -57,7 +57,7 @@ func modules() map[string]string {
 	return all
 }
 
-// writer writes one kernel. Registers are made as they are needed.
+// writer writes one kernel. It makes registers as they are needed.
 type writer struct {
 	out  *strings.Builder
 	body strings.Builder

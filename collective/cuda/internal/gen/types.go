@@ -21,7 +21,7 @@ type kind struct {
 // half is a type whose arithmetic uses a wider type.
 type half struct {
 	widen  func(w *writer, a string) string
-	narrow func(w *writer, a string) string // of numbers other than NaN
+	narrow func(w *writer, a string) string // undefined for a NaN
 }
 
 // operation is a kernel without its type.
@@ -30,7 +30,7 @@ type operation struct {
 	prepare func(w *writer)                     // before the loop
 	combine func(w *writer, a, b string) string // a is from the lower source
 	finish  func(w *writer, a string) string    // of the result
-	mean    bool                                // of halves, instead of these: see kind.enter
+	mean    bool                                // an average of halves, which uses kind.enter, add and leave instead
 }
 
 var types = []kind{
@@ -65,7 +65,7 @@ func narrowBrain(w *writer, a string) string {
 	return w.to("h", "cvt.u16.u32", "%s", up)
 }
 
-// ops are the kernels of a type.
+// ops returns the kernels of a type.
 func (t kind) ops() []operation {
 	if t.float {
 		return t.floats()
@@ -95,15 +95,15 @@ func (t kind) number(w *writer) {
 	}
 }
 
-// factor is the register that number has set.
+// factor returns the register that number or divisor has set.
 func (t kind) factor() string {
-	if t.compute == "f32" {
+	if t.compute == "f32" || t.compute == "s32" {
 		return "%factor1"
 	}
 	return "%number"
 }
 
-// computing is the class of registers in which floats are computed.
+// computing returns the class of the registers in which floats are computed.
 func (t kind) computing() string {
 	if t.compute == "f64" {
 		return "d"
@@ -168,7 +168,7 @@ func (t kind) extreme(w *writer, a, b, compare, join string) string {
 	return t.chosen(w, r, none, a, b, t.isNaN(w, x), t.isNaN(w, y))
 }
 
-// quotient divides by the number of ranks, which cannot produce a NaN from another number.
+// quotient divides by the number of ranks. The result is a NaN only if the element is one.
 func (t kind) quotient(w *writer, a string) string {
 	x := t.widened(w, a)
 	none := t.isNaN(w, x)
@@ -180,10 +180,10 @@ func (t kind) quotient(w *writer, a string) string {
 // result if the float32 is a NaN.
 type total struct{ sum, none string }
 
-// enter begins with the first element.
+// enter returns the total of the first element.
 func (t kind) enter(w *writer, a string) total { return total{t.widened(w, a), t.quieted(w, a)} }
 
-// add adds the next one.
+// add adds the next element.
 func (t kind) add(w *writer, s total, b string) {
 	x := t.widened(w, b)
 	before := t.isNaN(w, s.sum)
@@ -192,7 +192,7 @@ func (t kind) add(w *writer, s total, b string) {
 	w.put("add.rn.f32 %s, %s, %s", s.sum, s.sum, x)
 }
 
-// leave divides by the number of ranks.
+// leave returns the total divided by the number of ranks.
 func (t kind) leave(w *writer, s total) string {
 	r := t.narrowed(w, w.to("r", "div.rn.f32", "%s, %s", s.sum, t.factor()))
 	return w.to(t.class, "selp."+t.bits, "%s, %s, %s", s.none, r, t.isNaN(w, s.sum))
@@ -221,7 +221,7 @@ func (t kind) integers() []operation {
 	}
 }
 
-// divisor takes the argument, an integer.
+// divisor converts the argument, an integer, to the type.
 func (t kind) divisor(w *writer) {
 	if t.compute == "s32" {
 		w.used["factor"]++
@@ -231,11 +231,7 @@ func (t kind) divisor(w *writer) {
 
 // truncated divides by the argument, towards zero.
 func (t kind) truncated(w *writer, a string) string {
-	by := "%number"
-	if t.compute == "s32" {
-		by = "%factor1"
-	}
-	return w.to(t.class, "div."+t.compute, "%s, %s", a, by)
+	return w.to(t.class, "div."+t.compute, "%s, %s", a, t.factor())
 }
 
 // saturated multiplies in float64, truncates towards zero, and clamps to the range of the type. A
