@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -20,7 +21,7 @@ var ErrNoArena = errors.New("shm: memory cannot be shared with other processes")
 var arena struct {
 	mu     sync.Mutex
 	failed error
-	free   []extent       // ascending, with used memory between any two
+	free   []extent       // in the order of their addresses, with used memory between any two
 	used   map[uint64]int // sizes of allocations, by offset
 }
 
@@ -30,6 +31,7 @@ var region atomic.Pointer[mapping]
 // extent is the bytes [from, to) of the region.
 type extent struct{ from, to uint64 }
 
+// up returns n rounded up to a multiple of align, a power of two.
 func up(n, align uint64) uint64 { return (n + align - 1) &^ (align - 1) }
 
 // room returns the number of bytes of e after its first address with the given alignment.
@@ -49,7 +51,8 @@ type arenaHeader struct {
 // Alloc returns n zero bytes, aligned to a page, in memory that the other processes of this host
 // can map. AllReduce copies less if all data is large and in such memory. From 2 MiB on, the memory
 // has huge pages if there are any, and is allocated at once. It is not garbage collected: [Free]
-// releases it. The error is [ErrNoArena] if the system refuses such memory.
+// releases it, for which n must be at least 1. The error is [ErrNoArena] if the system refuses such
+// memory.
 func Alloc(n int) ([]byte, error) {
 	if n < 0 || n > math.MaxInt-page {
 		return nil, fmt.Errorf("shm: %d bytes cannot be allocated", n)
@@ -67,7 +70,7 @@ func Alloc(n int) ([]byte, error) {
 	}
 	i := slices.IndexFunc(arena.free, func(e extent) bool { return e.room(align) >= size })
 	if i < 0 {
-		return nil, fmt.Errorf("shm: the arena of %[2]d bytes has no room for %[1]d more", n, len(own.memory))
+		return nil, fmt.Errorf("shm: no room for %d bytes is left in the arena of %d", n, len(own.memory))
 	}
 	e := arena.free[i]
 	from := up(e.from, align)
@@ -118,12 +121,7 @@ func Free(b []byte) {
 	if unix.Fallocate(own.file, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(e.from), int64(size)) != nil {
 		clear(own.memory[e.from:e.to])
 	}
-	i, _ := slices.BinarySearchFunc(arena.free, e.from, func(f extent, at uint64) int {
-		if f.from < at {
-			return -1
-		}
-		return 1
-	})
+	i, _ := slices.BinarySearchFunc(arena.free, e.from, func(f extent, at uint64) int { return cmp.Compare(f.from, at) })
 	arena.free = slices.Insert(arena.free, i, e)
 	if i+1 < len(arena.free) && arena.free[i+1].from == e.to {
 		arena.free[i].to = arena.free[i+1].to

@@ -125,9 +125,9 @@ func (r *regions) close() {
 	}
 }
 
-// allReduceDirect makes each member reduce its part directly from the others' data into its own, in
-// rounds, while the others copy finished rounds from there. No member writes to the memory of
-// another. It returns when no other member reads this member's data any more.
+// allReduceDirect reduces this member's part directly from the others' data into its own, in
+// rounds, and copies the finished rounds of the other members from theirs. No member writes to the
+// memory of another. It returns when no other member reads this member's data any more.
 //
 // A member that is aborted may return earlier, and its caller may then change the data while others
 // still read it. They check for an abort after their last read, so none of them returns such data
@@ -169,16 +169,6 @@ func (m *Member) reduceOwn(r *Reduction) error {
 	return err
 }
 
-// meetReading begins an operation in which data is only read, and waits for all members. It reports
-// whether all members can read all data in place.
-func (m *Member) meetReading(ctx context.Context, d Desc, data []byte) (direct bool, err error) {
-	c, err := m.begin(ctx)
-	if err != nil {
-		return false, err
-	}
-	return m.arriveWith(ctx, c, d, data, readLeast)
-}
-
 // gatherDirect copies the others' parts from their memory, and returns when no other member reads
 // this member's part any more.
 func (m *Member) gatherDirect(ctx context.Context) error {
@@ -203,8 +193,7 @@ func (m *Member) broadcastDirect(ctx context.Context, data []byte, root int) err
 	return m.endReading(ctx, m.index == root, err)
 }
 
-// copyFrom copies a part of the data of member of, which begins at the offset at, once the part is
-// complete.
+// copyFrom copies a part of the data of member of, which begins at the offset at.
 func (m *Member) copyFrom(part []byte, of, at int) error {
 	for len(part) > 0 {
 		if m.aborted() {
@@ -234,6 +223,7 @@ func (m *Member) endReading(ctx context.Context, read bool, err error) error {
 	return err
 }
 
+// reduceDirect reduces round t of this member's part.
 func (m *Member) reduceDirect(t int, r *Reduction) error {
 	m.in(Reducing)
 	if m.aborted() {
@@ -268,6 +258,7 @@ func (m *Member) offset(i int) int {
 	return at
 }
 
+// takeDirect copies round t of the other members' parts, each once it is reduced.
 func (m *Member) takeDirect(ctx context.Context, t int) error {
 	m.in(CopyingOut)
 	at := t * m.round

@@ -70,8 +70,8 @@ func (m *Member) announceParts(bank []byte, parts [][]byte, result []byte) {
 	binary.LittleEndian.PutUint64(bank, all)
 }
 
-// operandsOf returns the operands in the members' arenas; nil: some are not in an arena. The result
-// is the same on all members.
+// operandsOf returns the operands in the members' arenas, or nil if some are not in an arena. All
+// members get the same result.
 func (m *Member) operandsOf(turn, n int, parts [][]byte, f *Folding) ([][]byte, error) {
 	for i := range m.areas {
 		if binary.LittleEndian.Uint64(m.areas[i].banks[turn]) == 0 {
@@ -94,8 +94,7 @@ func (m *Member) operandsOf(turn, n int, parts [][]byte, f *Folding) ([][]byte, 
 	return all, nil
 }
 
-// foldDirect is like allReduceDirect, for operands that are separate from the results, so that
-// shares computed by others are only copied.
+// foldDirect is like allReduceDirect, for operands that are separate from the results.
 func (m *Member) foldDirect(ctx context.Context, result []byte, operands [][]byte, f *Folding) error {
 	m.split(m.dst, result, f.Size, m.members)
 	m.streams = m.overflow(m.dst)
@@ -118,6 +117,7 @@ func (m *Member) foldDirect(ctx context.Context, result []byte, operands [][]byt
 	return err
 }
 
+// foldRound computes round t of this member's share.
 func (m *Member) foldRound(t int, operands, blocks [][]byte, f *Folding) error {
 	m.in(Reducing)
 	if m.aborted() {

@@ -32,8 +32,8 @@ func (a *awaited) set(word *uint32, value uint32, flags uint32) {
 	a.value, a.address, a.flags = uint64(value), uint64(uintptr(unsafe.Pointer(word))), futexSize32|flags
 }
 
-// futexWaitAny blocks until one of the words is woken or has another value, or until the timeout
-// (0: none). The words must not move.
+// futexWaitAny blocks until one of the words is woken or has another value, or, if the timeout is
+// not 0, for at most that time. The words must not move.
 func futexWaitAny(words []awaited, timeout time.Duration) unix.Errno {
 	var end *unix.Timespec
 	var ts unix.Timespec
@@ -52,6 +52,7 @@ func futexWakeAll(word *uint32) {
 	unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, futexWakeAny, 0, 0, 0)
 }
 
+// futexWakePrivate wakes all threads of this process that wait on a word of its own memory.
 func futexWakePrivate(word *uint32) {
 	unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake|futexPrivate, futexWakeAny, 0, 0, 0)
 }
@@ -71,8 +72,9 @@ func gettid() uintptr {
 
 func schedYield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
-// joinBarriers lets membarrierGlobal of other processes reach this one. In a process of several
-// threads the kernel first waits until every core has passed through it.
+// joinBarriers lets membarrierGlobal of other processes reach this one, and reports whether the
+// kernel supports that. In a process of several threads it takes long: the kernel waits for every
+// core.
 var joinBarriers = sync.OnceValue(func() bool {
 	_, _, e := unix.Syscall(unix.SYS_MEMBARRIER, membarrierIn, 0, 0)
 	return e == 0

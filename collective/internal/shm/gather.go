@@ -48,8 +48,8 @@ func (m *Member) Posts(bytes int) bool {
 	return true
 }
 
-// Post broadcasts this member's data without waiting for the others, who call Broadcast. Posts must
-// have returned true. If the calls differ, only the others notice.
+// Post broadcasts this member's data without waiting for the others, which call Broadcast. Posts
+// must have returned true. If the calls differ, only the others get an error.
 func (m *Member) Post(ctx context.Context, d Desc, data []byte) error {
 	c, err := m.begin(ctx)
 	if err != nil {
@@ -63,7 +63,7 @@ func (m *Member) Post(ctx context.Context, d Desc, data []byte) error {
 
 // broadcastLong performs Broadcast with data that does not fit into a bank.
 func (m *Member) broadcastLong(ctx context.Context, d Desc, data []byte, root int) error {
-	direct, err := m.meetReading(ctx, d, data)
+	direct, err := m.meetWith(ctx, d, data, readLeast)
 	switch {
 	case err != nil:
 		return err
@@ -120,7 +120,7 @@ func (m *Member) AllGather(ctx context.Context, d Desc, own []byte, place func(l
 	}
 	m.in(CopyingOut)
 	for i := range m.lengths {
-		if err := m.setLength(i, i, binary.LittleEndian.Uint64(m.cellOf(i).data[:])); err != nil {
+		if err := m.setLength(i, binary.LittleEndian.Uint64(m.cellOf(i).data[:])); err != nil {
 			return err
 		}
 	}
@@ -147,13 +147,13 @@ func (m *Member) AllGather(ctx context.Context, d Desc, own []byte, place func(l
 	return nil
 }
 
-// setLength records the announced length n of a member's data. It returns an error if the length is
-// impossible.
-func (m *Member) setLength(i, member int, n uint64) error {
+// setLength records the length n that a member has announced for its data. It returns an error if
+// no slice can have that length.
+func (m *Member) setLength(member int, n uint64) error {
 	if n > math.MaxInt {
 		return fmt.Errorf("shm: member %d announces %d bytes, which no slice can have", member, n)
 	}
-	m.lengths[i] = int(n)
+	m.lengths[member] = int(n)
 	return nil
 }
 
@@ -194,7 +194,7 @@ func (m *Member) AllToAll(ctx context.Context, d Desc, parts [][]byte, place fun
 	}
 	m.in(CopyingOut)
 	for i := range m.lengths {
-		if err := m.setLength(i, i, lengthIn(m.areas[i].banks[turn], m.index)); err != nil {
+		if err := m.setLength(i, lengthIn(m.areas[i].banks[turn], m.index)); err != nil {
 			return err
 		}
 	}
@@ -228,6 +228,7 @@ func (m *Member) AllToAll(ctx context.Context, d Desc, parts [][]byte, place fun
 	return m.exchangeParts(ctx, longest)
 }
 
+// lengthIn returns the length of part i in a bank of AllToAll.
 func lengthIn(bank []byte, i int) uint64 { return binary.LittleEndian.Uint64(bank[8*i:]) }
 
 // storeParts writes a bank of AllToAll.

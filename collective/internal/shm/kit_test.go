@@ -23,7 +23,7 @@ func gathering(tb testing.TB, n int, l *layout) []*Member {
 		usual := newLayout(n)
 		l = &usual
 	}
-	s, err := create(n, *l)
+	s, err := create(*l)
 	if err != nil {
 		tb.Fatal(err)
 	}

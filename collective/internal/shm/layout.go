@@ -41,7 +41,7 @@ type header struct {
 	nonce   [16]byte
 	_       [128]byte
 	abort   uint32
-	first   uint32 // the member that died first, from 1; 0: none has died
+	first   uint32 // the number of the member that died first, from 1; 0 if none has died
 	_       [120]byte
 }
 
@@ -53,10 +53,10 @@ type control struct {
 	sleepers uint32  // number of members that sleep until a word of this one changes; written by them
 	_        [124]byte
 	relaxed  uint32 // whether the member can make the others' stores visible before it sleeps
-	core     uint32 // core on which the member last ran, from 1; 0: unknown
+	core     uint32 // core on which the member last ran, from 1; 0 if it is unknown
 	_        [120]byte
-	cores    cpuSet // cores on which the member may run
-	region   regionName
+	cores    cpuSet     // cores on which the member may run
+	region   regionName // where the others find the member's arena
 	robust   robustHead
 	_        [104]byte
 	wires    [maxMembers]wire // by watching member

@@ -15,16 +15,16 @@ const (
 	userSlice = 101_000 // of a thread that waits for members, if members share cores
 )
 
-// withSlice sets the time slice of a thread, 0 for this one, and returns its previous attributes;
+// withSlice sets the time slice of this thread, and returns the thread's previous attributes, or
 // nil if it changed nothing.
-func withSlice(thread int, slice uint64) *unix.SchedAttr {
-	usual, err := unix.SchedGetAttr(thread, 0)
+func withSlice(slice uint64) *unix.SchedAttr {
+	usual, err := unix.SchedGetAttr(0, 0)
 	if err != nil || usual.Policy != unix.SCHED_NORMAL || usual.Runtime == slice {
 		return nil
 	}
 	short := *usual
 	short.Runtime = slice
-	if unix.SchedSetAttr(thread, &short, 0) != nil {
+	if unix.SchedSetAttr(0, &short, 0) != nil {
 		return nil
 	}
 	return usual
@@ -36,19 +36,19 @@ var borrowed threads
 
 type threads struct {
 	mu    sync.Mutex
-	users int                     // members
+	users int                     // number of members that have borrowed
 	usual map[int]*unix.SchedAttr // by thread
 }
 
-// borrow gives this thread a short slice on behalf of a member. first: it is the member's first
-// call.
+// borrow gives this thread a short slice on behalf of a member. first reports whether this is the
+// member's first call.
 func (b *threads) borrow(first bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if first {
 		b.users++
 	}
-	if usual := withSlice(0, userSlice); usual != nil {
+	if usual := withSlice(userSlice); usual != nil {
 		if b.usual == nil {
 			b.usual = map[int]*unix.SchedAttr{}
 		}
@@ -57,8 +57,7 @@ func (b *threads) borrow(first bool) {
 }
 
 // giveBack is called when a member that has borrowed ends. When the last one ends, it restores the
-// slices of the threads, and of threads that they have started, which inherit the slice. A thread
-// whose slice was changed otherwise meanwhile keeps it.
+// slices of the threads, and of threads that they have started, which inherit the slice.
 func (b *threads) giveBack() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -82,6 +81,7 @@ func (b *threads) giveBack() {
 	}
 }
 
+// restore gives a thread its usual slice back, unless the slice was changed otherwise meanwhile.
 func restore(thread int, usual *unix.SchedAttr) {
 	now, err := unix.SchedGetAttr(thread, 0)
 	if err == nil && now.Policy == unix.SCHED_NORMAL && now.Runtime == userSlice {

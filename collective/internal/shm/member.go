@@ -88,15 +88,15 @@ type Member struct {
 	*Segment
 	position
 	wire  tripwire
-	other func() (moved, due bool, within time.Duration) // see Meanwhile; nil: none
-	met   func()                                         // see Met; nil: none
+	other func() (moved, due bool, within time.Duration) // the function of Meanwhile, or nil
+	met   func()                                         // the function of Met, or nil
 	pace
 	stopwatch
 	progress
 
 	underWay
 
-	thread uintptr // see shortenSlices; 0: none yet
+	thread uintptr // the thread to which shortenSlices has given short slices, or 0
 
 	gone       [maxMembers]atomic.Bool // members that have left, as reported by Gone
 	departures uint32                  // number of calls of Gone; sleepers wake when it changes
@@ -130,9 +130,9 @@ type pace struct {
 	lead           int           // see beforeLook
 	turn           uint32        // see beforeLook
 	waited         time.Duration // see Waited
-	waits          uint
-	moved          uint // value of waits when moveApart last moved this member
-	far            bool // the next moveApart may move it to any memory node
+	waits          uint          // number of waits
+	moved          uint          // value of waits when moveApart last moved this member
+	far            bool          // the next moveApart may move it to any memory node
 }
 
 // stopwatch measures the phases of operations.
@@ -144,9 +144,9 @@ type stopwatch struct {
 
 // progress counts the rounds of a member.
 type progress struct {
-	round  int // largest number of bytes of one part that are moved in one round
-	op     uint64
-	rounds uint64 // of all operations so far
+	round  int    // largest number of bytes of one part that are moved in one round
+	op     uint64 // number of operations begun
+	rounds uint64 // number of rounds of the operations before this one
 
 	streams bool // see copyOut
 }
@@ -209,8 +209,8 @@ func (m *Member) Members() int { return m.members }
 // Meanwhile makes the member call move repeatedly while it waits for others in an operation. It is
 // for data outside the segment that the others may need from this process before they can continue.
 // move must not block. It reports whether it moved anything, whether more may be due at any moment,
-// and within what time it must be called again; 0: nothing is left. No operation may be in
-// progress.
+// and within what time it must be called again, which is 0 if nothing is left to move. No operation
+// may be in progress.
 func (m *Member) Meanwhile(move func() (moved, due bool, within time.Duration)) { m.other = move }
 
 // Waited returns how long the member has waited since the last call of Waited. Only waits in which

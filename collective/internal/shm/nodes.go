@@ -64,7 +64,8 @@ func parseCores(text string) (set unix.CPUSet, ok bool) {
 	return set, true
 }
 
-// near returns the cores in cores that are on the node of core; all of them if the node is unknown.
+// near returns those of some cores that are on the node of core, or all of them if the node is
+// unknown.
 func (n nodes) near(core int, cores unix.CPUSet) unix.CPUSet {
 	for i := range n {
 		if !n[i].IsSet(core) {

@@ -95,6 +95,7 @@ func (m *Member) AllReduceSaying(ctx context.Context, d Desc, length int, data [
 	return err == nil, err
 }
 
+// say stores the member's answer.
 func (c *cell) say(yes bool) {
 	c.data[said] = 0
 	if yes {
@@ -121,7 +122,7 @@ func (m *Member) reduceSmall(data []byte, r *Reduction, operand func(member int)
 	r.all(data, data, m.operands)
 }
 
-// allReduceCells moves the data in the cells. Every member reduces all of it.
+// allReduceCells performs AllReduce with data that fits a cell. Every member reduces all of it.
 func (m *Member) allReduceCells(ctx context.Context, c *cell, d Desc, data []byte, r *Reduction) error {
 	n := copy(c.data[:], data)
 	if err := m.arrive(ctx, c, d); err != nil {
@@ -131,9 +132,9 @@ func (m *Member) allReduceCells(ctx context.Context, c *cell, d Desc, data []byt
 	return nil
 }
 
-// allReduceBanks does the same with one bank of every member. Two banks used in turn are enough: a
-// member that writes a bank has seen all members arrive at the previous operation, which they did
-// after they had read the same bank in the operation before that.
+// allReduceBanks is like allReduceCells, with one bank of every member. Two banks used in turn are
+// enough: a member that writes a bank has seen all members arrive at the previous operation, and
+// they had read the same bank before, in the operation before that.
 func (m *Member) allReduceBanks(ctx context.Context, c *cell, d Desc, data []byte, r *Reduction) error {
 	turn := m.op % 2
 	n := copy(m.own.banks[turn], data)
@@ -149,7 +150,12 @@ func (m *Member) allReduceBanks(ctx context.Context, c *cell, d Desc, data []byt
 // The rest of data is undefined. If all members own a part and their data is in arenas, others may
 // read data until this member has arrived at the next operation.
 func (m *Member) Reduce(ctx context.Context, d Desc, data []byte, owners int, r *Reduction) error {
-	direct, err := m.meetWith(ctx, d, data, owners)
+	direct, err := false, error(nil)
+	if owners < m.members {
+		err = m.Barrier(ctx, d)
+	} else {
+		direct, err = m.meetWith(ctx, d, data, directLeast)
+	}
 	if err != nil {
 		return err
 	}
@@ -181,7 +187,7 @@ func (m *Member) ReduceSaying(ctx context.Context, d Desc, data, result []byte, 
 // Gather performs the second half of AllReduce: each of the first owners members gives its part of
 // data, as divided by [kernel.Part] into units of size bytes, to all members.
 func (m *Member) Gather(ctx context.Context, d Desc, data []byte, size, owners int) error {
-	direct, err := m.meetReading(ctx, d, data)
+	direct, err := m.meetWith(ctx, d, data, readLeast)
 	if err != nil {
 		return err
 	}
@@ -196,10 +202,13 @@ func (m *Member) Gather(ctx context.Context, d Desc, data []byte, size, owners i
 // has one part for every member; the parts for one member have the same length on all members. They
 // are not changed.
 func (m *Member) ReduceScatter(ctx context.Context, d Desc, parts [][]byte, result []byte, r *Reduction) error {
-	if len(parts) != m.members || len(result) != len(parts[m.index]) {
-		return fmt.Errorf("shm: %d parts are given for %d members, or the result of %d bytes has not the length of its part", len(parts), m.members, len(result))
+	if len(parts) != m.members {
+		return fmt.Errorf("shm: %d parts are given for %d members", len(parts), m.members)
 	}
-	if err := m.meetFor(ctx, d); err != nil {
+	if len(result) != len(parts[m.index]) {
+		return fmt.Errorf("shm: the result has %d bytes, and its part %d", len(result), len(parts[m.index]))
+	}
+	if err := m.Barrier(ctx, d); err != nil {
 		return err
 	}
 	copy(m.src, parts)
@@ -207,26 +216,13 @@ func (m *Member) ReduceScatter(ctx context.Context, d Desc, parts [][]byte, resu
 	return m.exchange(ctx, r, false)
 }
 
-// meetFor begins an operation and waits for all members.
-func (m *Member) meetFor(ctx context.Context, d Desc) error {
-	c, err := m.begin(ctx)
-	if err != nil {
-		return err
-	}
-	return m.arrive(ctx, c, d)
-}
-
-// meetWith does what meetFor does, and reports whether all members own a part of data and can read
-// all data in place.
-func (m *Member) meetWith(ctx context.Context, d Desc, data []byte, owners int) (direct bool, err error) {
+// meetWith begins an operation and waits for all members. Its result is that of arriveWith.
+func (m *Member) meetWith(ctx context.Context, d Desc, data []byte, least int) (direct bool, err error) {
 	c, err := m.begin(ctx)
 	if err != nil {
 		return false, err
 	}
-	if owners < m.members {
-		return false, m.arrive(ctx, c, d)
-	}
-	return m.arriveWith(ctx, c, d, data, directLeast)
+	return m.arriveWith(ctx, c, d, data, least)
 }
 
 // arriveWith arrives, and reports whether data has at least the size of least out slots and all
@@ -303,6 +299,7 @@ func (m *Member) exchange(ctx context.Context, r *Reduction, gather bool) error 
 	return err
 }
 
+// roundsOf returns the number of rounds if the longest part has the given number of bytes.
 func (m *Member) roundsOf(longest int) int { return max(1, (longest+m.round-1)/m.round) }
 
 // finish ends an exchange.
@@ -398,6 +395,7 @@ func (m *Member) combine(target []byte, t int, r *Reduction, back bool) {
 	}
 }
 
+// operand returns the data of a member for round t of this member's part.
 func (m *Member) operand(member, t int, own []byte) []byte {
 	if member == m.index {
 		return own

@@ -50,7 +50,7 @@ func (v *invitation) decode(b []byte) error {
 
 // mapping is a memfd and its memory in this process.
 type mapping struct {
-	file   int // -1: only the memory is left
+	file   int // −1 if only the memory is left
 	memory []byte
 	invitation
 }
@@ -64,7 +64,7 @@ func newMapping(name string, size int) (*mapping, error) {
 	m := &mapping{file: fd}
 	if err := unix.Ftruncate(fd, int64(size)); err != nil {
 		m.close()
-		return nil, fmt.Errorf("shm: size of a memfd: %w", err)
+		return nil, fmt.Errorf("shm: set the size of a memfd: %w", err)
 	}
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		m.close()
@@ -79,7 +79,8 @@ func newMapping(name string, size int) (*mapping, error) {
 	return m, nil
 }
 
-// openMapping maps the memfd of an invitation, if it still exists. The caller compares the nonce.
+// openMapping maps the memfd of an invitation, of at most maxSize bytes, if it still exists. The
+// caller compares the nonce.
 func openMapping(v *invitation, maxSize uint64) (*mapping, error) {
 	if v.size < page || v.size > maxSize {
 		return nil, fmt.Errorf("shm: the segment has %d bytes, and %d to %d are allowed", v.size, page, maxSize)
@@ -174,10 +175,10 @@ type Segment struct {
 // Create makes a segment for the given number of members, from 1 to 512. It fails if the system has
 // no memfd.
 func Create(members int) (*Segment, error) {
-	return create(members, newLayout(members))
+	return create(newLayout(members))
 }
 
-func create(members int, l layout) (*Segment, error) {
+func create(l layout) (*Segment, error) {
 	if err := l.check(); err != nil {
 		return nil, err
 	}
@@ -186,7 +187,7 @@ func create(members int, l layout) (*Segment, error) {
 		return nil, err
 	}
 	s := &Segment{mapping: m, layout: l, header: (*header)(unsafe.Pointer(unsafe.SliceData(m.memory)))}
-	s.members = uint64(members)
+	s.members = uint64(l.members)
 	s.bank, s.in, s.out = uint64(l.bank), uint64(l.in), uint64(l.out)
 	s.header.nonce = s.mapping.nonce
 	s.magic = magic
@@ -236,8 +237,8 @@ func (s *Segment) verify(members int) error {
 }
 
 // Invitation returns at most 128 bytes by which other processes of this host find the segment. They
-// are not secret. They are valid while the process that created the segment has it open, as a
-// Segment or Member.
+// are not secret. They are valid as long as the process that created the segment has it open, as a
+// Segment or as a Member.
 func (s *Segment) Invitation() []byte { return s.invitation.encode() }
 
 // Close releases a segment that this process has not joined.

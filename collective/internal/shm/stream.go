@@ -14,7 +14,8 @@ func (m *Member) overflow(parts [][]byte) bool {
 	return all >= streamLeast/m.members
 }
 
-// copyOut copies src to a result and returns the number of bytes.
+// copyOut copies src to a result, past the caches if m.streams is set, and returns the number of
+// bytes.
 func (m *Member) copyOut(dst, src []byte) int {
 	if m.streams {
 		return stream(dst, src)

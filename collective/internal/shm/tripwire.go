@@ -17,8 +17,8 @@ import (
 // word, and the others learn of a death within a fraction of a millisecond, however large the
 // process was.
 //
-// If there are many members, each is watched by a few, which report to the others by a word of the
-// header which member died first.
+// If there are many members, a few watch each of them, and report to the others, by a word of the
+// header, which member died first.
 //
 // See the kernel's Documentation/locking/robust-futex-ABI.rst.
 
@@ -43,7 +43,7 @@ type tripwire struct {
 	lost func(int)
 	stop uint32
 	done chan struct{}
-	seen [maxMembers]bool // deaths that were reported
+	seen [maxMembers]bool // members whose deaths were reported
 }
 
 // fewWatched is the largest number of members for which each watches all others: a thread can wait
@@ -64,7 +64,7 @@ func watched(index, members int) []int {
 	return all
 }
 
-// start starts the thread. It blocks until the others would notice this process's death.
+// start starts the thread. When it returns nil, the others would notice this process's death.
 func (t *tripwire) start() error {
 	armed := make(chan error)
 	t.done = make(chan struct{})
@@ -93,7 +93,9 @@ func (t *tripwire) run(armed chan<- error) {
 		return
 	}
 	armed <- nil
-	usual := requestShortSlice()
+	// With a short slice this thread, which is awake for only microseconds, runs as soon as it
+	// wakes, to die or to report a death, even if other threads keep the cores busy.
+	usual := withSlice(wireSlice)
 	t.watch()
 	t.set(0)
 	if setRobustList(before) == nil && (usual == nil || unix.SchedSetAttr(0, usual, 0) == nil) {
@@ -206,11 +208,6 @@ func (m *Member) dead() bool {
 	_, is := m.firstDead()
 	return is
 }
-
-// requestShortSlice requests short time slices, so that this thread, which is awake for only
-// microseconds, runs as soon as it wakes, to die or to report a death, even if other threads keep
-// the cores busy. It returns the previous attributes.
-func requestShortSlice() *unix.SchedAttr { return withSlice(0, wireSlice) }
 
 func robustList() (uintptr, error) {
 	var head, size uintptr

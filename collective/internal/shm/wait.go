@@ -11,11 +11,11 @@ import (
 )
 
 const (
-	leadStep             = 8   // turns of beforeLook by which a too early look increases the lead; each other look decreases it by 1
-	mostLead             = 400 // about 100 ns
-	tryAll               = 64  // one in this many waits spins for the whole budget
-	betweenMoves         = 512 // number of waits between two changes of core
-	yields               = 20
+	leadStep             = 8                    // turns of beforeLook by which a too early look increases the lead; each other look decreases it by 1
+	mostLead             = 400                  // about 100 ns
+	tryAll               = 64                   // one in this many waits spins for the whole budget
+	betweenMoves         = 512                  // number of waits between two changes of core
+	yields               = 20                   // turns in which a waiting thread yields its core before it sleeps
 	oversubscribedYields = 16                   // few, so that working threads can be moved to the cores of sleeping ones
 	napWithContext       = 2 * time.Millisecond // how late members may see the end of a context, if they are few
 	sleepersPerCore      = 8                    // with more sleepers per core they see it later, see meet
@@ -83,7 +83,7 @@ func (m *Member) looked(early bool) {
 	}
 }
 
-// waitLong waits until a word has a value that it did not have at the first check.
+// waitLong is like wait, for a word that has not had the value at the first look.
 func (m *Member) waitLong(ctx context.Context, of int, word *uint64, value uint64) error {
 	before := m.in(Waiting)
 	done, err := false, error(nil)
@@ -130,8 +130,8 @@ func (m *Member) spins(word *uint64, value uint64) bool {
 	return false
 }
 
-// awaitMoving waits as await does, and calls Meanwhile's function. done is true if the word has its
-// value; otherwise nothing is left to move.
+// awaitMoving is like await, but also calls Meanwhile's function. If done is false and err nil,
+// nothing is left to move.
 func (m *Member) awaitMoving(ctx context.Context, of int, word *uint64, value uint64) (done bool, err error) {
 	sleeps, idle := false, 0
 	for {
@@ -164,7 +164,8 @@ func (m *Member) awaitMoving(ctx context.Context, of int, word *uint64, value ui
 	}
 }
 
-// await waits until the word has its value. If within is not 0, it sleeps for at most that time.
+// await waits until the word has its value. If within is not 0, it sleeps once, for at most that
+// time, and done reports whether the word has its value.
 func (m *Member) await(ctx context.Context, of int, word *uint64, value uint64, within time.Duration) (done bool, err error) {
 	if m.spins(word, value) {
 		return true, nil
@@ -319,8 +320,7 @@ func whereabouts() (here int, all unix.CPUSet, ok bool) {
 	return int(core), all, ok
 }
 
-// sleepUntil sleeps until the word has its value. If within is not 0, it sleeps once, for at most
-// that time.
+// sleepUntil is like await, but only sleeps.
 func (m *Member) sleepUntil(ctx context.Context, of int, word *uint64, value uint64, within time.Duration) (done bool, err error) {
 	nap := napWithoutContext
 	if ctx.Done() != nil {
@@ -384,5 +384,5 @@ func (m *Member) abort() {
 	}
 }
 
-// aborted is checked between blocks of work.
+// aborted reports whether a member has ended all waits.
 func (m *Member) aborted() bool { return atomic.LoadUint32(&m.header.abort) != 0 }
