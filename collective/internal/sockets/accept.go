@@ -21,7 +21,7 @@ type awaitedGroup struct {
 	waiting int
 }
 
-// accept verifies the connections that the listener accepts, until it is closed.
+// accept verifies the connections that the listener accepts, until the listener is closed.
 func (e *Endpoint) accept() {
 	e.listener.Serve(e.cfg.Log, "collective", func(c *identity.Conn) {
 		if e.admit(c) {
@@ -54,11 +54,9 @@ func (e *Endpoint) grow() {
 func (e *Endpoint) admit(c *identity.Conn) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	select {
-	case <-e.closed:
+	if e.life.Err() != nil {
 		c.Close()
 		return false
-	default:
 	}
 	e.inbound[c.NetConn()] = struct{}{}
 	return true
@@ -96,7 +94,8 @@ func (e *Endpoint) prove(unproven *identity.Conn) {
 		}
 		switch {
 		case h == visit(h.Generation):
-			visiting, err = e.admitVisit(h.Generation)
+			err = e.admitVisit(h.Generation)
+			visiting = err == nil
 		case h.Channel == probeChannel:
 			probed, err = e.admitProbe(h)
 		default:
@@ -163,7 +162,7 @@ func (e *Endpoint) keyOf(unproven *identity.Conn, h identity.Hello) (identity.Da
 		case <-turned:
 		case <-unproven.Gone():
 			return identity.DataKey{}, errGaveWay
-		case <-e.closed:
+		case <-e.life.Done():
 			return identity.DataKey{}, errClosed
 		}
 	}
@@ -208,7 +207,7 @@ func (e *Endpoint) awaitGroup(h identity.Hello) (path *Path, claimed bool, err e
 		case <-r.open:
 		case <-timer.C:
 			err = fmt.Errorf("this rank has not entered generation %d, lane %x within %v (%w)", h.Generation, h.Lane, waitBound, identity.ErrLater)
-		case <-e.closed:
+		case <-e.life.Done():
 			err = errClosed
 		}
 		e.mu.Lock()

@@ -49,7 +49,8 @@ func (e *Endpoint) dialChannel(ctx context.Context, path *Path, peer, channel in
 	extra.Wait()
 }
 
-// dialOn dials one connection, which the peer knows by name, and reports whether it was made.
+// dialOn dials one connection of a channel, whose name for the peer is name. It reports whether the
+// connection was made; if not, the group ends.
 func (e *Endpoint) dialOn(ctx context.Context, path *Path, peer, channel, name int, w way) bool {
 	h := identity.Hello{Generation: path.gen.Number, From: path.Rank, To: peer, Channel: name, Lane: path.ID}
 	c, err := e.dial(ctx, w, path.gen.Key, h, path.lacking)
@@ -102,7 +103,7 @@ func (e *Endpoint) dial(ctx context.Context, w way, key identity.DataKey, h iden
 	}
 }
 
-// loopback reports whether one of the addresses is a loopback address.
+// loopback reports whether some of the addresses are loopback addresses.
 func loopback(addrs []string) bool {
 	return slices.ContainsFunc(addrs, func(addr string) bool {
 		at, err := netip.ParseAddrPort(addr)
@@ -154,6 +155,7 @@ type attempt struct {
 	err   error
 }
 
+// start starts the next attempt.
 func (r *race) start() {
 	index, addr := r.started, r.addrs[r.started]
 	r.started++

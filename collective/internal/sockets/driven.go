@@ -32,7 +32,7 @@ const (
 // frames and the first share of each large frame; a further connection carries its share of each
 // large frame, without a header, in the order of the frames.
 type dataConn struct {
-	fd    int // −1 if it is not driven: under TLS, before the group is complete and after its end
+	fd    int // −1 while operations do not drive it: under TLS, before the group is complete and after its end
 	queue frame.FIFO[*frame.Outgoing]
 	sent  int // bytes of the first frame in the queue, including its header, that the kernel has taken
 }
@@ -41,7 +41,7 @@ type dataConn struct {
 type extraConn struct {
 	dataConn
 	due  frame.FIFO[*frame.Incoming] // the frames whose shares come next
-	into []byte                      // memory for the rest of the first frame's share; empty: it has not begun
+	into []byte                      // memory for the rest of the first frame's share; empty before its first byte
 }
 
 // wire is a data channel that operations drive. It belongs to the operation in progress.
@@ -53,14 +53,14 @@ type wire struct {
 
 	head       [frame.HeaderSize]byte // header of the first frame in the queue
 	both       [2][]byte
-	writeEnded bool // frames are dropped: the group ends, or the peer does not need them any more
+	writeEnded bool // frames are dropped, since the group ends or the peer does not need them any more
 
 	in        *frame.Reader
-	pending   frame.Early     // a frame that is not requested yet
-	waiting   bool            // there is one
-	target    *frame.Incoming // request of the frame being read
-	into      []byte          // memory for the rest of the frame
-	filling   bool            // there is one
+	pending   frame.Early     // a frame that is not requested yet …
+	waiting   bool            // … if this is set
+	target    *frame.Incoming // the request of the frame that is being read …
+	into      []byte          // … and the memory for the rest of that frame …
+	filling   bool            // … if this is set
 	readEnded bool            // nothing more is read
 }
 
@@ -84,7 +84,7 @@ func cutShare(frame []byte, i, all int) []byte {
 	return frame[n*i/all : n*(i+1)/all]
 }
 
-// sending reports whether there is data that the kernel has not taken yet.
+// sending reports whether the kernel has not taken all queued data yet.
 func (w *wire) sending() bool {
 	waits := w.queue.Len() > 0
 	for i := range w.more {
@@ -93,9 +93,9 @@ func (w *wire) sending() bool {
 	return waits
 }
 
-// takeOver makes operations drive the data channels, once the group is complete: no connection is
-// missing any more, so only notices must be read between operations, and these are sent over the
-// control channels.
+// takeOver makes operations drive the data channels, once no connection of the group is missing.
+// From then on only notices must be read between operations, and these are sent over the control
+// channels.
 func (p *Path) takeOver() {
 	here := 1
 	for _, l := range p.links {
@@ -132,10 +132,7 @@ func (p *Path) takeOverLocked() (err error) {
 		return err
 	}
 	for _, l := range p.links {
-		if l == nil {
-			continue
-		}
-		if !l.near {
+		if l == nil || !l.near {
 			continue
 		}
 		if err = l.drive(); err != nil {
@@ -260,7 +257,7 @@ func (p *Path) alert() {
 	}
 }
 
-// Driven reports whether operations move the frames, by Pause and Advance. It is for operations.
+// Driven reports whether operations move the frames, by Pause and Advance. Only operations call it.
 func (p *Path) Driven() bool { return p.driven }
 
 // Pause moves frames until something has changed for the operation. It polls for a moment, since
@@ -296,6 +293,7 @@ func (p *Path) Pause(ctx context.Context, late Late) error {
 	}
 }
 
+// patience returns how long Pause polls before it sleeps.
 func (p *Path) patience() time.Duration {
 	if p.oversubscribed {
 		return spinOversubscribed
@@ -446,6 +444,7 @@ func (l *link) push() bool {
 	return moved
 }
 
+// pushOn is like push, for one connection, by its number.
 func (l *link) pushOn(s *dataConn, number int) (moved bool) {
 	w := &l.wire
 	for s.queue.Len() > 0 {
@@ -478,7 +477,7 @@ func (l *link) pushOn(s *dataConn, number int) (moved bool) {
 	return moved
 }
 
-// dropFrames drops all queued frames, and makes later ones be dropped.
+// dropFrames drops all queued frames, and all later ones.
 func (w *wire) dropFrames() {
 	w.writeEnded = true
 	drop := func(s *dataConn) {
@@ -592,8 +591,8 @@ func (l *link) pullMore(i int) (moved bool) {
 	return moved
 }
 
-// broken handles the end of the incoming stream. It ignores errors that only mean that nothing has
-// arrived.
+// broken handles the end of the incoming stream, and returns true. For an error that only means
+// that nothing has arrived, it returns false.
 func (l *link) broken(err error) bool {
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
 		return false

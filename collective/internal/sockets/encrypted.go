@@ -171,16 +171,17 @@ func (l *link) payload(f *frame.Reader, buf []byte) error {
 type sender struct {
 	link   *link
 	conn   *conn
-	number int // 0: the first connection, which carries the headers
+	number int // 0 for the first connection, which carries the headers
 	more   wake.Flag
 
 	mu     sync.Mutex
 	queue  frame.FIFO[*frame.Outgoing]
-	broken bool // frames are dropped: the group ends, or the peer needs them no more
+	broken bool // frames are dropped, since the group ends or the peer does not need them any more
 
 	record []byte // owned by the goroutine
 }
 
+// send queues a frame, of which this connection carries a share.
 func (s *sender) send(o *frame.Outgoing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -239,7 +240,7 @@ func sealed(o *frame.Outgoing) {
 	}
 }
 
-// drop discards the queue.
+// drop discards the queue and all later frames, after a write has failed with err.
 func (s *sender) drop(err error) {
 	s.mu.Lock()
 	s.broken = true

@@ -19,8 +19,8 @@ import (
 
 const (
 	proofEach     = 50 * time.Millisecond  // additional time for a proof for each rank of the world: the ranks may share the processors
-	waitBound     = 30 * time.Second       // longest a connection of a newer generation waits for this rank
-	fewWaiting    = 1024                   // number of such connections, whatever the world's size
+	waitBound     = 30 * time.Second       // longest time that a connection waits until this rank enters its group
+	fewWaiting    = 1024                   // number of connections that may wait, whatever the world's size
 	mostPast      = 4                      // number of past generations whose dialers can be informed that these are over
 	maxVisits     = 16                     // number of visits at a time
 	connectBound  = 30 * time.Second       // longest time that Connect waits without any new connection, if its context has no deadline
@@ -31,7 +31,7 @@ const (
 	maxDialing    = 64                     // number of attempts at a time for one group: with more, the processes of one host starve each other
 	localStagger  = time.Second            // between two addresses of a peer on this host, which all work
 	dialAttempts  = 24                     // number of attempts if a connection breaks while it is being proven
-	heldFor       = time.Second            // a connection that breaks after this time was held by a peer that is behind
+	heldFor       = time.Second            // a connection that breaks after this time has waited at a peer that is behind
 )
 
 // dialBackoff is the pause before another attempt at a peer.
@@ -49,32 +49,31 @@ const MaxConnections = 16
 // Config configures an [Endpoint].
 type Config struct {
 	Credentials *identity.Credentials // of this worker; required
-	ListenAddr  string                // host:port; empty: a free port on the addresses of the interfaces
-	Interfaces  []string              // interfaces to listen on if ListenAddr has no address, and for Widen; empty: all
+	ListenAddr  string                // host:port; if empty, a free port on the addresses of the interfaces
+	Interfaces  []string              // interfaces to listen on if ListenAddr has no address, and for Widen; if empty, all
 	Encrypt     bool                  // TLS on every connection; every rank must agree
-	Connections int                   // number of connections that share the large frames between two ranks of different hosts
+	Connections int                   // number of connections that share the large frames between two ranks of different hosts, at least 1
 	ShareFrom   int                   // size in bytes from which a frame is large
 	Log         logrus.FieldLogger    // required
-	Visited     func(net.Conn)        // see Visit; nil: visits are refused
+	Visited     func(net.Conn)        // see Visit; if nil, visits are refused
 	Network     identity.Network      // network of the ranks
 }
 
 // Endpoint is the endpoint at which the other workers of the job reach this one. It lives as long
 // as the worker, over all generations.
 type Endpoint struct {
-	cfg      Config // with the defaults of Log and Connections
+	cfg      Config
 	listener *identity.Listener
-	closed   chan struct{}
+	life     context.Context // ends when the endpoint is closed
+	endLife  context.CancelFunc
 	made     atomic.Uint64  // see Connections
-	running  sync.WaitGroup // the accept loop, and the connections that it has accepted and not passed on
+	running  sync.WaitGroup // the accept loop, the connections that it has accepted and not passed on, and the watches of routes
 
 	mu    sync.Mutex
 	addrs []string
 	generations
 	arrivals
 	routing
-	life    context.Context // ends when the endpoint is closed
-	endLife context.CancelFunc
 	testHooks
 }
 
@@ -103,9 +102,9 @@ type arrivals struct {
 // testHooks are settings of tests. The zero value has no effect.
 type testHooks struct {
 	dialOnce    func() error                  // instead of a dial
-	forcedBound int                           // result of bound; 0: unused
-	mesh        func(distance, size int) bool // as in Generation
-	forcedRails int                           // number of routes to a peer that has one address
+	forcedBound int                           // result of bound, unless 0
+	mesh        func(distance, size int) bool // see Generation
+	forcedRails int                           // number of routes to a peer that has one address, unless 0
 }
 
 // Listen opens an endpoint and starts to accept connections until Close.
@@ -114,15 +113,15 @@ func Listen(cfg Config) (*Endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Endpoint{cfg: cfg, listener: ln, addrs: addrs, closed: make(chan struct{}), generations: generations{turned: make(chan struct{})},
+	e := &Endpoint{cfg: cfg, listener: ln, addrs: addrs, generations: generations{turned: make(chan struct{})},
 		arrivals: arrivals{awaited: map[groupKey]*awaitedGroup{}, inbound: map[net.Conn]struct{}{}}, routing: newRouting()}
 	e.life, e.endLife = context.WithCancel(context.Background())
-	ln.Resize(e.bound(identity.Data.Unproven), e.patience())
+	e.grow()
 	e.running.Go(e.accept)
 	return e, nil
 }
 
-// listen listens as the configuration says, and returns the addresses to offer.
+// listen returns a listener as configured, and the addresses to give to the other ranks.
 func listen(cfg Config) (*identity.Listener, []string, error) {
 	addr := cfg.ListenAddr
 	if addr == "" {
@@ -142,7 +141,7 @@ func listen(cfg Config) (*identity.Listener, []string, error) {
 }
 
 // open listens on an address or, if it is unspecified, on the addresses of the interfaces. It
-// returns the addresses to offer.
+// returns the addresses to give to the other ranks.
 func open(ln *identity.Listener, at *net.TCPAddr, interfaces []string) ([]string, error) {
 	all := []string{at.String()}
 	if at.IP.IsUnspecified() || at.IP == nil {
@@ -251,12 +250,9 @@ func (e *Endpoint) Close() error {
 // closeListener closes the listener and the connections that are being accepted. The caller holds
 // mu.
 func (e *Endpoint) closeListener() error {
-	select {
-	case <-e.closed:
+	if e.life.Err() != nil {
 		return nil
-	default:
 	}
-	close(e.closed)
 	e.endLife()
 	err := e.listener.Close()
 	for c := range e.inbound {
@@ -330,7 +326,7 @@ func (e *Endpoint) awaitPeers(ctx context.Context, path *Path) {
 		case <-path.failed:
 		case <-ctx.Done():
 			path.group.Fail(frame.Gone(ctx.Err(), path.absent()...))
-		case <-e.closed:
+		case <-e.life.Done():
 			path.group.Fail(frame.Gone(errors.New("collective: the endpoint is closed"), path.Rank))
 		case <-idle:
 			if now := path.lacking(); now < before {
@@ -348,10 +344,8 @@ func (e *Endpoint) awaitPeers(ctx context.Context, path *Path) {
 func (e *Endpoint) admitGroup(path *Path) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	select {
-	case <-e.closed:
+	if e.life.Err() != nil {
 		return errors.New("collective: the endpoint is closed")
-	default:
 	}
 	gen := path.gen
 	switch {

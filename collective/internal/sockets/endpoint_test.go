@@ -1,6 +1,7 @@
 package sockets
 
 import (
+	"context"
 	"net"
 	"runtime"
 	"syscall"
@@ -16,7 +17,7 @@ import (
 // TestPastIsReleased: an endpoint keeps only the keys of past generations, so their groups can be
 // garbage collected.
 func TestPastIsReleased(t *testing.T) {
-	e := &Endpoint{listener: identity.Data.Listener(), closed: make(chan struct{}), generations: generations{turned: make(chan struct{})}}
+	e := &Endpoint{listener: identity.Data.Listener(), life: context.Background(), generations: generations{turned: make(chan struct{})}}
 	defer e.listener.Close()
 	const last = mostPast + 3
 	var all [last + 1]weak.Pointer[Generation]

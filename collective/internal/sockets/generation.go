@@ -15,8 +15,8 @@ type Peers struct {
 	Size   int              // how many ranks it has
 	Self   int              // this rank
 	Key    identity.DataKey // only members have the key
-	Addrs  [][]string       // by rank: the result of Addrs of each rank's endpoint; this rank's entry is not used
-	Hosts  []string         // by rank; nil or empty names: unknown
+	Addrs  [][]string       // by rank, the result of Addrs of each rank's endpoint; this rank's entry is not used
+	Hosts  []string         // by rank, the host; nil or an empty name if it is unknown
 }
 
 // Generation is the connections of a generation. [Endpoint.Generation] makes one; others are for
@@ -25,9 +25,9 @@ type Generation struct {
 	Peers
 	groups   Groups
 	conns    int                              // number of connections of the data channel between ranks of different hosts
-	hurried  bool                             // a route has just broken: do not wait for routes that do not answer
+	hurried  bool                             // a route has just broken, so dials do not wait for routes that do not answer
 	undriven bool                             // operations do not drive the connections
-	mesh     func(distance, size int) bool    // replaces the rule of near in tests; nil: unused
+	mesh     func(distance, size int) bool    // set by tests: replaces the rule of near
 	own      func() map[netip.Addr]netif.Card // addresses of this host
 
 	Sent   atomic.Uint64 // number of bytes that the kernel has taken on data channels
@@ -61,9 +61,9 @@ func (f *Generation) sameHost(a, b int) bool {
 
 // Lane describes which ranks are in a group of a generation.
 type Lane struct {
-	ID         uint64 // identifies the group within the generation; 0: the group of all ranks
+	ID         uint64 // identifies the group within the generation; 0 for the group of all ranks
 	Rank, Size int
-	Members    []int // by rank: the ranks in the generation; nil: they are the same
+	Members    []int // by rank, the ranks in the generation; nil if they are the same
 }
 
 // Original returns the number of a rank of the lane in the generation.

@@ -1,6 +1,6 @@
 // Package sockets connects the ranks of a generation over TCP. An [Endpoint] accepts and dials
 // connections, chooses their routes and watches them; a [Path] moves the frames of one group over
-// them. The group defines the meaning of the frames. This file has the interface that a path needs.
+// them. The group, a [Group], defines the meaning of the frames.
 package sockets
 
 import (
@@ -25,7 +25,7 @@ type Group interface {
 	// Failed returns a channel that is closed once the group has failed and every rank has been
 	// notified.
 	Failed() <-chan struct{}
-	// Wake is set when something has changed for the operation in progress.
+	// Wake returns a flag that is set when something has changed for the operation in progress.
 	Wake() wake.Flag
 	// Finished returns the number of successful operations.
 	Finished() uint64
@@ -48,7 +48,7 @@ type Groups interface {
 	// the lane may be made later. An error, which that rank gets, is the reason why the lane will
 	// not be made.
 	Demand(lane uint64) error
-	// Failure returns the first failure; nil before that.
+	// Failure returns the first failure, or nil.
 	Failure() *frame.Notice
 	// FailAll ends all groups.
 	FailAll(n frame.Notice)
@@ -57,6 +57,6 @@ type Groups interface {
 // ErrEnded reports that the group has failed.
 var ErrEnded = errors.New("collective: the group has ended")
 
-// Late notifies other ranks of something that they may not know yet, if it is time to do so at now;
-// otherwise it returns the time until then. 0: there is nothing to do.
+// Late notifies other ranks of something that they may not know yet, if it is time to do so at now.
+// It returns the time until it must be called again, or 0 if it need not be.
 type Late func(now time.Time) time.Duration

@@ -38,18 +38,19 @@ const (
 	trialSpare = 200 * time.Millisecond // another route answers within this time, or the host is gone
 )
 
-// errCut is the reason why a group ends although all its ranks live.
+// Reasons why a group ends although all its ranks live.
 var (
 	errCut   = errors.New("collective: the route is cut, but the host answers on another one")
 	errEnded = errors.New("collective: a connection has ended, but both ranks live")
 )
 
-// lostConn is a connection that ended by an error while the group had not failed.
+// lostConn is a connection that was ended by an error while the group had not failed.
 type lostConn struct {
 	rank int
 	addr netip.Addr // of the peer's host
 }
 
+// remoteOf returns the address of the peer's host, or the zero Addr without TCP.
 func remoteOf(c *conn) netip.Addr {
 	if at, ok := c.raw.RemoteAddr().(*net.TCPAddr); ok {
 		return at.AddrPort().Addr().Unmap()
@@ -57,6 +58,7 @@ func remoteOf(c *conn) netip.Addr {
 	return netip.Addr{}
 }
 
+// localOf returns the address of this host, or the zero Addr without TCP.
 func localOf(c *conn) netip.Addr {
 	if at, ok := c.raw.LocalAddr().(*net.TCPAddr); ok {
 		return at.AddrPort().Addr().Unmap()
@@ -72,8 +74,8 @@ func (f *Generation) noteLost(rank int, c *conn) {
 
 // tcpState is the kernel's state of a connection.
 type tcpState struct {
-	ended   bool          // by an error: the peer has not closed it
-	closed  bool          // by the peer, or by a device in between
+	ended   bool          // an error has ended the connection; the peer has not closed it
+	closed  bool          // the peer, or a device in between, has closed the connection
 	unacked bool          // there is unacknowledged data
 	heard   time.Duration // time since the last acknowledgement
 	sent    Sent
@@ -100,6 +102,7 @@ func (p *Path) Sent(peer int) (all []Sent) {
 	return all
 }
 
+// stateOf returns the state of a socket, and whether the kernel reports it.
 func stateOf(fd int) (tcpState, bool) {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil {
@@ -231,9 +234,7 @@ func (e *Endpoint) survived(ranks [][]string) bool {
 	return some
 }
 
-// brokeRoute records that the route of a connection has broken.
-func (e *Endpoint) brokeRoute(f *Generation, rank int, c *conn) { e.breakRoute(f, rank, remoteOf(c)) }
-
+// breakRoute records that the route to an address of a rank has broken.
 func (e *Endpoint) breakRoute(f *Generation, rank int, addr netip.Addr) {
 	if addrIndex(f.Addrs[rank], addr) >= 0 {
 		e.routes.Break(time.Now(), f.hostKey(rank), addr)
@@ -252,7 +253,7 @@ func (e *Endpoint) spare(f *Generation, rank int, c *conn) (routes.Route, bool) 
 // peer.
 func (e *Endpoint) cut(path *Path, l *link, index int, c *conn, spare routes.Route, why string) {
 	f, rank := path.gen, path.Original(l.rank)
-	e.brokeRoute(f, rank, c)
+	e.breakRoute(f, rank, remoteOf(c))
 	if l.leads(remoteOf(c)) {
 		e.tellElsewhere(f, rank, spare, c)
 	} else if index >= 0 {
@@ -312,8 +313,7 @@ func (e *Endpoint) toldCut(f *Generation, from, index int) {
 	}
 }
 
-// addrIndex returns the index of an address among those that a rank offers; −1: it is not among
-// them.
+// addrIndex returns the index of an address among those that a rank has given, or −1.
 func addrIndex(texts []string, addr netip.Addr) int {
 	return slices.IndexFunc(texts, func(text string) bool {
 		at, err := netip.ParseAddrPort(text)
@@ -404,8 +404,8 @@ func (e *Endpoint) checkCards(path *Path, own map[netip.Addr]netif.Card) {
 
 // doubt is what has been observed about a connection with unacknowledged data.
 type doubt struct {
-	since time.Time // when nothing was acknowledged any more
-	tried time.Time
+	since time.Time // the last acknowledgement, or when data was first seen unacknowledged
+	tried time.Time // when its route was last tested
 }
 
 // watchAcks looks for connections on which nothing is acknowledged, and tests their routes.
@@ -479,7 +479,7 @@ func (e *Endpoint) tryRoute(ctx context.Context, path *Path, l *link, index int,
 func unanswered(ctx context.Context, suspected, other string, bound time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, trialSpare+bound)
 	defer cancel()
-	answers := make(chan bool, 3) // true: from the suspected address
+	answers := make(chan bool, 3) // whether an answer is from the suspected address
 	attempts := 0
 	try := func(addr string, isSuspected bool) {
 		attempts++
@@ -563,7 +563,8 @@ func (e *Endpoint) Settle(f *Generation) {
 	e.mu.Unlock()
 }
 
-// say logs the routes to a host, unless they were the last to be logged for it.
+// say logs the routes to a host, unless they are those that were logged last. said counts the
+// hosts.
 func (e *Endpoint) say(host string, choice routes.Choice, said *int) {
 	rails := choice.Routes[:choice.Rails]
 	key, text := "", ""
@@ -594,8 +595,8 @@ func (e *Endpoint) say(host string, choice routes.Choice, said *int) {
 	e.cfg.Log.Infof("collective: data to host %s goes over %s", host, text)
 }
 
-// mend periodically measures the routes that do not work, until the endpoint is closed: a later
-// world may use them.
+// mend periodically measures the routes that have not worked, until the endpoint is closed, since a
+// later world may use them.
 func (e *Endpoint) mend() {
 	ticker := time.NewTicker(mendEach)
 	defer ticker.Stop()

@@ -37,7 +37,7 @@ func (f *Generation) near(distance, size int) bool {
 type dials struct {
 	ctx         context.Context // ends with the group
 	stop        context.CancelFunc
-	slots       chan struct{} // bounds the attempts at a time
+	slots       chan struct{} // has one element for each attempt in progress, up to the allowed number
 	dialChannel func(ctx context.Context, peer, channel int)
 }
 

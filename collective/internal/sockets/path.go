@@ -41,9 +41,8 @@ const (
 	LeaveBound   = time.Second // longest time that a leaving rank waits until the others have read what it has sent
 )
 
-// Path is the transport of a group whose ranks are processes. Encrypted data channels have a
-// reader and a writer goroutine each; others are driven by the operations themselves
-// (driven.go).
+// Path is the transport of a group whose ranks are processes. Encrypted data channels have a reader
+// and a writer goroutine each; others are driven by the operations themselves (driven.go).
 type Path struct {
 	Lane
 	owner
@@ -79,7 +78,7 @@ type owner struct {
 type driver struct {
 	driven  bool // operations drive; guarded by Path.mu, like the next two
 	driving bool // an operation is driving
-	alarm   int  // eventfd that wakes the operation; −1: none
+	alarm   int  // eventfd that wakes the operation, or −1
 
 	sleeping       atomic.Bool
 	hasFresh       atomic.Bool   // there are fresh links
@@ -130,8 +129,8 @@ type link struct {
 	data    *conn
 	more    []*conn // of the data channel, by channel from firstExtraChannel
 	control *conn
-	sealing      // used if it is encrypted
-	wire    wire // used if it is not
+	sealing      // used if goroutines move the frames
+	wire    wire // used if operations do
 
 	listenEnded   chan struct{} // closed when no goroutine reads the data channel
 	controlWrites sync.Mutex
@@ -141,7 +140,7 @@ type link struct {
 	leaving
 }
 
-// sealing is an encrypted data channel.
+// sealing is a data channel that operations do not drive, because it is encrypted or no socket.
 type sealing struct {
 	out      sender
 	strands  []*strand // of the connections in more
@@ -156,23 +155,23 @@ type connecting struct {
 	lacking    int          // number of its missing connections
 	configured int          // least number of connections of the data channel
 	dataConns  int          // the same, including those for further routes
-	claimed    map[int]bool // by channel; nil: none
+	claimed    map[int]bool // by channel
 }
 
 // ends records how a link's channels have ended.
 type ends struct {
-	began   bool  // frames of operations have arrived, so the peer's side of the link was complete
-	ending  error // the error that ended reading from the data channel; nil: it has not ended
-	suspect error // the error of writing to it
-	silent  error // the error that ended the control channel, without a notice
-	verdict *time.Timer
+	began   bool        // frames of operations have arrived, so the peer's side of the link was complete
+	ending  error       // the error that ended the reading of the data channel, or nil
+	suspect error       // the error of writing to it, or nil
+	silent  error       // the error that ended the control channel without a notice, or nil
+	verdict *time.Timer // ends the group unless the other channel reports the reason
 }
 
 // leaving is the state of the peer's leave.
 type leaving struct {
-	goodbye bool // the peer leaves
-	owed    bool // this rank has not acknowledged the goodbye yet
-	acked   chan struct{}
+	goodbye bool          // the peer leaves
+	owed    bool          // this rank has not acknowledged the goodbye yet
+	acked   chan struct{} // closed by acknowledged
 	ackOnce sync.Once
 }
 
@@ -180,7 +179,7 @@ type leaving struct {
 func (e *Endpoint) NewPath(of *Generation, lane Lane, group Group, boxes []frame.Inbox) *Path {
 	p := newPath(of, lane, group, boxes, e.cfg.ShareFrom)
 	p.dials.dialChannel = func(ctx context.Context, peer, channel int) { e.dialChannel(ctx, p, peer, channel) }
-	p.broke = func(peer int, c *conn) { e.brokeRoute(of, p.Original(peer), c) }
+	p.broke = func(peer int, c *conn) { e.breakRoute(of, p.Original(peer), remoteOf(c)) }
 	return p
 }
 
@@ -237,7 +236,7 @@ func (p *Path) due(peer, channel int) bool {
 }
 
 // counted returns the channel that a name stands for, and the number of connections that the name
-// announces; 0: it announces none.
+// announces, or 0.
 func (l *link) counted(name int) (channel, all int) {
 	if name > countedChannel {
 		return dataChannel, name - countedChannel
@@ -276,7 +275,7 @@ func (l *link) resize(conns int) {
 	l.more = fresh
 }
 
-// claim reserves a channel for one connection.
+// claim reserves a channel for one connection. It returns false if the channel is taken.
 func (p *Path) claim(from, name int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -293,6 +292,7 @@ func (p *Path) claim(from, name int) bool {
 	return !was
 }
 
+// unclaim ends the effect of claim.
 func (p *Path) unclaim(from, name int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -324,8 +324,7 @@ func (p *Path) install(peer, name int, c *conn) {
 	} else if channel == dataChannel {
 		l.data = c
 		l.wire.in = frame.NewReader(c)
-		p.running.Add(1)
-		go func() { defer p.running.Done(); l.listen() }()
+		p.running.Go(l.listen)
 	} else {
 		l.control = c
 		l.mu.Lock()
@@ -333,8 +332,7 @@ func (p *Path) install(peer, name int, c *conn) {
 			c.SetReadDeadline(time.Now().Add(verdictBound))
 		}
 		l.mu.Unlock()
-		p.running.Add(1)
-		go func() { defer p.running.Done(); l.readControl() }()
+		p.running.Go(l.readControl)
 	}
 	last := p.arrived(l)
 	p.mu.Unlock()
@@ -381,14 +379,14 @@ func (p *Path) hasFailed() bool {
 	return failed
 }
 
-// lacking returns the number of missing connections.
+// lacking returns the number of missing connections of near links.
 func (p *Path) lacking() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.missing
 }
 
-// absent returns the ranks to which a channel that the group needs is missing.
+// absent returns the near ranks to which a connection is missing.
 func (p *Path) absent() []int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -545,6 +543,7 @@ func (l *link) lost(err error) {
 	l.path.group.Fail(frame.Gone(err, l.rank))
 }
 
+// acknowledged records that the peer has read everything, or cannot say so any more.
 func (l *link) acknowledged() { l.ackOnce.Do(func() { close(l.acked) }) }
 
 // listen reads the data channel while the group is not complete, since a peer whose Connect fails
@@ -585,6 +584,7 @@ func (l *link) listen() {
 	}
 }
 
+// over reports whether Release was called.
 func (p *Path) over() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -604,7 +604,7 @@ func (l *link) begin() bool {
 	return silent == nil
 }
 
-// notice reads a notice and ends the group with it.
+// notice reads a notice and ends the group with it. It then returns frame.ErrShut.
 func (l *link) notice(f *frame.Reader, h *frame.Header) error {
 	p := make([]byte, h.Length)
 	if err := f.Payload(p); err != nil {
@@ -684,6 +684,7 @@ func (l *link) readControl() {
 	}
 }
 
+// heard handles a frame of the control channel.
 func (l *link) heard(f *frame.Reader, h *frame.Header) error {
 	if h.Generation != l.path.gen.Number {
 		return frame.Err

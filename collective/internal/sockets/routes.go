@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -44,7 +43,7 @@ const (
 	burstsAtOnce  = 4        // number of hosts that this one measures at a time
 	probeAnswer   = 64 << 10 // largest answer, in bytes
 
-	fallBack = 500 * time.Millisecond // time after which the next address is dialled too, if a known one does not answer
+	fallBack = 500 * time.Millisecond // time after which the next address is dialled too, if one that is known to work does not answer
 	fallSoon = 50 * time.Millisecond  // the same if a route has just broken
 	mendEach = time.Minute            // between two measurements of routes that do not work
 )
@@ -61,8 +60,8 @@ const (
 type routing struct {
 	routes    routes.Memory
 	bursts    chan struct{}            // one token for each measurement in progress
-	measuring map[string]chan struct{} // by host: closed when its measurement has ended; guarded by Endpoint.mu, like all fields below
-	said      map[string]string        // by host: the route that was last logged
+	measuring map[string]chan struct{} // by host, closed when its measurement has ended; guarded by Endpoint.mu, like all fields below
+	said      map[string]string        // by host, the routes that were logged last
 	probes    int                      // number of probes being served
 	watching  bool                     // the kernel's reports about interfaces are watched
 	mending   bool                     // the goroutine of mend has been started
@@ -75,12 +74,13 @@ func newRouting() routing {
 
 // way describes how to dial a peer.
 type way struct {
-	host  string   // host of the routes; empty: not measured
+	host  string   // host of the routes; empty if they are not measured
 	addrs []string // the best first
-	// stagger is the time after which the next address is tried too; 0: all are tried at once.
+	// stagger is the time after which the next address is tried too; if it is 0, all are tried at
+	// once.
 	stagger time.Duration
-	// ordered: the next address is not tried while the connection to an earlier one is being
-	// proven.
+	// ordered means that the next address is not tried while the connection to an earlier one is
+	// being proven.
 	ordered bool
 	local   bool // the peer is on this host
 	rails   int  // number of first addresses that share the data sent
@@ -133,6 +133,7 @@ func (f *Generation) foreign(addrs []string) []netip.AddrPort {
 	return all
 }
 
+// hostsOf returns the addresses without the ports.
 func hostsOf(all []netip.AddrPort) []netip.Addr {
 	addrs := make([]netip.Addr, len(all))
 	for i, at := range all {
@@ -229,7 +230,7 @@ type probe struct {
 	size  int // size of the next burst, in bytes
 }
 
-// measureAll measures the addresses of a rank that answer in time.
+// measureAll measures the addresses of a rank, and returns the routes to those that answer in time.
 func (e *Endpoint) measureAll(ctx context.Context, f *Generation, rank int, addrs []netip.AddrPort) (found []routes.Route) {
 	select {
 	case e.bursts <- struct{}{}:
@@ -319,11 +320,7 @@ func (e *Endpoint) openProbe(ctx context.Context, f *Generation, rank int, at ne
 	}
 	stop := context.AfterFunc(ctx, func() { c.raw.Close() })
 	defer stop()
-	p := &probe{conn: c, route: routes.Route{Addr: at.Addr()}}
-	if local, ok := c.raw.LocalAddr().(*net.TCPAddr); ok {
-		p.route.Local = local.AddrPort().Addr().Unmap()
-		p.route.Near = netif.Of(p.route.Local)
-	}
+	p := &probe{conn: c, route: routes.Route{Addr: at.Addr(), Local: localOf(c), Near: netif.Of(localOf(c))}}
 	c.raw.SetDeadline(time.Now().Add(probeServe))
 	if err := readAnswer(c, &p.route.Far); err != nil {
 		c.raw.Close()
@@ -399,6 +396,7 @@ func (e *Endpoint) ask(ctx context.Context, f *Generation, leader, rank int) ([]
 	return found, readAnswer(c, &found)
 }
 
+// readAnswer reads what writeAnswer has written: JSON, after its length.
 func readAnswer(r io.Reader, into any) error {
 	var size [4]byte
 	if _, err := io.ReadFull(r, size[:]); err != nil {
@@ -424,8 +422,8 @@ func writeAnswer(w io.Writer, answer any) error {
 	return err
 }
 
-// admitProbe admits or refuses a probe whose dialer is proven. After an admission the caller calls
-// endProbe.
+// admitProbe admits a probe whose dialer is proven, or returns the reason why it is refused. After
+// an admission the caller calls endProbe.
 func (e *Endpoint) admitProbe(h identity.Hello) (*Generation, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -442,6 +440,7 @@ func (e *Endpoint) admitProbe(h identity.Hello) (*Generation, error) {
 	return f, nil
 }
 
+// endProbe ends a probe that was admitted.
 func (e *Endpoint) endProbe() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -450,12 +449,8 @@ func (e *Endpoint) endProbe() {
 
 // serveProbe answers the requests on a proven connection, until the connection ends.
 func (e *Endpoint) serveProbe(f *Generation, from int, c *conn) error {
-	var card netif.Card
-	if local, ok := c.raw.LocalAddr().(*net.TCPAddr); ok {
-		card = netif.Of(local.AddrPort().Addr())
-	}
 	c.raw.SetDeadline(time.Now().Add(probeServe))
-	if err := writeAnswer(c, card); err != nil {
+	if err := writeAnswer(c, netif.Of(localOf(c))); err != nil {
 		return err
 	}
 	var request [probeRequest]byte

@@ -27,23 +27,24 @@ func (e *Endpoint) Visit(ctx context.Context, generation uint64, key identity.Da
 	return c.Conn, nil
 }
 
-// admitVisit admits or refuses a visit whose dialer is proven. After an admission the caller calls
-// endVisit.
-func (e *Endpoint) admitVisit(generation uint64) (bool, error) {
+// admitVisit admits a visit whose dialer is proven, or returns the reason why it is refused. After
+// an admission the caller calls endVisit.
+func (e *Endpoint) admitVisit(generation uint64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
 	case e.current.Number != generation:
-		return false, fmt.Errorf("generation %d is over, this is generation %d", generation, e.current.Number)
+		return fmt.Errorf("generation %d is over, this is generation %d", generation, e.current.Number)
 	case e.cfg.Visited == nil:
-		return false, errors.New("this rank accepts no visits")
+		return errors.New("this rank accepts no visits")
 	case e.visits == maxVisits:
-		return false, errors.New("too many visits at a time")
+		return errors.New("too many visits at a time")
 	}
 	e.visits++
-	return true, nil
+	return nil
 }
 
+// endVisit ends a visit that was admitted.
 func (e *Endpoint) endVisit() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
