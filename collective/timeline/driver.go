@@ -33,17 +33,18 @@ type Driver struct {
 	mu     sync.Mutex
 	lost   int
 	closed bool
-	rows   map[string][]time.Time // ends of the last slices in the rows of a name
+	rows   map[string][]time.Time // by name, the end of the last slice in each of its rows
 }
 
-// DriverPath returns the name of the driver's file.
+// DriverPath returns the name of the driver's file, and the name to which the file is moved when it
+// has reached its limit.
 func DriverPath(filename string) (path, old string) {
 	stem := strings.TrimSuffix(filename, ".json") + ".driver"
 	return stem + ".json", stem + ".old.json"
 }
 
-// OpenDriver opens the driver's file, in the way in which a Recorder opens that of a rank. The
-// caller closes the Driver.
+// OpenDriver opens the driver's file, as a Recorder opens that of a rank, and starts a goroutine
+// that writes it. The caller closes the Driver.
 func OpenDriver(cfg Config) (*Driver, error) {
 	if cfg.MaxBytes == 0 {
 		cfg.MaxBytes = defaultBytes
@@ -58,7 +59,7 @@ func OpenDriver(cfg Config) (*Driver, error) {
 	return d, nil
 }
 
-// write writes until the queue is closed, or the first error.
+// write writes until the queue is closed. After an error it discards what is queued.
 func (d *Driver) write() {
 	var failed error
 	for do := range d.queue {
@@ -76,6 +77,7 @@ func (d *Driver) write() {
 	_ = d.file.close() // unwritten events have been logged
 }
 
+// post queues do, or drops it if the queue is full.
 func (d *Driver) post(do func() error) {
 	if d == nil {
 		return
@@ -96,7 +98,7 @@ func (d *Driver) post(do func() error) {
 	}
 }
 
-// Mark writes an event. args is a JSON object or empty.
+// Mark queues an event without a duration. args is a JSON object or empty.
 func (d *Driver) Mark(at time.Time, name string, args []byte) {
 	args = bytes.TrimSpace(args)
 	if !json.Valid(args) || len(args) < 2 || args[0] != '{' {
@@ -108,8 +110,8 @@ func (d *Driver) Mark(at time.Time, name string, args []byte) {
 	})
 }
 
-// Slice writes a part of a reset in a row with the given name, or in a further row with that name
-// if it overlaps with the last slice.
+// Slice queues a part of a reset, in the row with the given name, or in a further row of that name
+// if it overlaps with the last slice of the row.
 func (d *Driver) Slice(row, name string, start, end time.Time, generation uint64) {
 	if d == nil || end.Before(start) {
 		return

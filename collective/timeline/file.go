@@ -23,8 +23,8 @@ type rankFile struct {
 	path, old string
 	run       string
 	rank      int
-	name      string // name of the process in the trace; empty: the rank's name
-	offset    int64  // difference to the clock of rank 0
+	name      string // name of the process in the trace; if empty, it is that of the rank
+	offset    int64  // nanoseconds to add to times of this process's clock, for those of rank 0's
 	limit     int64  // size at which the file is moved away
 	host      string
 	mode      fs.FileMode
@@ -48,7 +48,7 @@ func openRank(cfg Config, rank int, offset int64) (*rankFile, error) {
 	return f, f.begin()
 }
 
-// begin opens the file. It truncates the file of another run.
+// begin opens the file for appending. It truncates the file of another run.
 func (f *rankFile) begin() error {
 	f.host, _ = os.Hostname() // for display only
 	if f.ofThisRun() {
@@ -153,7 +153,8 @@ func (f *rankFile) row(s *collective.Span) int {
 	return n
 }
 
-// span buffers an event; begun is a time of this process's clock.
+// span buffers an event that began at begun, in nanoseconds since 1970 of this process's clock. It
+// writes the buffer if that is full.
 func (f *rankFile) span(begun int64, s *collective.Span) error {
 	row := f.row(s)
 	name, kind := s.Name, "operation"
@@ -186,6 +187,7 @@ func (f *rankFile) span(begun int64, s *collective.Span) error {
 	return f.flush()
 }
 
+// place appends the numbers of the process and of a row.
 func (f *rankFile) place(b []byte, row int) []byte {
 	b = append(b, `,"pid":`...)
 	b = strconv.AppendInt(b, int64(f.rank), 10)
@@ -201,18 +203,19 @@ func (f *rankFile) mark(at int64, name, args string) {
 	f.buffer = append(append(append(b, `,"args":{`...), args...), "}},\n"...)
 }
 
-// world buffers a mark for the beginning of a world.
+// world writes the buffer with a mark for the beginning of a world.
 func (f *rankFile) world(at int64, g *collective.Group) error {
 	f.mark(at, fmt.Sprintf("world %d", g.Generation()), fmt.Sprintf(`"generation":%d,"size":%d,"host":%s,"clock_offset_us":%s`,
 		g.Generation(), g.Size(), appendString(nil, f.host), appendMicros(nil, f.offset)))
 	return f.flush()
 }
 
+// lost buffers a mark for n spans that were dropped.
 func (f *rankFile) lost(at int64, n int) {
 	f.mark(at, "spans lost", `"spans":`+strconv.Itoa(n))
 }
 
-// appendMicros writes nanoseconds as microseconds.
+// appendMicros appends nanoseconds as microseconds.
 func appendMicros(b []byte, nanos int64) []byte {
 	if nanos < 0 {
 		b, nanos = append(b, '-'), -nanos

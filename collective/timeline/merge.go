@@ -17,7 +17,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/safefile"
 )
 
-// appendString writes a string of JSON.
+// appendString appends s as a string of JSON.
 func appendString(b []byte, s string) []byte {
 	text, _ := json.Marshal(s) // a string can always be marshalled
 	return append(b, text...)
@@ -59,7 +59,8 @@ type Merged struct {
 }
 
 // Merge writes the events of the files as one trace, whose time begins at 0. Events of the same
-// rank are shown as one process.
+// rank are shown as one process. It reads each file twice, and returns the first error of reading
+// or writing.
 func Merge(w io.Writer, files []string) (m Merged, err error) {
 	first := int64(math.MaxInt64)
 	for _, path := range files {
@@ -118,7 +119,8 @@ func (e event) nanos() (int64, bool) {
 	return micros*1000 + int64(fraction), true
 }
 
-// each calls visit for each event of a file, and adds the number of incomplete lines to *torn.
+// each calls visit for each event of a file. If torn is not nil, it adds the number of incomplete
+// lines to *torn.
 func each(path string, visit func(event) error, torn *int) error {
 	file, err := safefile.Read(path)
 	if err != nil {

@@ -35,10 +35,10 @@ type Config struct {
 	RunID string
 	// Shared lets other users read the files.
 	Shared bool
-	// MaxBytes bounds the total size of the files of a rank. 0: 256 MiB.
+	// MaxBytes bounds the total size of the files of a rank. If it is 0, the bound is 256 MiB.
 	MaxBytes int64
-	// Log receives one message in each world in which files cannot be written. Nil: nothing is
-	// logged.
+	// Log receives one message in each world in which files cannot be written. If it is nil,
+	// nothing is logged.
 	Log logrus.FieldLogger
 }
 
@@ -47,7 +47,7 @@ type Config struct {
 // dropped and counted, and after a failure to write a file nothing is written until the next world.
 type Recorder struct {
 	cfg   Config
-	begun time.Time // the origin of all times, so that setting the clock does not matter
+	begun time.Time // the origin of all times, so that later changes of the clock have no effect
 
 	mu      sync.Mutex
 	queued  []collective.Span
@@ -90,8 +90,9 @@ func (r *Recorder) Span(s collective.Span) {
 }
 
 // Enter begins a world: the ranks of the group compare their clocks, and from now on spans are
-// written to the file of this rank. Every rank of the group must call it, before any other
-// operation. Its errors are those of the group.
+// written to the file of this rank, by a goroutine that Close ends. Every rank of the group must
+// call it, before any other operation. It blocks and fails as operations of the group do; a file
+// that cannot be written is no error.
 func (r *Recorder) Enter(ctx context.Context, g *collective.Group) error {
 	r.flush() // to the file of the previous rank
 	r.mute(true)
@@ -142,6 +143,7 @@ func (r *Recorder) Close() error {
 	return nil
 }
 
+// mute makes Span drop spans, or queue them again.
 func (r *Recorder) mute(on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -152,7 +154,7 @@ func (r *Recorder) mute(on bool) {
 // recorder was made.
 func (r *Recorder) nanos(t time.Time) int64 { return r.begun.UnixNano() + int64(t.Sub(r.begun)) }
 
-// work writes the spans periodically.
+// work writes the queued spans periodically, or earlier if many are queued.
 func (r *Recorder) work() {
 	tick := time.NewTicker(flushEach)
 	defer tick.Stop()
@@ -167,6 +169,7 @@ func (r *Recorder) work() {
 	}
 }
 
+// flush writes the queued spans.
 func (r *Recorder) flush() {
 	r.writing.Lock()
 	defer r.writing.Unlock()
@@ -177,7 +180,7 @@ func (r *Recorder) flush() {
 	if r.file != nil {
 		r.check(r.write(spans, lost))
 	}
-	clear(spans) // of names
+	clear(spans) // drop references to names
 	r.spare = spans
 }
 
