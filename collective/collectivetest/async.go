@@ -12,8 +12,6 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/hvdrun/hvdrun/collective"
 )
 
@@ -525,31 +523,25 @@ func testAsyncLeaks(t *testing.T, newGroups NewGroups) {
 	})
 }
 
-// leaks checks that no goroutine is left of groups of three ranks and their subsets, which work n
-// times. Of each three groups one is aborted, and of another one the subset is closed before.
+// leaks is like checkLeaks, for work of groups of three ranks and their subsets. In one of three
+// generations a group is aborted, and in another one the subset is closed before the group.
 func leaks(t *testing.T, newGroups NewGroups, n int, work func(i int, groups, subs []*collective.Group)) {
-	before := goleak.IgnoreCurrent()
-	t.Run("generations", func(t *testing.T) {
-		for i := range repeat(n) {
-			groups := newGroups(t, 3)
-			subs := subset(t, groups, 2, 0)
-			work(i, groups, subs)
-			switch i % 3 {
-			case 1:
-				groups[i/3%3].Abort(nil)
-			case 2:
-				closeAll(t, subs)
-			}
-			closeAll(t, groups)
+	checkLeaks(t, n, func(t *testing.T, i int) {
+		groups := newGroups(t, 3)
+		subs := subset(t, groups, 2, 0)
+		work(i, groups, subs)
+		switch i % 3 {
+		case 1:
+			groups[i/3%3].Abort(nil)
+		case 2:
+			closeAll(t, subs)
 		}
+		closeAll(t, groups)
 	})
-	if err := goleak.Find(before); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // Way is a way of making groups. Hosts has one letter for each rank: ranks with the same letter
-// share the memory of one host; empty: no ranks share memory.
+// share the memory of one host. If it is empty, no ranks share memory.
 type Way struct {
 	NewGroups
 	Hosts string

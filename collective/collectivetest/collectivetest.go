@@ -23,7 +23,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective"
 )
 
-// bound is the time after which a call counts as hanging.
+// bound is the time after which a call counts as hung.
 const bound = 3 * time.Minute
 
 // NewGroups makes n connected groups, by rank; the kit closes them.
@@ -84,8 +84,8 @@ var brief atomic.Bool
 
 func short() bool { return testing.Short() || brief.Load() }
 
-// Each runs f for every group at the same time and returns the errors by rank. It fails the test if
-// f hangs.
+// Each runs f for every group at the same time and returns the errors, by rank. The context of f
+// ends after three minutes; if f then returns its error, the test fails.
 func Each(t *testing.T, groups []*collective.Group, f func(ctx context.Context, g *collective.Group) error) []error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
@@ -140,7 +140,7 @@ func testOps(t *testing.T, newGroups NewGroups) {
 				checkType[collective.Float16](t, groups, 64)
 				checkBytes(t, groups, 1, 1000, 1<<20, 3<<20+5)
 				CheckMeans(t, groups)
-				CheckSemantics(t, groups, 0, 101, 9001)
+				checkTables(t, groups, 0, 101, 9001)
 				return
 			}
 			checkType[float32](t, groups, append(small, 5003, 140_001)...)
@@ -157,7 +157,7 @@ func testOps(t *testing.T, newGroups NewGroups) {
 			checkType[collective.BFloat16](t, groups, append(small, 4999)...)
 			checkBytes(t, groups, 1, 1000, 1<<20, 3<<20+5)
 			CheckMeans(t, groups)
-			CheckSemantics(t, groups, 0, 1, 101, 9001, 140_001)
+			checkTables(t, groups, 0, 1, 101, 9001, 140_001)
 		})
 	}
 }
@@ -1132,17 +1132,26 @@ func testBusy(t *testing.T, newGroups NewGroups) {
 
 // testLeaks: generations that end well or by death leave no goroutine.
 func testLeaks(t *testing.T, newGroups NewGroups) {
+	checkLeaks(t, 200, func(t *testing.T, i int) {
+		groups := newGroups(t, 2)
+		must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
+			return collective.AllReduce(ctx, g, []int32{1, 2}, collective.Sum)
+		}))
+		if i%2 == 0 {
+			groups[i/2%2].Abort(nil)
+		}
+		closeAll(t, groups)
+	})
+}
+
+// checkLeaks checks that n generations, each made and ended by one call of generation, leave no
+// goroutine.
+func checkLeaks(t *testing.T, n int, generation func(t *testing.T, i int)) {
+	t.Helper()
 	before := goleak.IgnoreCurrent()
 	t.Run("generations", func(t *testing.T) {
-		for i := range repeat(200) {
-			groups := newGroups(t, 2)
-			must(t, Each(t, groups, func(ctx context.Context, g *collective.Group) error {
-				return collective.AllReduce(ctx, g, []int32{1, 2}, collective.Sum)
-			}))
-			if i%2 == 0 {
-				groups[i/2%2].Abort(nil)
-			}
-			closeAll(t, groups)
+		for i := range repeat(n) {
+			generation(t, i)
 		}
 	})
 	if err := goleak.Find(before); err != nil {

@@ -1,7 +1,9 @@
 package collectivetest
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -26,16 +28,16 @@ func CheckMeans(t *testing.T, groups []*collective.Group) {
 			want, n := halves(), g.Size()
 			data := halves()
 			if err := collective.AllReduce(ctx, g, data, collective.Average); err != nil || !equal(data, want) {
-				return fmt.Errorf("AllReduce of %d: %v, %w", length, data[0].Float32(), errorOf(err))
+				return fmt.Errorf("AllReduce of %d: %v, %w", length, data[0].Float32(), cmp.Or(err, errWrong))
 			}
 			part, err := collective.ReduceScatter(ctx, g, data, collective.Average)
-			if err != nil || !equal(part, repeatedFrom(want, n, g.Rank())) {
-				return fmt.Errorf("ReduceScatter of %d: %v, %w", length, part[:1], errorOf(err))
+			if err != nil || !equal(part, partOf(want, n, g.Rank())) {
+				return fmt.Errorf("ReduceScatter of %d: %v, %w", length, part[:1], cmp.Or(err, errWrong))
 			}
 			single := repeated(length, func(i int) float32 { return values[i%2] })
 			wide := repeated(length, func(i int) float32 { return values[i%2] })
 			if err := collective.AllReduceCompressed(ctx, g, single, collective.Average, collective.CompressFloat16); err != nil || !equal(single, wide) {
-				return fmt.Errorf("AllReduceCompressed of %d: %v, %w", length, single[0], errorOf(err))
+				return fmt.Errorf("AllReduceCompressed of %d: %v, %w", length, single[0], cmp.Or(err, errWrong))
 			}
 			for range 4 { // the later ones may be guessed
 				more := halves()
@@ -62,7 +64,7 @@ func CheckMeans(t *testing.T, groups []*collective.Group) {
 		data := repeated(3000, func(i int) collective.Float16 { return collective.ToFloat16(values[i%len(values)]) })
 		want := append([]collective.Float16(nil), data...)
 		if err := collective.AllReduce(ctx, g, data, collective.Average); err != nil || !equal(data[:2], want[:2]) {
-			return fmt.Errorf("large ones: %v, %w", data[:2], errorOf(err))
+			return fmt.Errorf("large ones: %v, %w", data[:2], cmp.Or(err, errWrong))
 		}
 		for i := range data {
 			if data[i] == 0 {
@@ -98,13 +100,13 @@ func checkMeanTree(ctx context.Context, g *collective.Group, want []collective.F
 	}
 	result := make([]collective.Float16, len(want))
 	if err := collective.ReduceTree(ctx, g, p, parts, result, collective.Average); err != nil || !equal(result, want) {
-		return fmt.Errorf("ReduceTree of %d: %v, %w", len(want), result[0].Float32(), errorOf(err))
+		return fmt.Errorf("ReduceTree of %d: %v, %w", len(want), result[0].Float32(), cmp.Or(err, errWrong))
 	}
 	return nil
 }
 
-// repeatedFrom returns a rank's part of a vector.
-func repeatedFrom[T any](all []T, ranks, rank int) []T {
+// partOf returns a rank's part of a vector.
+func partOf[T any](all []T, ranks, rank int) []T {
 	each, more := len(all)/ranks, len(all)%ranks
 	lo := each*rank + min(rank, more)
 	if rank < more {
@@ -113,13 +115,4 @@ func repeatedFrom[T any](all []T, ranks, rank int) []T {
 	return all[lo : lo+each]
 }
 
-type wrong struct{}
-
-func (wrong) Error() string { return "that is wrong" }
-
-func errorOf(err error) error {
-	if err == nil {
-		return wrong{}
-	}
-	return err
-}
+var errWrong = errors.New("that is wrong")

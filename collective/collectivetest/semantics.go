@@ -27,7 +27,7 @@ type Row[T collective.Element] struct {
 type number[T collective.Element] struct {
 	from                   func(float64) T // exact
 	nan                    func(T) bool
-	tiny, large, lowest, h T // the smallest subnormal; a value whose double overflows; the bounds of integers
+	tiny, large, lowest, h T // the smallest subnormal; a value whose double overflows; the lowest and the highest integer
 	bits                   int
 	floating, half         bool
 }
@@ -218,9 +218,9 @@ func CheckTable[T collective.Element](t *testing.T, ranks, length int, op collec
 	}
 }
 
-// CheckSemantics checks the table for all reductions of a group, in the foreground and in the
+// checkTables checks the table for all reductions of a group, in the foreground and in the
 // background, as a whole and in parts.
-func CheckSemantics(t *testing.T, groups []*collective.Group, lengths ...int) {
+func checkTables(t *testing.T, groups []*collective.Group, lengths ...int) {
 	t.Helper()
 	checkSemantics[float32](t, groups, lengths)
 	checkSemantics[collective.Float16](t, groups, lengths)

@@ -10,8 +10,6 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/hvdrun/hvdrun/collective"
 )
 
@@ -289,23 +287,17 @@ func testSubsetClose(t *testing.T, newGroups NewGroups) {
 }
 
 func testSubsetLeaks(t *testing.T, newGroups NewGroups) {
-	before := goleak.IgnoreCurrent()
-	t.Run("generations", func(t *testing.T) {
-		for i := range repeat(60) {
-			groups := newGroups(t, 3)
-			subs := subset(t, groups, 2, 0)
-			subset(t, groups, 1)
-			checkReduce[float32](t, subs, 10, collective.Sum)
-			switch i % 3 {
-			case 1:
-				subs[i/3%2].Abort(nil)
-			case 2:
-				closeAll(t, subs)
-			}
-			closeAll(t, groups)
+	checkLeaks(t, 60, func(t *testing.T, i int) {
+		groups := newGroups(t, 3)
+		subs := subset(t, groups, 2, 0)
+		subset(t, groups, 1)
+		checkReduce[float32](t, subs, 10, collective.Sum)
+		switch i % 3 {
+		case 1:
+			subs[i/3%2].Abort(nil)
+		case 2:
+			closeAll(t, subs)
 		}
+		closeAll(t, groups)
 	})
-	if err := goleak.Find(before); err != nil {
-		t.Fatal(err)
-	}
 }
