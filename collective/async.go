@@ -10,27 +10,25 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/collective/internal/agreement"
+	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-const (
-	maxName = 255 // bytes of the name of a tensor
-)
-
-// AsyncOptions are the options of an asynchronous operation. The zero value is that of
-// [AllReduceAsync].
+// AsyncOptions are the options of an asynchronous operation. The zero value changes nothing: data
+// is neither compressed nor scaled, as in [AllReduceAsync].
 type AsyncOptions struct {
 	Compression Compression // format of float32 elements between ranks
-	Prescale    float64     // factor applied to data before it is combined; 0: none
-	Postscale   float64     // factor applied to the result; 0: none
+	Prescale    float64     // factor applied to data before it is combined; 0 stands for 1
+	Postscale   float64     // factor applied to the result; 0 stands for 1
 }
 
-// Handle is an asynchronous operation in progress, or one that has ended.
+// Handle is an asynchronous operation in progress, or one that has ended. Its methods may be called
+// by several goroutines.
 type Handle struct {
 	engine  *engine
-	point   *point  // instead of engine, if the operation is a message …
-	message message // … namely this one
+	point   *point  // instead of engine, if the operation is a message
+	message message // of point
 	ahead   bool    // Send has copied the message
 	name    string
 	request agreement.Request
@@ -40,8 +38,8 @@ type Handle struct {
 	since   time.Time
 	watch   *watch // of the context; nil if the context cannot end
 	done    atomic.Bool
-	wake    atomic.Pointer[chan struct{}] // closed when the operation is done; nil: no goroutine sleeps
-	refusal error                         // reason why the request is refused
+	wake    atomic.Pointer[chan struct{}] // closed when the operation is done; nil until a goroutine sleeps
+	refusal error                         // reason why this rank refuses the request, or nil
 	err     error
 }
 
@@ -55,8 +53,8 @@ func (h *Handle) refuse(reason error) {
 }
 
 // Wait blocks until the operation has ended and returns its error. Until then the data belongs to
-// the operation; after an error it is undefined. Once a goroutine waits for an operation, it is not
-// delayed any more to be fused with later ones.
+// the operation; after an error the data is undefined. Once a goroutine waits for an operation, the
+// operation is no longer delayed to be fused with later ones.
 func (h *Handle) Wait() error {
 	if !h.done.Load() {
 		switch {
@@ -172,8 +170,8 @@ func newHandle[T Element](name string, data []T, op Op, o AsyncOptions) *Handle 
 }
 
 func checkName(name string) error {
-	if len(name) == 0 || len(name) > maxName {
-		return fmt.Errorf("a name has 1 to %d bytes, not %d", maxName, len(name))
+	if len(name) == 0 || len(name) > frame.MaxName {
+		return fmt.Errorf("a name has 1 to %d bytes, not %d", frame.MaxName, len(name))
 	}
 	return nil
 }
@@ -184,7 +182,7 @@ func (g *Group) submit(ctx context.Context, handles ...*Handle) []*Handle {
 	var invalid error
 	for _, h := range handles {
 		if invalid == nil && h.err != nil {
-			invalid = h.request.Wrong(h.err)
+			invalid = h.request.Action().Wrap(h.err)
 		}
 	}
 	err := errNoGroup
@@ -270,16 +268,12 @@ func (g *Group) nudged(cycle uint64) {
 		}
 	}
 	if cycle > g.begun.Load() {
-		g.ring()
+		g.changed.Set()
 	}
 }
 
 // departed records that a rank has left. Without it, no operation of an engine can finish.
 func (g *Group) departed() {
 	g.peerLeft.Store(true)
-	g.ring()
-}
-
-func (g *Group) ring() {
 	g.changed.Set()
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
+// fail ends the lane, and with it the generation, and returns the error.
 func (e *engine) fail(n frame.Notice) error {
 	e.lane.fail(n)
 	<-e.lane.call.Failed
@@ -31,7 +32,7 @@ func (e *engine) execute() error {
 // refuse ends an operation that all ranks refuse in the same way.
 func (e *engine) refuse(id int) {
 	if h := e.agreed.Take(id); h != nil {
-		e.complete(h, h.request.Wrong(h.refusal))
+		e.complete(h, h.request.Action().Wrap(h.refusal))
 	}
 }
 
@@ -46,7 +47,8 @@ func (e *engine) reduce(b *agreement.Bucket) error {
 	e.mark(0)
 	data := e.inPlace(b)
 	if data == nil {
-		data = e.copyIn(b)
+		data = e.buffer(b.Bytes)
+		e.copyIn(b, data)
 	}
 	e.mark(1)
 	if len(data) > 0 {
@@ -95,19 +97,13 @@ func (e *engine) inPlace(b *agreement.Bucket) []byte {
 	return t.Mine.data
 }
 
-// copyIn returns a copy of the tensors of a bucket, in the format in which they are sent. Elements
-// to which this rank contributes nothing are neutral.
-func (e *engine) copyIn(b *agreement.Bucket) []byte {
-	all := e.buffer(b.Bytes)
-	e.gatherBucket(b, all)
-	return all
-}
-
-func (e *engine) gatherBucket(b *agreement.Bucket, rest []byte) {
+// copyIn copies the tensors of a bucket to all, in the format in which they are sent. Elements to
+// which this rank contributes nothing are neutral.
+func (e *engine) copyIn(b *agreement.Bucket, all []byte) {
 	for _, id := range b.IDs {
 		t := e.agreed.At(id)
-		part := rest[:int(t.Request.Count)*b.Wire.Size()]
-		rest = rest[len(part):]
+		part := all[:int(t.Request.Count)*b.Wire.Size()]
+		all = all[len(part):]
 		if t.Mine == nil {
 			operation.FillNeutral(part, b.Wire, b.Op)
 			continue

@@ -27,18 +27,18 @@ type Work interface {
 	// Reduce combines the vectors of bucket in place with those of the other ranks. The first
 	// element of bucket is the receiver. All vectors have the same type and operation, are in the
 	// same order on every rank, and fit the fusion threshold together unless there is only one. All
-	// ranks call Reduce at the same time, so it may use lane, a group of the same ranks, for
-	// its own operations; it must not close or abort lane. An error becomes the error of the
-	// handles and ends the group. ctx ends when the group does.
+	// ranks call Reduce at the same time, so it may use lane, a group of the same ranks, for its
+	// own operations; it must not close or abort lane. An error becomes the error of the handles
+	// and ends the group. ctx ends when the group does.
 	Reduce(ctx context.Context, lane *Group, bucket []Work) error
 	// Ended is called once, when the operation has ended, before Wait returns.
 	Ended(err error)
 }
 
-// AllReduceElsewhere is [AllReduceAsync] of vectors outside the memory of this process, submitted
-// all at once as by [GroupedAllReduce]. The rules for names, order, fusion and failures are those
-// of AllReduceAsync, with these exceptions: [Adasum] is refused; if a rank has joined, the group
-// ends; and if a rank's own Work fails, its handles return that error.
+// AllReduceElsewhere is like [AllReduceAsync], for vectors outside the memory of this process,
+// which it submits all at once, as [GroupedAllReduce] does. The rules for names, order, fusion and
+// failures are those of AllReduceAsync, with these exceptions: [Adasum] is refused; if a rank has
+// joined, the group ends; and if a rank's own Work fails, its handles return that error.
 func AllReduceElsewhere(ctx context.Context, g *Group, op Op, vectors ...Elsewhere) []*Handle {
 	handles := make([]*Handle, len(vectors))
 	for i, v := range vectors {
@@ -47,7 +47,7 @@ func AllReduceElsewhere(ctx context.Context, g *Group, op Op, vectors ...Elsewhe
 		switch {
 		case v.Type == 0 || v.Type >= kernel.Types || v.Count < 0 || v.Count > math.MaxInt/v.Type.Size():
 			h.request.Type, h.request.Count = kernel.Uint8, 0
-			h.refuse(fmt.Errorf("there are no %d elements of %v", v.Count, v.Type))
+			h.refuse(fmt.Errorf("%d elements of %v are not possible", v.Count, v.Type))
 		case op == Adasum:
 			h.refuse(fmt.Errorf("%v is for vectors in memory", op))
 		case operation.Op(op).Check(v.Type) != nil:

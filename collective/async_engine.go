@@ -40,8 +40,8 @@ import (
 type engine struct {
 	g      *Group
 	tuning tuning
-	ended  chan struct{}
-	woken  wake.Flag // check again for a reason for a cycle
+	ended  chan struct{} // closed when the engine's goroutine ends
+	woken  wake.Flag     // set when there may be a reason for a cycle
 	submissions
 
 	turn   sync.Mutex  // held by the goroutine that runs cycles, which owns the fields below
@@ -62,7 +62,7 @@ type cycles struct {
 	called   uint64        // the last cycle to which other ranks have called this rank …
 	calledAt time.Time     // … and when this rank noticed it
 	usual    time.Duration // usual duration of the first operation of a cycle
-	warn     time.Time     // when to ask which ranks are missing; zero: no operation is pending
+	warn     time.Time     // when to ask which ranks are missing; zero if no operation is pending
 }
 
 // submissions are the operations submitted to the engine.
@@ -71,13 +71,13 @@ type submissions struct {
 	fresh     []*Handle // submitted, but not yet collected by a cycle
 	bytes     int       // of fresh
 	urgent    bool      // a goroutine waits for an operation
-	due       time.Time // when the timer fires; zero: it is not set
+	due       time.Time // when the timer fires; zero if it is not set
 	vain      int       // consecutive times that the timer fired without need, up to mostVain
 	names     map[string]*Handle
 	joining   *Handle
 	submitted uint64 // since the last time that all ranks joined
 	stopping  bool
-	err       error // the engine has ended
+	err       error // set when the engine has ended
 	watches   watches
 }
 
@@ -145,7 +145,7 @@ func (e *engine) submit(ctx context.Context, handles []*Handle) error {
 			for _, taken := range handles[:i] {
 				delete(e.names, taken.name)
 			}
-			return h.request.Wrong(fmt.Errorf("%q %w", h.name, errUnderWay))
+			return h.request.Action().Wrap(fmt.Errorf("%q %w", h.name, errUnderWay))
 		}
 		e.names[h.name] = h
 	}
@@ -279,7 +279,7 @@ func (e *engine) run() {
 
 // connect connects the engine's lane with the other ranks' engines, and starts these.
 func (e *engine) connect() error {
-	l := lane{id: laneID(e.g.lane, asyncLane, 0), rank: e.g.rank, size: e.g.size, members: e.g.members, strict: true, carries: true}
+	l := lane{Lane: sockets.Lane{ID: laneID(e.g.lane, asyncLane, 0), Rank: e.g.rank, Size: e.g.size, Members: e.g.members}, strict: true, carries: true}
 	var err error
 	if e.lane, err = e.g.family.connect(context.Background(), l); err != nil {
 		return err
@@ -573,7 +573,7 @@ func (e *engine) complete(h *Handle, err error) {
 		e.joining = nil
 	}
 	if ended := e.watches.end(h.watch); err != nil && ended != nil {
-		err = h.request.Wrong(ended)
+		err = h.request.Action().Wrap(ended)
 	}
 	e.mu.Unlock()
 	h.finish(err)

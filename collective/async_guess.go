@@ -17,7 +17,8 @@ func (e *engine) reducesIfReady(b *agreement.Bucket) bool {
 }
 
 // tryGuess reduces the bucket that this rank expects in the cycle, and reports whether the guess
-// was right; the cycle is then over. ready: this rank has no news besides its submissions.
+// was right; the cycle is then over. ready means that this rank has no news besides its
+// submissions.
 func (e *engine) tryGuess(ready bool) (right bool, err error) {
 	b, just := e.agreed.Expected()
 	ready = ready && just
@@ -57,7 +58,7 @@ func (e *engine) guessApart(b *agreement.Bucket, ready bool) (data []byte, right
 	all := e.buffer(b.Bytes + b.Wire.Size())
 	data, count := all[:b.Bytes], all[b.Bytes:]
 	if ready {
-		e.gatherBucket(b, data)
+		e.copyIn(b, data)
 	} else {
 		clear(data)
 	}

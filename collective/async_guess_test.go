@@ -14,8 +14,8 @@ import (
 func TestHesitates(t *testing.T) {
 	called := func(expects bool) *engine {
 		f := newFamily(&sockets.Generation{})
-		e := newEngine(newGroup(f, lane{size: 2}))
-		e.lane = newGroup(f, lane{id: 1, size: 2})
+		e := newEngine(newGroup(f, lane{Lane: sockets.Lane{Size: 2}}))
+		e.lane = newGroup(f, lane{Lane: sockets.Lane{ID: 1, Size: 2}})
 		if expects {
 			e.agreed.Guess.Times = agreement.Surely
 		}

@@ -7,10 +7,10 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// TellBackend records the backend of a package that reduces device memory. The package calls it on
-// every rank when the ranks of the group have chosen a backend, or have changed it. In each
-// generation, rank 0 logs each name and reason once, and calls [Config].Backend once for each name.
-// It does not block.
+// TellBackend records how a package combines device memory: the name of its backend, and why. The
+// package calls it on every rank when the ranks of the group have chosen a backend, or have changed
+// it. In each generation, rank 0 of the group of all ranks logs each name and reason once, and
+// calls [Config].Backend once for each name. It does not block.
 func (g *Group) TellBackend(name, why string) {
 	f := g.family
 	if g.rank != 0 || g.size != f.Size {

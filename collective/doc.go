@@ -39,8 +39,26 @@
 //
 // # Between two ranks
 //
-// [Send] and [Recv] pass messages from one rank to another, in order, at the same time as all other
-// operations. Each pair and direction has a separate group for this (point_lane.go).
+// [Send] and [Recv] pass messages from one rank to another. Messages of a pair arrive in the order
+// in which they are sent, as with NCCL: there are no tags, and separate groups ([Group.Subset])
+// keep messages apart. If several goroutines send to one rank at the same time, the order of their
+// messages is undefined. The type and length of the data must be what the receiver expects;
+// otherwise both ranks, and with them all ranks of the group, get a [*MismatchError]. These
+// operations run concurrently with any other operation of the group and with the messages of other
+// pairs or of the other direction: none returns [ErrBusy]. Their errors are those of [AllReduce],
+// and every rank of the group gets them. A message that is never received is detected like any
+// operation that some ranks do not call.
+//
+// The first message from one rank to another connects the two by separate connections and, on one
+// host, by separate shared memory (point_lane.go); later messages use the same connections.
+//
+// # Memory of the caller
+//
+// [AllGatherInto], [ReduceScatterInto], [ReduceScatterCounts] and [AllToAllInto] write their
+// results to memory of the caller and allocate none for data. Lengths must be equal on all ranks;
+// otherwise every rank gets a [*MismatchError]. A result that overlaps with the input is refused on
+// every rank: with an error that says so if it overlaps on all ranks, and with a [*MismatchError]
+// if it overlaps on some.
 //
 // # Shared memory
 //

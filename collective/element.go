@@ -28,13 +28,13 @@ type BFloat16 uint16
 // NaN becomes a quiet NaN.
 func ToFloat16(f float32) Float16 { return Float16(kernel.ToFloat16(f)) }
 
-// Float32 is exact.
+// Float32 returns the number, which a float32 represents exactly.
 func (h Float16) Float32() float32 { return kernel.FromFloat16(uint16(h)) }
 
 // ToBFloat16 rounds to the nearest BFloat16, ties to even. A NaN becomes a quiet NaN.
 func ToBFloat16(f float32) BFloat16 { return BFloat16(kernel.ToBFloat16(f)) }
 
-// Float32 is exact.
+// Float32 returns the number, which a float32 represents exactly.
 func (h BFloat16) Float32() float32 { return kernel.FromBFloat16(uint16(h)) }
 
 // AsFloat16 returns data as Float16s, without a copy. It is for other types of IEEE 754
@@ -64,6 +64,7 @@ func checkReduced[T Element]() error {
 	return kernel.CheckAlien(reflect.TypeFor[T]())
 }
 
+// typeOf returns the type of an element.
 func typeOf[T Element]() kernel.Type {
 	switch any(*new(T)).(type) {
 	case float32:

@@ -24,34 +24,34 @@ const MaxConnections = sockets.MaxConnections
 // Config configures an [Endpoint].
 type Config struct {
 	Credentials *identity.Credentials // of this worker; required
-	ListenAddr  string                // host:port; empty: a free port on the addresses of the interfaces
-	Interfaces  []string              // interfaces to listen on if ListenAddr has no address, and for Widen; empty: all
+	ListenAddr  string                // host:port; if empty, a free port on the addresses of the interfaces
+	Interfaces  []string              // interfaces to listen on if ListenAddr has no address, and for Widen; if empty, all
 	Encrypt     bool                  // TLS on every connection; every rank must agree
 	OnlySockets bool                  // no shared memory between the ranks of a host
 	Algorithm   Algorithm             // of AllReduce; every rank must agree
 	// Connections is the number of connections that share the large frames between two ranks of
-	// different hosts. More than one helps if the network limits the rate of each connection. At
-	// most MaxConnections; 0: 1. Every rank must agree.
+	// different hosts, at most MaxConnections. More than one helps if the network limits the rate
+	// of each connection. 0 stands for 1. Every rank must agree.
 	Connections int
-	Log         logrus.FieldLogger // nil: nothing is logged
-	Timeline    Timeline           // receives every operation; nil: unused
+	Log         logrus.FieldLogger // if nil, nothing is logged
+	Timeline    Timeline           // receives every operation; may be nil
 
 	// Backend is called on rank 0 with the backend with which package cuda combines device memory,
-	// once for each name in a generation. It must not block. Nil: unused.
+	// once for each name in a generation. It must not block. It may be nil.
 	Backend func(generation uint64, name string)
 
 	// Visited is called with each connection that another worker opens by Visit, in a separate
 	// goroutine. The connection is closed when Visited returns, or when the endpoint is closed;
-	// Close waits for Visited. Nil: visits are refused.
+	// Close waits for Visited. If it is nil, visits are refused.
 	Visited func(net.Conn)
 
 	// Network is the network of the ranks. The zero value is the kernel's.
 	Network identity.Network
 
 	// For asynchronous operations:
-	FusionThreshold int           // largest sum of bytes of tensors that are reduced together; 0: 64 MiB; the smallest of all ranks counts
-	CycleTime       time.Duration // longest time that an operation waits to be fused with others; 0: 1 ms; negative: none
-	StallWarning    time.Duration // time after which an operation that some ranks have not called is logged; 0: 5 s; negative: never
+	FusionThreshold int           // largest sum of bytes of tensors that are reduced together, 64 MiB if 0; the smallest of all ranks counts
+	CycleTime       time.Duration // longest time that an operation waits to be fused with others, 1 ms if 0; if negative, it does not wait
+	StallWarning    time.Duration // time after which an operation that some ranks have not called is logged, 5 s if 0; if negative, never
 }
 
 // Endpoint is the endpoint at which the other workers of the job reach this one. It lives as long
@@ -68,8 +68,8 @@ type Peers struct {
 	Generation uint64
 	Key        identity.DataKey // of the generation: only its members have the key
 	Rank       int              // of this worker
-	Addrs      [][]string       // by rank: the result of Addrs of each rank's endpoint; this rank's entry is not used
-	Hosts      []string         // by rank: ranks of one host share memory if possible; nil or empty names: they do not
+	Addrs      [][]string       // by rank, the result of Addrs of each rank's endpoint; this rank's entry is not used
+	Hosts      []string         // by rank, the host; ranks of one host share memory if possible, but not if it is empty or Hosts nil
 }
 
 // Listen opens an endpoint and starts to accept connections until Close.
@@ -78,7 +78,7 @@ func Listen(cfg Config) (*Endpoint, error) {
 		return nil, errors.New("collective: an endpoint needs credentials")
 	}
 	if cfg.Connections < 0 || cfg.Connections > MaxConnections {
-		return nil, fmt.Errorf("collective: %d connections to a peer; there may be up to %d", cfg.Connections, MaxConnections)
+		return nil, fmt.Errorf("collective: %d connections to a peer are configured; at most %d are possible", cfg.Connections, MaxConnections)
 	}
 	if cfg.Connections == 0 {
 		cfg.Connections = 1
@@ -157,7 +157,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 		tuning: tuning{fusion: e.cfg.FusionThreshold, cycle: e.cfg.CycleTime, stall: e.cfg.StallWarning, log: e.logStall},
 	}
 	f.connect = func(ctx context.Context, l lane) (*Group, error) { return e.connect(ctx, f, l) }
-	g, err := f.connect(ctx, lane{rank: p.Rank, size: n})
+	g, err := f.connect(ctx, lane{Lane: sockets.Lane{Rank: p.Rank, Size: n}})
 	if err == nil {
 		e.sockets.Settle(f.Generation)
 	}
@@ -167,7 +167,7 @@ func (e *Endpoint) Connect(ctx context.Context, p Peers) (*Group, error) {
 // connect connects the ranks of one group.
 func (e *Endpoint) connect(ctx context.Context, f *family, l lane) (*Group, error) {
 	g := newGroup(f, l)
-	path := e.sockets.NewPath(f.Generation, sockets.Lane{ID: l.id, Rank: l.rank, Size: l.size, Members: l.members}, (*inner)(g), g.call.Boxes)
+	path := e.sockets.NewPath(f.Generation, l.Lane, (*inner)(g), g.call.Boxes)
 	if g.size > 1 {
 		g.call.Path, g.call.TCP = path, path
 	}

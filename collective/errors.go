@@ -34,8 +34,8 @@ func errorOf(n *frame.Notice, generation uint64) error {
 type AbortedError struct {
 	Generation uint64
 	// Dead are the ranks whose loss, Close or Abort was the cause, ascending, as numbered in this
-	// group; this rank itself if it was the cause. Empty in a subset if the cause was a rank
-	// outside the subset.
+	// group; this rank may be one of them. It is empty in a subset if the cause was a rank outside
+	// the subset.
 	Dead  []int
 	Cause error // the error seen on this rank, or on the rank that reported it; may be nil
 }

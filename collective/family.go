@@ -17,19 +17,17 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 )
 
-// lane describes a group to be made of ranks of a generation. Its id is derived from the id of its
-// parent, so that its ranks need not agree on one; 0 is the group of all ranks.
+// lane describes a group to be made of ranks of a generation.
 type lane struct {
-	id         uint64
-	rank, size int
-	members    []int // as in Group
-	strict     bool  // every AllReduce is Strict
-	oneWay     bool  // as in Group
-	carries    bool  // it performs operations of another group, which counts them
+	sockets.Lane
+	strict  bool // every AllReduce is Strict
+	oneWay  bool // as in membership
+	carries bool // it performs operations of another group, which counts them
 }
 
-// laneID returns the id of child k of a group. Ids are hashes: two equal ids in one generation are
-// improbable, and are refused.
+// laneID returns the id of child k of a group, by the kind of the child. Since it is derived from
+// the id of the parent, the ranks need not agree on one. Ids are hashes: two equal ids in one
+// generation are improbable, and are refused.
 func laneID(parent uint64, kind byte, k uint64) uint64 {
 	b := binary.BigEndian.AppendUint64(nil, parent)
 	b = binary.BigEndian.AppendUint64(append(b, kind), k)
@@ -37,14 +35,7 @@ func laneID(parent uint64, kind byte, k uint64) uint64 {
 	return max(1, binary.BigEndian.Uint64(sum[:]))
 }
 
-// original returns the number of a rank of the lane in the group of all ranks.
-func (l *lane) original(rank int) int {
-	if l.members == nil {
-		return rank
-	}
-	return l.members[rank]
-}
-
+// original returns the number of a rank of the group in the group of all ranks.
 func (g *Group) original(rank int) int {
 	if g.members == nil {
 		return rank
@@ -56,13 +47,13 @@ func (g *Group) original(rank int) int {
 type family struct {
 	*sockets.Generation // for ranks in one process: only its number and size are set
 	settings
-	connect    func(context.Context, lane) (*Group, error)         // connects the ranks of a lane; nothing else
-	startPeers func(g, lane *Group, start func(peer *Group) error) // makes the other ranks start their side of a lane of g; nil: they start it when they are connected
+	connect    func(context.Context, lane) (*Group, error)         // connects the ranks of a lane
+	startPeers func(g, lane *Group, start func(peer *Group) error) // makes the other ranks start their side of a lane of g; nil if a connection does that
 
 	mu      sync.Mutex
 	lanes   map[uint64]*Group
 	failure *frame.Notice // the first failure
-	told    []string      // backends
+	told    []string      // what TellBackend has logged
 
 	waits waits
 }
@@ -71,8 +62,8 @@ type family struct {
 type settings struct {
 	onlySockets bool // this rank shares no memory
 	log         logrus.FieldLogger
-	timeline    Timeline                             // nil: none
-	tally       *tally                               // nil: none
+	timeline    Timeline                             // may be nil
+	tally       *tally                               // nil for ranks in one process
 	backend     func(generation uint64, name string) // as Config.Backend
 	forced      exchange.Forced
 	tuning      tuning
@@ -82,6 +73,7 @@ func newFamily(of *sockets.Generation) *family {
 	return &family{Generation: of, lanes: map[uint64]*Group{}}
 }
 
+// group returns the group of a lane, or nil.
 func (f *family) group(lane uint64) *Group {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -160,7 +152,7 @@ func (f *family) demand(lane uint64) error {
 	return nil
 }
 
-// kin implements the interface of a family for its connections.
+// kin implements sockets.Groups for a family.
 type kin family
 
 func (f *kin) Path(lane uint64) (path *sockets.Path, there bool) {

@@ -18,7 +18,7 @@ import (
 	"github.com/hvdrun/hvdrun/internal/wake"
 )
 
-const lingers = 200 // yields
+const lingers = 200 // number of times that linger yields the core
 
 // Group is the connected ranks of one generation, or some of them ([Group.Subset]). Its operations
 // are the functions of this package. With a nil Group they return errors; methods on a nil Group
@@ -41,11 +41,11 @@ type Group struct {
 type membership struct {
 	rank, size int
 	generation uint64
-	lane       uint64  // identifies the group among those of the generation; 0: the group of all ranks
-	members    []int   // by rank: the ranks in the group of all ranks; nil: they are the same
+	lane       uint64  // identifies the group among those of the generation; 0 for the group of all ranks
+	members    []int   // by rank, the ranks in the group of all ranks; nil if they are the same
 	family     *family // the groups of the generation in this process
-	oneWay     bool    // rank Sender sends messages to the other rank
-	tally      *tally  // counts its operations; nil: they are not counted
+	oneWay     bool    // rank exchange.Sender sends messages to the other rank
+	tally      *tally  // counts the group's operations; nil if they are not counted
 }
 
 // activity is the state of a group's operations.
@@ -79,14 +79,14 @@ type background struct {
 // newGroup returns the group of a lane. It is not connected yet.
 func newGroup(f *family, l lane) *Group {
 	g := &Group{
-		membership: membership{rank: l.rank, size: l.size, generation: f.Number, lane: l.id, members: l.members, family: f, oneWay: l.oneWay, tally: f.tally},
+		membership: membership{rank: l.Rank, size: l.Size, generation: f.Number, lane: l.ID, members: l.Members, family: f, oneWay: l.oneWay, tally: f.tally},
 		background: background{changed: wake.New()},
 	}
 	if l.carries {
 		g.tally = nil
 	}
-	g.call.Place = exchange.Place{Rank: l.rank, Size: l.size, Generation: f.Number, Strict: l.strict, Forced: &f.forced}
-	g.call.Links = exchange.Links{Group: (*inner)(g), Boxes: frame.Inboxes((*inner)(g), f.Number, l.rank, l.size),
+	g.call.Place = exchange.Place{Rank: l.Rank, Size: l.Size, Generation: f.Number, Strict: l.strict, Forced: &f.forced}
+	g.call.Links = exchange.Links{Group: (*inner)(g), Boxes: frame.Inboxes((*inner)(g), f.Number, l.Rank, l.Size),
 		Wake: wake.New(), Failed: make(chan struct{})}
 	return g
 }
@@ -247,13 +247,14 @@ func (g *Group) Err() error {
 	return nil
 }
 
+// err returns the error of a failed group, or nil.
 func (g *Group) err() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.failure
 }
 
-// inner implements the interfaces of a group for its inboxes and connections.
+// inner implements sockets.Group and exchange.Group for a group.
 type inner Group
 
 func (g *inner) Enroll() bool            { return g.family.add((*Group)(g)) }
@@ -297,7 +298,7 @@ func (g *Group) exitIfKilled() {
 	}
 }
 
-// run runs one operation.
+// run runs one operation, and keeps its time for Waits. It ends the goroutine of a killed worker.
 func (g *Group) run(ctx context.Context, d operation.Descriptor, invalid error, body func(*levels.Call) error) error {
 	operation, begun := g.watched(d.Action)
 	err := g.operate(ctx, d, invalid, body)
@@ -351,7 +352,7 @@ func (g *Group) operate(ctx context.Context, d operation.Descriptor, invalid err
 		err = g.Err()
 	}
 	if err = c.End(err); err == nil && invalid != nil {
-		return d.Refuse(invalid)
+		return d.Action.Wrap(invalid)
 	}
 	if err == nil && g.tally != nil {
 		g.tally.note(g.noted(d.Action), d.Bytes(), begun, g.ran())
@@ -434,7 +435,7 @@ func (g *Group) do(ctx context.Context, d operation.Descriptor, invalid error, b
 		if err := h.Arrive(ctx, d); err != nil {
 			return err
 		}
-		return d.Refuse(invalid)
+		return d.Action.Wrap(invalid)
 	}
 	if g.tally == nil {
 		return h.Within(ctx, d, body)

@@ -12,11 +12,6 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Each operation is called by every rank of the group with the same arguments, except for the data.
-// It blocks until the result is complete on this rank. If ctx ends on one rank, the group ends on
-// all ranks: that rank returns the error of its context, and the others return an *AbortedError
-// that names it.
-
 // AllReduce combines data of all ranks, element by element, and puts the result into data on every
 // rank. Lengths must be equal. Between hosts it runs recursive doubling for little data, and
 // Rabenseifner's algorithm or a pipelined ring for more ([Algorithm]). [Adasum] runs recursive
@@ -123,7 +118,10 @@ func AllToAll[T Element](ctx context.Context, g *Group, parts [][]T) ([][]T, err
 		if invalid == nil {
 			all = gathering(g.rank, g.size, parts[g.rank])
 		}
-		return result(all, g.allToAllShared(ctx, h, d, invalid, sent, receiving(all)))
+		err := g.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
+			return m.AllToAll(ctx, call, sent, h.Place(d, receiving(all)))
+		})
+		return result(all, err)
 	}
 	var all [][]T
 	err := g.run(ctx, d, invalid, func(c *levels.Call) error {
@@ -170,6 +168,7 @@ func BroadcastBytes(ctx context.Context, g *Group, data []byte, root int) ([]byt
 	return result(all, err)
 }
 
+// checkRoot returns an error for a root that is no rank of the group.
 func checkRoot(g *Group, root int) error {
 	if g != nil && (root < 0 || root >= g.size) {
 		return fmt.Errorf("rank %d is out of range: there are %d ranks", root, g.size)
@@ -216,6 +215,7 @@ func gathered[T Element](parts [][]byte, rank int, own []T) [][]T {
 	return all
 }
 
+// result returns v, or nil after an error.
 func result[T any](v []T, err error) ([]T, error) {
 	if err != nil {
 		return nil, err

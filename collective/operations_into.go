@@ -14,11 +14,6 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// The operations here write their results to memory of the caller and allocate none for data.
-// Lengths must be equal on all ranks; otherwise every rank gets a [*MismatchError]. Overlapping
-// memory is refused on every rank: with an error that says so if it overlaps on all ranks, and with
-// a [*MismatchError] if it overlaps on some.
-
 // AllGatherInto is [AllGather] with the same number of elements of each rank. The elements of rank
 // r begin at element r·len(data) of all, whose length is the total of all ranks. Data may be this
 // rank's part of all; otherwise it must not overlap with all.
@@ -102,7 +97,7 @@ func ReduceScatterCounts[T Element](ctx context.Context, g *Group, data []T, cou
 // cuts is data that is split into one part for each rank.
 type cuts struct {
 	data         []byte
-	counts, ends []int // number of elements of each part, and its end; nil: the parts are as equal as possible
+	counts, ends []int // number of elements of each part, and its end; nil if the parts are as equal as possible
 }
 
 func (p *cuts) of(g *Group, t kernel.Type, rank int) []byte {
@@ -174,6 +169,7 @@ func AllToAllInto[T Element](ctx context.Context, g *Group, data, result []T) er
 	})
 }
 
+// checkInto returns an error unless length is the total of each elements of all ranks.
 func checkInto(g *Group, what string, length, each int) error {
 	if g != nil && length != g.size*each {
 		return fmt.Errorf("%s has %d elements, not %d times %d", what, length, g.size, each)

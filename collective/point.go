@@ -2,25 +2,12 @@ package collective
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/hvdrun/hvdrun/collective/internal/exchange"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// Operations between two ranks. Messages from one rank to another in a group arrive in the order in
-// which they are sent, as with NCCL: there are no tags, and separate groups ([Group.Subset]) keep
-// messages apart. The type and length of the data must be what the receiver expects; otherwise both
-// ranks, and with them all ranks of the group, get a [*MismatchError]. These operations run
-// concurrently with any other operation of the group and with the messages of other pairs or of the
-// other direction: none returns [ErrBusy]. If several goroutines send to one rank at the same time,
-// the order of their messages is undefined.
-//
-// The first message from one rank to another connects the two by separate connections and, on one
-// host, by separate shared memory; later messages use the same connection. The errors are those of
-// [AllReduce], and every rank of the group gets them. A message that is never received is detected
-// like any operation that some ranks do not call.
 const (
 	sentAhead = 64 << 10 // largest message, in bytes, that Send copies instead of waiting for the receiver …
 	mostAhead = 1 << 20  // … and the maximum number of bytes of all such messages to one rank
@@ -60,11 +47,6 @@ type message struct {
 	peer  int
 	dtype kernel.Type
 	data  []byte
-}
-
-// wrong returns an error about the call's arguments or its context.
-func (m *message) wrong(err error) error {
-	return fmt.Errorf("collective: %s: %w", m.do.String(), err)
 }
 
 // shared returns the descriptor of the call that both ranks compare.

@@ -61,13 +61,14 @@ func (g *Group) pointOf(m *message) (*point, error) {
 	case g == nil:
 		return nil, errNoGroup
 	case m.peer < 0 || m.peer >= g.size:
-		return nil, m.wrong(checkRoot(g, m.peer))
+		return nil, m.do.Wrap(checkRoot(g, m.peer))
 	case m.peer == g.rank:
-		return nil, m.wrong(fmt.Errorf("rank %d is this one", m.peer))
+		return nil, m.do.Wrap(fmt.Errorf("rank %d is this one", m.peer))
 	}
 	return g.point(pointKey{m.peer, m.do == operation.Send})
 }
 
+// point returns the lane of messages with a peer, which it makes at the first call.
 func (g *Group) point(key pointKey) (*point, error) {
 	if g.closing.Load() {
 		return nil, ErrClosed
@@ -97,8 +98,8 @@ func (g *Group) laneOf(key pointKey) lane {
 	if !key.out {
 		from, to, me = key.peer, g.rank, 1-exchange.Sender
 	}
-	return lane{id: laneID(g.lane, pointLane, uint64(from)*uint64(g.size)+uint64(to)), rank: me, size: 2,
-		members: []int{g.original(from), g.original(to)}, strict: true, oneWay: true}
+	l := sockets.Lane{ID: laneID(g.lane, pointLane, uint64(from)*uint64(g.size)+uint64(to)), Rank: me, Size: 2, Members: []int{g.original(from), g.original(to)}}
+	return lane{Lane: l, strict: true, oneWay: true}
 }
 
 // pointFor returns the peer and the direction of a lane, if it is a lane of the group's messages.
@@ -110,7 +111,7 @@ func (g *Group) pointFor(lane uint64) (pointKey, bool) {
 		for peer := range g.size {
 			for _, out := range []bool{true, false} {
 				if key := (pointKey{peer, out}); peer != g.rank {
-					g.points.byLane[g.laneOf(key).id] = key
+					g.points.byLane[g.laneOf(key).ID] = key
 				}
 			}
 		}
@@ -200,11 +201,11 @@ func (p *point) outcome(ctx context.Context, m *message, err error) error {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()) && !errors.Is(err, ErrAborted):
-		return m.wrong(ctx.Err())
+		return m.do.Wrap(ctx.Err())
 	case p.g.err() != nil:
 		return p.g.lost() // with the ranks as numbered in the group
 	}
-	return m.wrong(err)
+	return m.do.Wrap(err)
 }
 
 // pass sends or receives a message. It blocks until that is done, or until a small message is
@@ -266,7 +267,7 @@ func (p *point) begin() (idle bool, err error) {
 	return idle, nil
 }
 
-// memory returns the host of a connected lane in shared memory; nil for other lanes.
+// memory returns the host of a connected lane in shared memory, and nil for other lanes.
 func (p *point) memory() *levels.Host {
 	select {
 	case <-p.met:
@@ -341,6 +342,7 @@ func (p *point) kick() {
 	p.kickLocked()
 }
 
+// kickLocked is like kick, for a caller that holds p.mu.
 func (p *point) kickLocked() {
 	if !p.busy && len(p.queue) > 0 {
 		p.running.Go(func() { p.drive(nil) })
@@ -373,7 +375,7 @@ func (p *point) drive(last *Handle) {
 		p.mu.Lock()
 		p.busy, p.own = false, false
 		if ended := p.watches.end(h.watch); err != nil && ended != nil {
-			err = h.message.wrong(ended)
+			err = h.message.do.Wrap(ended)
 		}
 		p.mu.Unlock()
 		h.message.data = nil
@@ -381,8 +383,9 @@ func (p *point) drive(last *Handle) {
 	}
 }
 
-// next takes the first operation of the queue, for drive; nil: there is nothing to do. Its message
-// no longer counts as copied ahead: the receiver may have it before the sender knows.
+// next takes the first operation of the queue, for drive, or returns nil if there is nothing to do.
+// The message of the operation no longer counts as copied ahead, since the receiver may have it
+// before the sender knows.
 func (p *point) next(last *Handle) *Handle {
 	p.mu.Lock()
 	defer p.mu.Unlock()

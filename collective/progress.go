@@ -16,10 +16,10 @@ type Progress struct {
 	// that it has submitted since the last time that all ranks joined. The operation with a given
 	// number is the same on all ranks.
 	Operation uint64
-	// Waiting: the last operation, or some tensor, has not ended.
+	// Waiting reports whether the last operation, or some tensor, has not ended.
 	Waiting bool
 	// What is the name of the last operation, such as AllReduce, or of the oldest tensor in
-	// progress. Empty: there was no operation.
+	// progress. It is empty before the first operation.
 	What string
 }
 
@@ -76,6 +76,7 @@ func (g *Group) claim(a operation.Action) bool {
 // free ends the operation that claim began.
 func (g *Group) free() { g.state.Store(g.state.Load() &^ underWay) }
 
+// progress returns the progress in the operations of this group alone.
 func (g *Group) progress() Progress {
 	state := g.state.Load()
 	p := Progress{Lane: g.lane, Operation: state / entered, Waiting: state&underWay != 0}
@@ -90,7 +91,7 @@ func (g *Group) progress() Progress {
 // tensorLane is the kind of the lane on which an engine counts tensors.
 const tensorLane = 't'
 
-// progress also returns the action of the oldest tensor in progress.
+// progress returns the progress in the engine's tensors, and the action of the oldest one.
 func (e *engine) progress() (Progress, operation.Action) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -57,7 +57,7 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 
 func checkTreeParts(nodes int, parts [][]byte, result []byte, t kernel.Type) error {
 	if len(parts) != nodes {
-		return fmt.Errorf("%d parts; this rank has %d nodes", len(parts), nodes)
+		return fmt.Errorf("%d parts are given for the %d nodes of this rank", len(parts), nodes)
 	}
 	for i, p := range parts {
 		if len(p) != len(result) {

@@ -12,10 +12,10 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-const noMemory = "collective: no shared memory with the other ranks of this host, sockets instead"
+const noMemory = "collective: this rank shares no memory with the other ranks of its host, and uses sockets instead"
 
-// toldNoMemory: this process has logged why it has no shared memory. The reason is mostly the same
-// for later groups.
+// toldNoMemory is set once this process has logged why it has no shared memory. The reason is
+// mostly the same for later groups.
 var toldNoMemory atomic.Bool
 
 // share connects the ranks of each host by shared memory. It is an operation of all ranks, and the
@@ -81,17 +81,10 @@ func (g *Group) recordPhases(h *levels.Host, d operation.Descriptor, begun time.
 	}
 }
 
-// allGatherShared is AllGather among the ranks of one host. make returns the buffer for the
-// elements of a rank.
+// allGatherShared performs AllGather in shared memory. make returns the buffer for the elements of
+// a rank.
 func (g *Group) allGatherShared(ctx context.Context, h *levels.Host, d operation.Descriptor, invalid error, own []byte, make func(rank, elements int) []byte) error {
 	return g.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
 		return m.AllGather(ctx, call, own, h.Place(d, make))
-	})
-}
-
-// allToAllShared is AllToAll among the ranks of one host.
-func (g *Group) allToAllShared(ctx context.Context, h *levels.Host, d operation.Descriptor, invalid error, parts [][]byte, make func(rank, elements int) []byte) error {
-	return g.do(ctx, d, invalid, func(m *shm.Member, call shm.Desc) error {
-		return m.AllToAll(ctx, call, parts, h.Place(d, make))
 	})
 }

@@ -8,20 +8,20 @@ import (
 
 // Span is an operation that has ended on this rank, or a phase of one.
 type Span struct {
-	// Name is the name of the operation, such as AllReduce. Phase is "" for the whole operation.
+	// Name is the name of the operation, such as AllReduce. Phase is empty for the whole operation.
 	// Phases in shared memory are reported in the order copy-in, wait, reduce, copy-out, although
 	// they alternate for large data: each has its total time.
 	Name, Phase string
-	// Tensor is the name of an asynchronous operation, "" for others. Spans of one tensor do not
-	// overlap, but spans of other tensors may lie between them.
+	// Tensor is the name of an asynchronous operation, and empty for others. Spans of one tensor do
+	// not overlap, but spans of other tensors may lie between them.
 	Tensor string
-	// Lane identifies the group within its generation; 0: the group of all ranks. Spans of one lane
-	// without a tensor either do not overlap or are nested.
+	// Lane identifies the group within its generation; 0 is the group of all ranks. Spans of one
+	// lane without a tensor either do not overlap or are nested.
 	Lane       uint64
 	Generation uint64
 	Start      time.Time
 	Duration   time.Duration
-	// Bytes is the size of this rank's tensor, 0 if it is not known beforehand.
+	// Bytes is the size of this rank's tensor, or 0 if that is not known beforehand.
 	Bytes int
 	// Algorithm is as in [Operations].
 	Algorithm string

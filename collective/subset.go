@@ -11,10 +11,11 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective/internal/levels"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
+	"github.com/hvdrun/hvdrun/collective/internal/sockets"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// kinds of children
+// subsetLane is the kind of the lanes of subsets.
 const subsetLane = 's'
 
 // Subset returns a new group of some of the ranks of g. The new group has its own connections, so
@@ -66,9 +67,9 @@ func (g *Group) Partition(ctx context.Context, lists [][]int) (*Group, error) {
 	ranks := lists[which]
 	k += uint64(which)
 	me := slices.Index(ranks, g.rank)
-	l := lane{id: laneID(g.lane, subsetLane, k), rank: me, size: len(ranks), members: make([]int, len(ranks)), strict: g.call.Strict}
-	for i, r := range ranks {
-		l.members[i] = g.original(r)
+	l := lane{Lane: sockets.Lane{ID: laneID(g.lane, subsetLane, k), Rank: me, Size: len(ranks)}, strict: g.call.Strict}
+	for _, r := range ranks {
+		l.Members = append(l.Members, g.original(r))
 	}
 	child, err := g.family.connect(ctx, l)
 	if !g.call.Strict {
@@ -104,6 +105,7 @@ func (g *Group) eachChild(end func(*Group)) {
 	ending.Wait()
 }
 
+// digest returns a hash of numbers.
 func digest(ranks []int) uint64 {
 	h := fnv.New64a()
 	for _, r := range ranks {
@@ -114,6 +116,7 @@ func digest(ranks []int) uint64 {
 
 var errNoRanks = errors.New("the list of ranks is empty")
 
+// checkRanks returns an error for a list that is empty, or has a repeated or unknown rank.
 func checkRanks(g *Group, ranks []int) error {
 	if g == nil {
 		return nil

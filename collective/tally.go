@@ -24,14 +24,10 @@ func SizeClass(bytes int) int {
 
 // The backends of Operations.
 const (
-	// BackendMemory: the ranks are on one host and compute in shared memory.
-	BackendMemory = "memory"
-	// BackendHosts: the ranks of each host share memory, and the hosts exchange data over TCP.
-	BackendHosts = "hosts"
-	// BackendSockets: the ranks exchange data over TCP.
-	BackendSockets = "sockets"
-	// BackendNone: there is only one rank.
-	BackendNone = "none"
+	BackendMemory  = "memory"  // the ranks are on one host and compute in shared memory
+	BackendHosts   = "hosts"   // the ranks of each host share memory, and the hosts exchange data over TCP
+	BackendSockets = "sockets" // the ranks exchange data over TCP
+	BackendNone    = "none"    // there is only one rank
 )
 
 // backends has the backend of each method.
@@ -48,8 +44,8 @@ type Operations struct {
 	SizeClass     int
 	// Algorithm is the algorithm of an AllReduce: over sockets, the result of [Algorithm.String];
 	// between hosts, by the hosts' first ranks (leaders), in waves through both levels, in rings of
-	// the ranks with the same position in each host, or adasum. Empty: the backend has only one
-	// algorithm for the kind.
+	// the ranks with the same position in each host, or adasum. It is empty if the backend has only
+	// one algorithm for the kind.
 	Algorithm string
 	// Count is the number of operations, Duration their total time including waits for other ranks,
 	// and Bytes the total size of this rank's tensors, as far as it is known beforehand. Only one
@@ -77,7 +73,7 @@ type tally struct {
 
 type tallied struct {
 	count, nanoseconds, bytes atomic.Uint64
-	usual                     atomic.Int64 // nanoseconds of the last timed one, without its waits; 0: none was timed
+	usual                     atomic.Int64 // nanoseconds of the last operation that was timed, without its waits; 0 before that
 }
 
 func newTally() *tally { return &tally{origin: time.Now()} }
@@ -90,6 +86,7 @@ func (t *tally) note(a operation.Action, bytes int, begun time.Duration, by oper
 	t.cell(a, bytes, by).note(bytes, t.now()-begun)
 }
 
+// cell returns the counts of operations of one kind, size class and method.
 func (t *tally) cell(a operation.Action, bytes int, by operation.Method) *tallied {
 	return &t.cells[a][SizeClass(bytes)][by]
 }
@@ -99,6 +96,7 @@ func (cell *tallied) due(d operation.Descriptor, n uint64) bool {
 	return d.Action != operation.AllReduce || d.Bytes() >= leastTimed || n%timedOf == 0 || cell.usual.Load() == 0
 }
 
+// note counts an operation.
 func (cell *tallied) note(bytes int, took time.Duration) {
 	cell.count.Add(1)
 	cell.nanoseconds.Add(uint64(max(0, took)))

@@ -21,7 +21,7 @@ func Local(n int) []*Group {
 	}
 	groups := make([]*Group, len(w.families))
 	for i := range groups {
-		groups[i] = w.connect(lane{rank: i, size: n})
+		groups[i] = w.connect(lane{Lane: sockets.Lane{Rank: i, Size: n}})
 	}
 	return groups
 }
@@ -43,15 +43,15 @@ type localLane struct {
 // all ranks.
 func (w *localWorld) connect(l lane) *Group {
 	w.mu.Lock()
-	all := w.lanes[l.id]
+	all := w.lanes[l.ID]
 	if all == nil {
-		all = &localLane{groups: make([]*Group, l.size), absent: l.size}
-		w.lanes[l.id] = all
+		all = &localLane{groups: make([]*Group, l.Size), absent: l.Size}
+		w.lanes[l.ID] = all
 		for i := range all.groups {
 			of := l
-			of.rank = i
-			all.groups[i] = newGroup(w.families[l.original(i)], of)
-			if l.size > 1 {
+			of.Rank = i
+			all.groups[i] = newGroup(w.families[l.Original(i)], of)
+			if l.Size > 1 {
 				all.groups[i].call.Path = &localPath{world: all.groups, rank: i}
 			}
 		}
@@ -63,10 +63,10 @@ func (w *localWorld) connect(l lane) *Group {
 		}
 	}
 	if all.absent--; all.absent == 0 {
-		delete(w.lanes, l.id)
+		delete(w.lanes, l.ID)
 	}
 	w.mu.Unlock()
-	return all.groups[l.rank] // the group may have failed: its first operation reports it
+	return all.groups[l.Rank] // the group may have failed: its first operation reports it
 }
 
 // startPeers calls start for each rank of a connected lane of g. Ranks that have closed g leave the

@@ -46,6 +46,7 @@ func mix(n uint64) uint64 {
 // wants reports whether the time of an operation is kept.
 func (w *waits) wants(operation uint64) bool { return operation&w.mask.Load() == 0 }
 
+// keep keeps the time of an operation, unless there are too many already.
 func (w *waits) keep(operation uint64, d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -54,6 +55,8 @@ func (w *waits) keep(operation uint64, d time.Duration) {
 	}
 }
 
+// take returns the kept times, forgets them, and adapts the share of operations whose times are
+// kept.
 func (w *waits) take() []Wait {
 	w.mu.Lock()
 	defer w.mu.Unlock()

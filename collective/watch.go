@@ -21,7 +21,7 @@ type watch struct {
 	done  <-chan struct{}
 	stop  func() bool
 	users int   // operations in progress
-	ended error // the context's
+	ended error // the context's error, once it has ended
 }
 
 // begin watches the context of an operation; it returns nil if the context cannot end. The caller

@@ -70,7 +70,7 @@ func TestWatches(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var mu sync.Mutex
-			w := &watches{g: newGroup(newFamily(&sockets.Generation{}), lane{size: 2})}
+			w := &watches{g: newGroup(newFamily(&sockets.Generation{}), lane{Lane: sockets.Lane{Size: 2}})}
 			a, end := context.WithCancel(t.Context())
 			b, other := context.WithCancel(t.Context())
 			defer other()

@@ -25,8 +25,8 @@ type Guess struct {
 	Right int // number of right guesses so far
 }
 
-// Observe records the buckets of a cycle. lent reports whether a bucket is reduced in place in such
-// a way that the tensor is unchanged if the guess is wrong.
+// Observe records the buckets of a cycle. lent reports whether a guess can reduce a bucket in
+// place, so that the tensor is unchanged if the guess is wrong.
 func (a *Table[H]) Observe(buckets []Bucket, lent func(*Bucket) bool) {
 	if len(buckets) == 0 {
 		return // a cycle without a result does not count
@@ -54,7 +54,7 @@ func (a *Table[H]) guessable(b *Bucket, lent func(*Bucket) bool) bool {
 // Expects reports whether the ranks begin this cycle with a guess.
 func (a *Table[H]) Expects() bool { return a.Guess.Times >= Surely && a.Whole() }
 
-// Expected returns the guessed bucket, and whether this rank has submitted exactly that.
+// Expected returns the guessed bucket, and whether this rank has submitted exactly its tensors.
 func (a *Table[H]) Expected() (b Bucket, ready bool) {
 	var none H
 	first := &a.table[a.Guess.IDs[0]].Request
@@ -78,7 +78,7 @@ func (a *Table[H]) Guessed(right bool) {
 	a.Awaited = false
 }
 
-// mostCounted returns the largest number of ranks that a sum in an element of a type can count.
+// mostCounted returns the largest number of ranks that an element of a type can count by a sum.
 func mostCounted(t kernel.Type) int {
 	switch t {
 	case kernel.Int8, kernel.Uint8, kernel.BFloat16:

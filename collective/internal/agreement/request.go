@@ -2,7 +2,6 @@ package agreement
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
@@ -12,7 +11,7 @@ import (
 // Request describes the operation that a rank wants on a named tensor. It must be equal on all
 // ranks.
 type Request struct {
-	Do          operation.Action // 0: AllReduce
+	Do          operation.Action // 0 for an AllReduce
 	Root        int32            // of a broadcast
 	Type        kernel.Type
 	Op          operation.Op
@@ -38,11 +37,6 @@ func (r *Request) call() operation.Descriptor {
 		d.Algorithm |= operation.Refused
 	}
 	return d
-}
-
-// Wrong returns an error about the operation's arguments or its context.
-func (r *Request) Wrong(err error) error {
-	return fmt.Errorf("collective: %s: %w", r.Action().String(), err)
 }
 
 // Action returns the operation of the API.

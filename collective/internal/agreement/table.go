@@ -62,7 +62,7 @@ func (a *Table[H]) News() bool { return len(a.unannounced) > 0 }
 // Whole reports whether no rank has joined.
 func (a *Table[H]) Whole() bool { return a.Contribute == a.size }
 
-// Submit adds a submission. It does not change the request.
+// Submit adds a submission of this rank. It keeps the request, which must not change.
 func (a *Table[H]) Submit(name string, r *Request, mine H) {
 	if id, ok := a.ids[name]; ok && a.table[id].Request == *r {
 		a.hold(id, mine)
@@ -104,8 +104,8 @@ type Asked struct{ News, Stall bool }
 
 // Indices of a vote, before the two of each name.
 const (
-	newsVote  = iota // 0: a rank has news
-	stallVote        // 0: a rank asks for a stall report
+	newsVote  = iota // 0 if a rank has news
+	stallVote        // 0 if a rank asks for a stall report
 	nameVotes
 )
 
@@ -162,8 +162,8 @@ func (a *Table[H]) Say(join bool) []byte {
 }
 
 // Hear derives the same state on all ranks from the announcements of all. It returns the highest
-// rank that joins in these announcements; −1: none does. fault, if not nil, is the reason why the
-// group ends.
+// rank that joins in these announcements, or −1. fault, if not nil, is the reason why the group
+// ends.
 func (a *Table[H]) Hear(parts [][]byte) (last int, fault *frame.Notice) {
 	invalid := func(err error, rank int) (int, *frame.Notice) {
 		n := frame.Gone(err, rank)
@@ -279,8 +279,8 @@ func (a *Table[H]) Waiting(late func(H) bool) []uint8 {
 }
 
 // Stalled calls report for each name for which some rank has waited too long, with the ranks that
-// have not submitted it. It returns a rank r for which all[r] is not a result of Waiting; −1: there
-// is no such rank.
+// have not submitted it. all has the result of Waiting of each rank. If that of a rank is invalid,
+// Stalled returns the rank, and otherwise −1.
 func (a *Table[H]) Stalled(all [][]uint8, report func(name string, missing []int)) (invalid int) {
 	for i := range a.table {
 		var absent []int

@@ -1,6 +1,8 @@
 package exchange
 
 import (
+	"math/bits"
+
 	"github.com/hvdrun/hvdrun/collective/internal/frame"
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/internal/kernel"
@@ -10,12 +12,12 @@ const window = 4 // number of receives posted ahead, so that the next segments a
 
 // Team is a set of ranks of a group that run an algorithm among themselves.
 type Team struct {
-	Ranks  []int // by place; nil: all
+	Ranks  []int // by place; nil for all ranks of the group
 	Me     int   // the place of this rank
 	Size   int
-	divide int // divisor of the result; 0: none
+	divide int // divisor of the result; 0 if it is not divided
 
-	Weights []int // by place: the number by which that rank's mean has been divided; nil: no mean has been divided
+	Weights []int // by place, the number by which that rank's mean has been divided; nil if no mean has been divided
 }
 
 // WholeTeam returns the team of all ranks, which divides the result of an average.
@@ -43,16 +45,17 @@ func (t *Team) finish(c *Call, part []byte) {
 	}
 }
 
-// Segments returns the number of frames for n bytes; 0 for 0 bytes.
+// Segments returns the number of segments into which n bytes are cut: 0 for 0 bytes.
 func (c *Call) Segments(n int) int { return (n + c.segment - 1) / c.segment }
 
-// Frames is like Segments, but at least 1: an empty frame informs the peer of the call.
+// Frames returns the number of frames for n bytes. It is at least 1, since an empty frame informs
+// the peer of the call.
 func (c *Call) Frames(n int) int { return max(1, c.Segments(n)) }
 
 // Cut returns segment i of b.
 func (c *Call) Cut(b []byte, i int) []byte { return b[i*c.segment : min((i+1)*c.segment, len(b))] }
 
-// Dividing returns the team with a division of its results if the operation is an average.
+// Dividing returns the team with the divisor of its results if the operation is an average.
 func (c *Call) Dividing(t Team) Team {
 	if c.Desc.Op == operation.Average {
 		t.divide = c.Contributing()
@@ -60,7 +63,7 @@ func (c *Call) Dividing(t Team) Team {
 	return t
 }
 
-// AllReduceFlat reduces data among a team. All its ranks call it at the same point of the
+// AllReduceFlat reduces data among the ranks of a team. They call it at the same point of the
 // operation.
 func (c *Call) AllReduceFlat(t Team, data []byte) error {
 	if c.Desc.Op == operation.Adasum {
@@ -69,7 +72,7 @@ func (c *Call) AllReduceFlat(t Team, data []byte) error {
 	}
 	c.Suit(len(data) / t.Size)
 	a := c.Algorithm().Over(t.Size, len(data))
-	if c.Desc.Means() { // no other algorithm has all operands on one rank
+	if c.Desc.Means() { // a mean needs all operands on one rank
 		a = operation.Direct
 	}
 	switch a {
@@ -113,8 +116,8 @@ func (c *Call) PostAll(peer int, step uint32, data []byte) {
 
 const unsent = -1
 
-// receiveCombined receives what a peer sends by SendAll and combines data with it. If data itself
-// is being sent, first is the number of the first send.
+// receiveCombined receives what a peer sends by SendAll and combines it into data. If data itself
+// is being sent, first is the number of the first send; otherwise it is unsent.
 func (c *Call) receiveCombined(peer int, step uint32, data []byte, first int) error {
 	if c.Desc.Op == operation.Adasum {
 		return c.receiveAdasum(peer, step, data, first)
@@ -145,17 +148,14 @@ func (c *Call) receiveCombined(peer int, step uint32, data []byte, first int) er
 	return nil
 }
 
-const unfolding = 100 // step in which folded ranks get the result
+const unfolding = 100 // step of the frames that bring folded ranks the result
 
 // allReduceDoubling is recursive doubling: in each step a rank exchanges all its data with a rank
-// at twice the distance. If the number of ranks is not a power of two, the first few ranks are
-// folded in pairs before and unfolded afterwards. Both partners combine lower ranks first, so that
-// their results have the same bits.
+// at twice the distance. If the number of ranks is not a power of two, the lowest ranks first
+// combine their data in pairs; the higher rank of each pair then waits for the result. Both
+// partners of an exchange combine lower ranks first, so that their results have the same bits.
 func (c *Call) allReduceDoubling(t Team, data []byte) error {
-	power := 1
-	for power*2 <= t.Size {
-		power *= 2
-	}
+	power := 1 << (bits.Len(uint(t.Size)) - 1)
 	folded := 2 * (t.Size - power) // ranks that fold in pairs
 	me := t.Me - folded/2          // place among the remaining ranks
 	if t.Me < folded {
@@ -240,7 +240,7 @@ type ring struct {
 	slots       []byte
 	posted      [window]*frame.Incoming // by position
 	at          cursor                  // the next receive to post
-	position    int                     // its position
+	position    int                     // the position of that receive
 }
 
 // cursor iterates over the segments that a rank receives, round by round.

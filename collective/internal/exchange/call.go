@@ -6,7 +6,6 @@ package exchange
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -22,14 +21,14 @@ type Place struct {
 	Generation   uint64
 	Strict       bool    // every AllReduce is Strict, whatever algorithm is forced
 	Forced       *Forced // for all groups of the generation
-	Contributors int     // number of ranks that contribute to an average; 0: all
+	Contributors int     // number of ranks that contribute to an average; 0 stands for all
 }
 
 // Forced is what a configuration or a test forces for all operations.
 type Forced struct {
 	Algorithm operation.Algorithm // of AllReduce
-	Segment   int                 // largest frame in bytes, for tests; 0: the best size
-	Shares    []int               // of waves between hosts, for tests: the units before each host's share; nil: by speed
+	Segment   int                 // set by tests: largest frame in bytes, instead of the best size
+	Shares    []int               // set by tests: the units of a wave before each host's share, instead of shares by speed
 }
 
 // Algorithm returns the algorithm that is forced for AllReduces of the group.
@@ -80,7 +79,7 @@ type Call struct {
 	late  lateness
 	Ready bool // sent in the headers of frames; AllReady reads it
 
-	Method     operation.Method // AloneOnly: not set
+	Method     operation.Method // AloneOnly until By sets it
 	segment    int              // largest frame, in bytes
 	sentBefore []int
 	posted     []*frame.Incoming
@@ -151,7 +150,7 @@ func (c *Call) cancelled() error {
 	err := c.Ctx.Err()
 	c.Group.Fail(frame.Gone(err, c.Rank))
 	<-c.Failed
-	return fmt.Errorf("collective: %s: %w", c.Desc.Action, err)
+	return c.Desc.Action.Wrap(err)
 }
 
 // Lost returns the error of an operation whose group has failed.
@@ -192,7 +191,7 @@ func (c *Call) Post(from int, step uint32, buf []byte) *frame.Incoming {
 	return r
 }
 
-// expect connects to a rank for which this one waits, so that its death is noticed.
+// expect connects to a rank for which this one is about to wait, so that its death is noticed.
 func (c *Call) expect(from int) {
 	if c.TCP != nil {
 		c.TCP.Want(from)
@@ -293,8 +292,8 @@ func (c *Call) pause() error {
 // lateness makes an engine's operation nudge the other ranks once it has waited for long, since
 // they may not know yet that a cycle has begun.
 type lateness struct {
-	cycle uint64        // the cycle of the nudge; 0: none is due
-	since time.Time     // when the operation began to wait; zero: it has not waited
+	cycle uint64        // the cycle of the nudge; 0 if no nudge is due
+	since time.Time     // when the operation began to wait; zero if it has not waited
 	bound time.Duration // how long it waits before it nudges
 
 	inTime bool          // all ranks have begun the cycle without a nudge …
@@ -307,8 +306,8 @@ var start = time.Now()
 // Instant is like time.Now, for times that are only compared: it reads one clock instead of two.
 func Instant() time.Time { return start.Add(time.Since(start)) }
 
-// nudgeIfLate nudges the others if it is time; otherwise it returns the time until then. 0: no
-// nudge is due any more.
+// nudgeIfLate nudges the others if it is time to do so. It returns the time until a nudge is due,
+// or 0 if no further one is.
 func (c *Call) nudgeIfLate(now time.Time) (in time.Duration) {
 	if c.late.cycle == 0 {
 		return 0
@@ -349,7 +348,7 @@ const frameNap = 100 * time.Microsecond
 // Meanwhile moves frames of the operation while it waits for ranks of this host in shared memory.
 // Its results are those of the function of [shm.Member.Meanwhile].
 func (c *Call) Meanwhile() (moved, due bool, within time.Duration) {
-	if c.TCP == nil || !c.TCP.Driven() { // then others move them
+	if c.TCP == nil || !c.TCP.Driven() { // other goroutines move the frames
 		return false, false, 0
 	}
 	if c.late.cycle != 0 {

@@ -5,8 +5,8 @@ const Sender = 0
 
 const ackMessage = 1 // step of the frame that acknowledges a whole message
 
-// PassSockets moves a message over the sockets of a lane of two ranks. On the sender it blocks
-// until the receiver has all of it.
+// PassSockets moves a message over the sockets of a lane of two ranks. It blocks on both until the
+// receiver has all of it.
 func (c *Call) PassSockets(data []byte) error {
 	if c.Rank == Sender {
 		for i := range c.Frames(len(data)) {

@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// FirstMemory bounds the memory, in bytes, that is allocated before any byte has arrived. More is
-// allocated only as bytes arrive.
+// FirstMemory bounds the memory, in bytes, that a rank allocates for data whose length another rank
+// has announced, before any byte has arrived. It allocates more as bytes arrive.
 const FirstMemory = 16 << 20
 
 // Block receives data whose length is in the header of the first frame.
@@ -18,10 +18,10 @@ type Block struct {
 	*Call
 	Data  []byte // what has arrived; after Finish, all of it
 	from  int
-	step  uint32 // of the first frame
-	size  int    // bytes of an element
-	count uint64 // elements, after open
-	got   func(i int, part []byte)
+	step  uint32                   // of the first frame
+	size  int                      // bytes of an element
+	count uint64                   // elements, after open
+	got   func(i int, part []byte) // called with each segment when it has arrived; may be nil
 
 	total  int
 	posted []*frame.Incoming
@@ -80,8 +80,9 @@ func (b *Block) Finish() error {
 	return nil
 }
 
-// ExchangePairs sends part(j) to every rank j and returns the received data by rank; nil for this
-// rank. Every pair of ranks exchanges data directly: as many bytes as in a ring, in one step.
+// ExchangePairs sends part(j) to every other rank j and returns the received data, by rank; the
+// element of this rank is nil. Every pair of ranks exchanges data directly: as many bytes as in a
+// ring, in one step.
 func (c *Call) ExchangePairs(part func(to int) []byte) ([][]byte, error) {
 	all := make([][]byte, c.Size)
 	with := c.AllOthers()
@@ -180,8 +181,8 @@ func (c *Call) combineFrom(t Team, own, result []byte, first int, done func(part
 	return nil
 }
 
-// CombineReceived combines one segment of all ranks of a team, in their order. receive returns the
-// number of the receive that has the segment of another place.
+// CombineReceived combines one segment of all ranks of a team, in their order, into result; own is
+// this rank's. receive returns the number of the receive for another place's segment.
 func (c *Call) CombineReceived(t Team, result, own []byte, receive func(place int) int) error {
 	c.posted = slices.Grow(c.posted[:0], t.Size)[:t.Size]
 	for place := range t.Size {
@@ -290,8 +291,8 @@ func (p Into) By(ranks []int) [][]byte {
 	return parts
 }
 
-// Place returns, for operations in shared memory, the function that returns the parts of the given
-// ranks as buffers.
+// Place returns the function that package shm calls for the buffers of the given ranks, which are
+// their parts.
 func (p Into) Place(ranks []int) func(lengths []int) ([][]byte, error) {
 	return func([]int) ([][]byte, error) { return p.By(ranks), nil } // the lengths were compared with the members' calls
 }

@@ -7,7 +7,7 @@ import "github.com/hvdrun/hvdrun/collective/internal/frame"
 // calls before theirs with their own.
 func (c *Call) Agree() error { return c.AgreeAmong(c.WholeTeam()) }
 
-// AgreeAmong is Agree among a team.
+// AgreeAmong is like Agree, for the ranks of a team.
 func (c *Call) AgreeAmong(t Team) error {
 	step := uint32(0)
 	for distance := 1; distance < t.Size; distance *= 2 {

@@ -54,7 +54,7 @@ type Operand struct{ Rank, Number int }
 type Program struct {
 	Operands []Operand // in ascending order of their leaves
 
-	ops    []int   // an operand's index, or combineTop: combine the two values on top of the stack
+	ops    []int   // each pushes an operand, by its index, or combines the two values on top of the stack (combineTop)
 	merges []Merge // the Merge of each combineTop, for means
 	depth  int     // largest number of values on the stack
 }
@@ -62,8 +62,8 @@ type Program struct {
 const combineTop = -1
 
 // Compile returns the program of node n of a tree with the given number of leaves. at has the nodes
-// whose values are known. missing is the first leaf that is under none of them; −1: every leaf is
-// under one, and the program is valid.
+// whose values are known. If every leaf is under one of them, missing is −1; otherwise it is the
+// first leaf that is not, and the program is invalid.
 func Compile(n Node, leaves int, at map[Node]Operand) (p *Program, missing int) {
 	c := &compiler{Program: new(Program), leaves: leaves, at: at, missing: -1}
 	c.visit(n)
@@ -137,14 +137,14 @@ func Largest(n Node, leaves int, held map[Node]Operand) []Node {
 // is set.
 type Folder struct {
 	Combine func(dst, a, b []byte)
-	Mean    kernel.Type  // type of the elements if means are combined; 0: Combine combines
-	Finish  func([]byte) // called with computed values; nil: unused
+	Mean    kernel.Type  // type of the elements if the values are means; 0 if Combine combines them
+	Finish  func([]byte) // called with each computed block; may be nil
 
 	stack   [][]byte
 	scratch [][]byte // by height
 }
 
-const foldBlock = 16 << 10
+const foldBlock = 16 << 10 // bytes
 
 // Block sets target, of at most 16 KiB, to the value of the program for the operands, which have
 // the same length.
@@ -194,8 +194,8 @@ func (f *Folder) All(p *Program, target []byte, operands [][]byte) {
 	}
 }
 
-// Room is memory that is allocated piece by piece and reused after Reset. The zero value is empty.
-// It grows to the most that was taken between two calls of Reset.
+// Room is memory that is taken piece by piece and reused after Reset. The zero value is empty. It
+// grows to the most that was taken between two calls of Reset.
 type Room struct {
 	memory []byte
 	taken  int // number of bytes taken since Reset, including those beyond memory

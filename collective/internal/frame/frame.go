@@ -1,6 +1,5 @@
-// Package frame defines what two ranks of a group exchange: frames and their headers, and notices
-// of why the group ends; and the inbox that matches the frames of a peer with the requests for
-// them.
+// Package frame defines what two ranks of a group exchange: frames with their headers, and notices
+// of why the group ends. Its Inbox matches the frames of a peer with the requests for them.
 package frame
 
 import (
@@ -19,11 +18,11 @@ const (
 	HeaderSize = 48
 	magic      = 0x68766403 // "hvd", version 3
 
-	MaxPayload = 1 << 20 // of any frame; algorithms cut data into smaller segments
-	MaxNotice  = 1 << 10 // of the payload of a notice
-	maxName    = 255     // bytes of the name of a tensor
-	maxCause   = 512
-	maxNamed   = 64 // largest number of dead ranks in a notice
+	MaxPayload = 1 << 20 // bytes of the payload of a frame; algorithms cut data into smaller segments
+	MaxNotice  = 1 << 10 // bytes of the payload of a notice
+	MaxName    = 255     // bytes of the name of a tensor
+	maxCause   = 512     // bytes of the text of a cause
+	maxNamed   = 64      // number of dead ranks in a notice
 )
 
 // Kind is the purpose of a frame.
@@ -37,7 +36,7 @@ const (
 	Goodbye                  // the sender leaves the group and sends no more operations
 	Ack                      // everything that the leaving peer has sent is read
 	Nudge                    // the sender's engine begins the cycle in the sequence number
-	Cut                      // the connection of the data channel with the sequence number as its index has ended
+	Cut                      // a connection of the data channel has ended; the sequence number is its index
 )
 
 // IsNotice reports whether a frame of the kind contains the reason why the group ends.
@@ -45,10 +44,10 @@ func (k Kind) IsNotice() bool { return k == Abort || k == Mismatch }
 
 // Steps of a Cut frame.
 const (
-	// NoticeFollows: the sender has ended the group and sends the notice next.
+	// NoticeFollows means that the sender has ended the group and sends the notice next.
 	NoticeFollows = 1
-	// AsIfClosed: the connection has ended as if the receiver of the frame had closed it, which it
-	// may have done.
+	// AsIfClosed means that the connection has ended as if the receiver of the frame had closed it,
+	// which it may have done.
 	AsIfClosed = 2
 )
 
@@ -168,7 +167,8 @@ func (f *Reader) Missing() int {
 	return 0
 }
 
-// Room returns the buffer for the next bytes of the stream. Filled is called with their number.
+// Room returns the buffer for the next bytes of the stream. The caller then passes their number to
+// Filled.
 func (f *Reader) Room() []byte {
 	f.hi = copy(f.buf[:], f.buf[f.lo:f.hi])
 	f.lo = 0

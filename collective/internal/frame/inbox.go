@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	eagerFrame = 64 << 10 // frames up to this size are kept until the operation requests them …
-	eagerTotal = 1 << 20  // … up to this many bytes from one peer; further frames wait at the sender
+	eagerFrame = 64 << 10 // frames of up to this number of bytes are kept until the operation requests them …
+	eagerTotal = 1 << 20  // … as long as those of one peer have at most this number together; other frames wait at the sender
 )
 
 // Reasons why a peer counts as gone, or a frame is not delivered.
@@ -34,8 +34,8 @@ type Group interface {
 	Knows(c Call) bool
 }
 
-// Incoming is a request for the next frame from a peer. The buffer belongs to the transport until
-// done.
+// Incoming is a request for the next frame from a peer. Buf belongs to the transport until Done is
+// set.
 type Incoming struct {
 	Buf    []byte
 	Step   uint32
@@ -44,14 +44,14 @@ type Incoming struct {
 	Done   atomic.Bool
 }
 
-// Outgoing is a frame to be sent to a peer. The data must not change until it is done.
+// Outgoing is a frame to be sent to a peer. Data must not change until Done is set.
 type Outgoing struct {
 	Header Header
 	Data   []byte
 	Shares int          // number of shares still to be written, if an operation writes them
 	Left   atomic.Int32 // the same, if goroutines write them
 	Done   atomic.Bool
-	From   Group // poked when it is done
+	From   Group // Finish wakes its operation
 }
 
 // Finish marks the frame as sent.
@@ -65,8 +65,8 @@ type Early struct {
 	header Header
 	buf    []byte
 	full   bool      // buf holds the payload
-	ref    *Outgoing // Local: the payload is still with its sender
-	want   *Incoming // TCP: a later request, which the reader still has to fill
+	ref    *Outgoing // the frame, if its payload is still with a sender in this process
+	want   *Incoming // a later request, which the reader of the connection still has to fill
 }
 
 // Inbox receives the frames of one peer for one group. Frames of a peer keep their order, and so do
@@ -83,7 +83,7 @@ type Inbox struct {
 	early  FIFO[*Early]
 	held   int // bytes in early
 	target *Incoming
-	last   uint64 // the last operation in which the peer takes part; all ones while it has not left
+	last   uint64 // the last operation in which the peer takes part; math.MaxUint64 until it announces that it leaves
 	asked  bool   // the operation waits for the next header
 	shut   bool   // the group has failed: nothing more is delivered
 	ready  wake.Flag
@@ -106,8 +106,8 @@ func Inboxes(of Group, generation uint64, rank, size int) []Inbox {
 	return boxes
 }
 
-// check returns the error of a frame, if it has one, as the notice that ends the group. The caller
-// holds b.mu.
+// check reports whether a frame is valid. If not, it returns the notice that ends the group. The
+// caller holds b.mu.
 func (b *Inbox) check(h *Header) (Notice, bool) {
 	switch {
 	case h.Generation != b.generation:
@@ -123,7 +123,7 @@ func (b *Inbox) check(h *Header) (Notice, bool) {
 	return Notice{}, true
 }
 
-// fits checks a frame against its request, and copies what the header says to the request.
+// fits is like check, for the request that the frame answers. It sets the request's Ready.
 func (b *Inbox) fits(h *Header, r *Incoming) (Notice, bool) {
 	if h.Seq != b.seq || h.Step != r.Step || int(h.Length) != len(r.Buf) {
 		return Gone(fmt.Errorf("%w: it is step %d with %d bytes, and step %d with %d bytes is due",
@@ -133,8 +133,9 @@ func (b *Inbox) fits(h *Header, r *Incoming) (Notice, bool) {
 	return Notice{}, true
 }
 
-// Enter begins an operation: frames are compared with call from now on, including those that have
-// already arrived.
+// Enter begins an operation: from now on frames are compared with call, including those that have
+// already arrived. If one does not match, or the peer has left, Enter returns the notice that ends
+// the group, and false.
 func (b *Inbox) Enter(seq uint64, call Call, differ bool) (Notice, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

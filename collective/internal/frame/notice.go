@@ -41,7 +41,7 @@ func (n *Notice) Frame(generation uint64) []byte {
 			p = binary.NativeEndian.AppendUint64(p, n.Calls[i].What)
 			p = binary.NativeEndian.AppendUint64(p, n.Calls[i].Count)
 		}
-		p = append(p, n.Tensor[:min(len(n.Tensor), maxName)]...)
+		p = append(p, n.Tensor[:min(len(n.Tensor), MaxName)]...)
 	} else {
 		dead := n.Dead[:min(len(n.Dead), maxNamed)]
 		p = binary.NativeEndian.AppendUint32(p, uint32(len(dead)))
@@ -65,7 +65,7 @@ func ParseNotice(k Kind, p []byte, size int) (Notice, error) {
 	}
 	if k == Mismatch {
 		const each = 4 + 16
-		if len(p) < 2*each || len(p) > 2*each+maxName {
+		if len(p) < 2*each || len(p) > 2*each+MaxName {
 			return Notice{}, Err
 		}
 		call := func(b []byte) Call {

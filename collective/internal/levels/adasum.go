@@ -1,20 +1,22 @@
 package levels
 
 import (
+	"cmp"
 	"context"
+	"math/bits"
 
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
-// If ranks of a host share memory, an Adasum has the same bits as over sockets (allReduceDoubling):
-// the tree of pairs is the same. Pairs whose ranks are all on one host are combined there, and each
-// rank combines one part of all vectors of its host. The remaining vectors of each host are sent to
-// the other hosts once, to the ranks that combine the corresponding part, and the results are sent
-// back once. If the hosts have equal numbers of consecutive ranks, a power of two, one vector
-// remains on each host. A pair needs products over whole vectors: each rank computes the products
-// of its blocks, and all ranks add the products of all blocks in order.
+// If ranks of a host share memory, an Adasum has the same bits as over sockets (allReduceDoubling),
+// since the tree of pairs is the same. Pairs whose ranks are all on one host are combined there,
+// and each rank combines one part of all vectors of its host. The remaining vectors of each host
+// are sent to the other hosts once, to the ranks that combine the corresponding part, and the
+// results are sent back once. If the hosts have equal numbers of consecutive ranks, a power of two,
+// one vector remains on each host. A pair needs products over whole vectors: each rank computes the
+// products of its blocks, and all ranks add the products of all blocks in order.
 
 // pair is two ranks whose vectors are combined. The result replaces the vector of the lower rank.
 type pair struct{ a, b int }
@@ -22,7 +24,7 @@ type pair struct{ a, b int }
 // adasumTree describes which pairs are combined on a host and which between hosts.
 type adasumTree struct {
 	here  [][]pair // on this host, level by level
-	left  [][]int  // by host: the ranks whose places have vectors after that
+	left  [][]int  // by host, the ranks whose vectors remain after that
 	above [][]pair // between the hosts, level by level
 }
 
@@ -32,7 +34,7 @@ func newAdasumTree(hosts [][]int, here int) *adasumTree {
 	for _, ranks := range hosts {
 		size += len(ranks)
 	}
-	on := make([]int, size) // by rank: the host of all ranks of the vector in its place; −1: several hosts
+	on := make([]int, size) // by rank, the host of all ranks whose vectors were combined in its place; −1 if there are several
 	for host, ranks := range hosts {
 		for _, r := range ranks {
 			on[r] = host
@@ -50,11 +52,10 @@ func newAdasumTree(hosts [][]int, here int) *adasumTree {
 		for i := 0; i < paired; i += 2 {
 			p := pair{level[i], level[i+1]}
 			next = append(next, p.a)
-			switch host := on[p.a]; {
-			case host < 0 || host != on[p.b]:
+			if host := on[p.a]; host < 0 || host != on[p.b] {
 				on[p.a] = -1
 				between = append(between, p)
-			default:
+			} else {
 				gone[p.b] = true
 				if host == here {
 					within = append(within, p)
@@ -81,14 +82,8 @@ func newAdasumTree(hosts [][]int, here int) *adasumTree {
 
 // foldedRanks returns the number of lowest ranks that form the pairs of the first level.
 func foldedRanks(size int) int {
-	power := 1
-	for power*2 <= size {
-		power *= 2
-	}
-	if power == size {
-		return size
-	}
-	return 2 * (size - power)
+	power := 1 << (bits.Len(uint(size)) - 1)
+	return cmp.Or(2*(size-power), size)
 }
 
 const productsSize = 24 // bytes of the products of one block
@@ -101,14 +96,14 @@ type adasumming struct {
 	blocks int // of a vector
 	parts  []adasumPart
 	work   []byte
-	memory []byte // the rest that is not allocated yet
-	taken  int
+	memory []byte // what take has not returned yet
+	taken  int    // bytes that take has returned
 }
 
 // adasumPart is consecutive blocks of all vectors that this rank combines.
 type adasumPart struct {
 	first   int      // number of the first block
-	vectors [][]byte // by rank: the vector at that rank's place in the tree; nil: none
+	vectors [][]byte // by rank, this part of the vector in that rank's place in the tree; may be nil
 }
 
 func (c *Call) newAdasumming(t kernel.Type, bytes int) *adasumming {
@@ -136,8 +131,8 @@ func (s *adasumming) take(n int) []byte {
 	return b
 }
 
-// combine combines the pairs of each level. gather gives each rank's part of a buffer to all ranks;
-// the buffer has unit bytes for each block.
+// combine combines the pairs of each level. gather gives each rank's part of a buffer, which has
+// unit bytes for each block, to all ranks.
 func (s *adasumming) combine(levels [][]pair, gather func(level int, buffer []byte, unit int) error) error {
 	for i, pairs := range levels {
 		unit := len(pairs) * productsSize
@@ -197,7 +192,7 @@ func (s *adasumming) within(ctx context.Context, h *Host, m *shm.Member, d shm.D
 			}
 			own.vectors[r] = buffers[i]
 		}
-		return buffers, nil // the members' calls say the lengths
+		return buffers, nil // the members have compared the lengths with their calls
 	})
 	if err != nil {
 		return err
@@ -380,7 +375,7 @@ func (h *Host) adasumAll(ctx context.Context, m *shm.Member, d shm.Desc, vectors
 			}
 			vectors[r] = buffers[i]
 		}
-		return buffers, nil // the members' calls say the lengths
+		return buffers, nil // the members have compared the lengths with their calls
 	})
 }
 

@@ -64,8 +64,8 @@ func (c *Call) broadcastWaves(data []byte) error {
 	return nil
 }
 
-// route returns the host from which data is received, −1 on the root's host, and the hosts to which
-// it is passed on.
+// route returns the host from which this one receives the data, or −1 on the root's host, and the
+// hosts to which it passes the data on.
 func (c *Call) route(root, bytes int) (parent int, children []int) {
 	h := c.levels
 	n := len(h.hosts)
@@ -93,8 +93,8 @@ func (c *Call) waveParts(to []crossing, part []byte) []crossing {
 	return to
 }
 
-// beginWave begins a wave: on the root's host its ranks share the data and send it on; on other
-// hosts the receives are posted.
+// beginWave begins a wave: the ranks of the root's host share the data and start to send it, and
+// the ranks of other hosts post the receives.
 func (c *Call) beginWave(all *[]crossing, part []byte, parent int, children []int, step uint32) error {
 	*all = c.waveParts((*all)[:0], part)
 	if parent < 0 {
@@ -191,8 +191,9 @@ func (c *Call) broadcastLength(n int) (int, error) {
 	return int(length[0]), nil
 }
 
-// allGatherHierarchical returns the data of every rank, by rank; nil for this rank. Each rank sends
-// its data to its counterparts on the other hosts, which give it to the other ranks there.
+// allGatherHierarchical returns the data of every other rank, by rank; the element of this rank is
+// nil. Each rank sends its data to its counterparts on the other hosts, which give it to the other
+// ranks there.
 func (c *Call) allGatherHierarchical(own []byte) ([][]byte, error) {
 	h, size := c.levels, c.Desc.Type.Size()
 	for s := range c.Frames(len(own)) {
@@ -255,7 +256,8 @@ func (c *Call) gatherHere(all [][]byte, host, turn int, own []byte) error {
 	})
 }
 
-// elsewhere returns the ranks of other hosts. Each rank's list begins with a different rank.
+// elsewhere returns the ranks of other hosts, beginning with those that follow this rank, so that
+// not all ranks send to the same one first.
 func (c *Call) elsewhere() (ranks []int) {
 	for d := 1; d < c.Size; d++ {
 		if r := (c.Rank + d) % c.Size; !slices.Contains(c.levels.ranks(), r) {
@@ -265,8 +267,8 @@ func (c *Call) elsewhere() (ranks []int) {
 	return ranks
 }
 
-// allToAllHierarchical sends part(j) to every rank j and returns the received parts, by rank; nil
-// for this rank. Within this host parts are moved through shared memory.
+// allToAllHierarchical is like AllToAllSockets. Within this host it moves parts through shared
+// memory.
 func (c *Call) allToAllHierarchical(part func(to int) []byte) ([][]byte, error) {
 	h := c.levels
 	others := c.elsewhere()
@@ -297,9 +299,8 @@ func (c *Call) allToAllHierarchical(part func(to int) []byte) ([][]byte, error) 
 	return all, c.ReceiveParts(others, all)
 }
 
-// The operations over sockets, with one level or two.
-
-// BarrierSockets performs Barrier.
+// BarrierSockets performs Barrier with one level or two, like the other operations whose names end
+// in Sockets.
 func (c *Call) BarrierSockets() error {
 	if c.levels != nil {
 		return c.barrierHierarchical()
@@ -340,8 +341,8 @@ func (c *Call) ReduceScatterSockets(part func(rank int) []byte, result []byte) e
 	return c.ReduceScatterDirect(part, result)
 }
 
-// AllToAllSockets sends part(j) to every rank j and returns the received parts, by rank; nil for
-// this rank.
+// AllToAllSockets sends part(j) to every other rank j and returns the received parts, by rank; the
+// element of this rank is nil.
 func (c *Call) AllToAllSockets(part func(to int) []byte) ([][]byte, error) {
 	if c.levels != nil {
 		return c.allToAllHierarchical(part)

@@ -5,8 +5,7 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 )
 
-// AllGatherIntoSockets performs AllGatherInto with one level or two; this rank's part is in its
-// place.
+// AllGatherIntoSockets performs AllGatherInto. This rank's part is in its place already.
 func (c *Call) AllGatherIntoSockets(all exchange.Into) error {
 	if c.levels != nil {
 		return c.allGatherIntoHierarchical(all)
@@ -14,8 +13,7 @@ func (c *Call) AllGatherIntoSockets(all exchange.Into) error {
 	return c.ExchangeInto(c.AllOthers(), func(int) []byte { return all.Of(c.Rank) }, all)
 }
 
-// AllToAllIntoSockets performs AllToAllInto with one level or two; this rank's own part is in its
-// place.
+// AllToAllIntoSockets performs AllToAllInto. This rank's part of result is in its place already.
 func (c *Call) AllToAllIntoSockets(data, result exchange.Into) error {
 	if c.levels != nil {
 		return c.allToAllIntoHierarchical(data, result)
@@ -23,7 +21,7 @@ func (c *Call) AllToAllIntoSockets(data, result exchange.Into) error {
 	return c.ExchangeInto(c.AllOthers(), data.Of, result)
 }
 
-// allGatherIntoHierarchical is like allGatherHierarchical, but this rank's part is in its place.
+// allGatherIntoHierarchical is like allGatherHierarchical, with parts of equal lengths in all.
 func (c *Call) allGatherIntoHierarchical(all exchange.Into) error {
 	h := c.levels
 	own := all.Of(c.Rank)
@@ -70,7 +68,7 @@ func (c *Call) gatherInto(all exchange.Into, host, turn int) error {
 	})
 }
 
-// allToAllIntoHierarchical is like allToAllHierarchical, but this rank's own part is in its place.
+// allToAllIntoHierarchical is like allToAllHierarchical, with parts of equal lengths.
 func (c *Call) allToAllIntoHierarchical(data, result exchange.Into) error {
 	h := c.levels
 	others := c.elsewhere()

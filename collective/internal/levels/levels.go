@@ -27,7 +27,7 @@ type hierarchy struct {
 	here, place int           // this rank's host, and its place there
 	leaders     exchange.Team // the first ranks of all hosts, by host; this one may not be among them
 	crowded     bool          // ranks of a host share cores, so that waves do not overlap there
-	column      exchange.Team // the ranks with this rank's place; of size 0 if the hosts have unequal numbers of ranks
+	column      exchange.Team // the ranks with this rank's place on their hosts; empty if the hosts have unequal numbers of ranks
 	weights     []int         // as in Team
 }
 
@@ -86,7 +86,7 @@ func (h *hierarchy) shares(host, place int) (ranks []int) {
 	return ranks
 }
 
-// share returns element turn of shares; −1: there are fewer.
+// share returns element turn of shares, or −1 if there are fewer.
 func (h *hierarchy) share(host, place, turn int) int {
 	if at := place + turn*len(h.ranks()); at < len(h.hosts[host]) {
 		return h.hosts[host][at]
@@ -111,15 +111,15 @@ func (h *hierarchy) others() (hosts []int) {
 // Call is an operation of a group whose ranks may share memory.
 type Call struct {
 	exchange.Call
-	levels    *hierarchy           // the ranks by host; nil: some ranks of a host share no memory, or there is only one host
-	host      atomic.Pointer[Host] // the ranks that share memory with this one; nil: none
-	adasum    *adasumTree          // nil: ranks of a host share no memory
+	levels    *hierarchy           // the ranks by host; nil if some ranks of a host share no memory, or there is only one host
+	host      atomic.Pointer[Host] // the ranks that share memory with this one; nil if no rank does
+	adasum    *adasumTree          // nil if ranks of a host share no memory
 	crossings [2][]crossing        // those of the two latest waves
 	folding   folder               // of a ReduceTree
 	shares    hostShares           // of waves
 }
 
-// Here returns the ranks that share memory with this one; nil: no rank does.
+// Here returns the ranks that share memory with this one, or nil if no rank does.
 func (c *Call) Here() *Host { return c.host.Load() }
 
 // TwoLevels reports whether operations have two levels.
@@ -136,7 +136,7 @@ type crossing struct {
 	cuts   []int  // as in hostShares
 
 	step          uint32
-	sent, sentEnd int // number of the first send of this rank's data, and of the first send after those
+	sent, sentEnd int // numbers of the first send of this rank's data, and of the first send after that data
 	received      int // number of the first receive of the others' data for this rank
 }
 
@@ -218,7 +218,8 @@ func (c *Call) inMemory(body func(*shm.Member, shm.Desc) error) error {
 	return h.Within(c.Ctx, c.Desc, body)
 }
 
-// spread gives each rank's part of data, in elements of size bytes, to all ranks of this host.
+// spread gives each rank's part of data, which consists of units of size bytes, to all ranks of
+// this host.
 func (c *Call) spread(data []byte, size int) error {
 	return c.inMemory(func(m *shm.Member, call shm.Desc) error {
 		return m.Gather(c.Ctx, call, data, size, m.Members())

@@ -28,10 +28,10 @@ type Host struct {
 	closed     bool
 	phases     shm.Times                                  // of the operation in progress, if there is a timeline
 	reductions [kernel.Types][operation.Ops]shm.Reduction // filled when first used
-	cut        [][]byte                                   // see parts
+	cut        [][]byte                                   // the result of Cuts
 }
 
-// lost is called by the tripwire when a member has died.
+// lost ends the group because a member has died. The tripwire calls it.
 func (h *Host) lost(member int) { h.c.Group.Fail(frame.Gone(errDied, h.Ranks[member])) }
 
 // Left records that a rank has left the group and calls no more operations.
@@ -174,7 +174,7 @@ func (h *Host) outcome(ctx context.Context, d operation.Descriptor, err error) e
 			h.lost(i)
 			break
 		}
-		// The control channels report which rank did that.
+		// A control channel reports the rank and its reason.
 		timer := time.NewTimer(reasonBound)
 		defer timer.Stop()
 		select {
@@ -185,7 +185,7 @@ func (h *Host) outcome(ctx context.Context, d operation.Descriptor, err error) e
 	case ctx.Err() != nil:
 		h.c.Group.Fail(frame.Gone(ctx.Err(), h.c.Rank))
 		<-h.c.Failed
-		return fmt.Errorf("collective: %s: %w", d.Action.String(), ctx.Err())
+		return d.Action.Wrap(ctx.Err())
 	default:
 		h.c.Group.Fail(frame.Gone(err, h.c.Rank))
 	}
@@ -243,7 +243,7 @@ func (h *Host) Awaits(member int) bool {
 	return !h.closed && h.member.Awaits(member)
 }
 
-// Cuts returns part(i) for each of n ranks. The result is valid until the next call.
+// Cuts returns the parts of n ranks. The result is valid until the next call.
 func (h *Host) Cuts(n int, part func(rank int) []byte) [][]byte {
 	h.cut = slices.Grow(h.cut[:0], n)[:n]
 	for i := range h.cut {

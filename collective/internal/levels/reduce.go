@@ -162,7 +162,7 @@ func (c *Call) scatter(all []crossing, memory []byte, step uint32) {
 		x.step, x.Team, x.sent = step, c.Dividing(x.Team), c.Sends()
 		longest := c.Frames(x.longest())
 		for s := range longest {
-			for d := 1; d < x.Size; d++ { // each to another one first
+			for d := 1; d < x.Size; d++ { // every rank begins with a different peer
 				to := (x.Me + d) % x.Size
 				if p := x.piece(to); s < c.Frames(len(p)) {
 					c.Send(x.Rank(to), step, c.Cut(p, s))
@@ -255,7 +255,7 @@ func (c *Call) reduceScatterHierarchical(part func(rank int) []byte, result []by
 			sent += len(part(to))
 		}
 	}
-	memory := c.Scratch(sent + (len(h.hosts)-1)*len(result)) // memory for sent data, then for received data
+	memory := c.Scratch(sent + (len(h.hosts)-1)*len(result)) // for the data sent, then for the data received
 	first := c.Receives()
 	for i, host := range h.others() {
 		room := memory[sent+i*len(result):][:len(result)]
@@ -294,8 +294,9 @@ func (c *Call) reduceScatterHierarchical(part func(rank int) []byte, result []by
 	return nil
 }
 
-// reduceFor combines the data of this host's ranks for some ranks of a host. sum, which is in
-// memory, is to be sent to rank by this rank; −1: nothing is to be sent.
+// reduceFor combines the data of this host's ranks for some ranks of a host: in each turn, for at
+// most one for each rank of this host. rank is the one for which this rank gets the sum, in memory,
+// or −1.
 func (c *Call) reduceFor(host, turn int, part func(rank int) []byte, memory []byte) (rank int, sum []byte, err error) {
 	h := c.levels
 	parts := make([][]byte, len(h.ranks()))

@@ -31,10 +31,10 @@ const (
 // combines nothing sends its data once. Elements are combined in the order of the hosts, so the
 // shares change no bit.
 type hostShares struct {
-	cuts  []int             // by host, the number of units before its share; then the number of all units. nil: equal shares
+	cuts  []int             // by host, the number of units before its share; then the number of all units. Nil for equal shares
 	due   int               // bytes of waves until the hosts agree on shares
 	bytes int               // bytes of waves since the hosts last agreed
-	sent  [][]exchange.Sent // by host, what had been sent there at that time; nil: no wave yet
+	sent  [][]exchange.Sent // by host, what had been sent there at that time; nil before the first wave
 }
 
 // SharesAgreed reports whether the hosts have agreed on shares. It is for tests.
@@ -69,7 +69,7 @@ func (c *Call) agreeOnShares(n int) error {
 }
 
 // measureSpeeds returns the speeds, in KiB/s, at which this rank has sent to the ranks of its
-// column since the previous call, by host; 0: unknown.
+// column since the previous call, by host. A speed that is unknown is 0.
 func (c *Call) measureSpeeds() []uint32 {
 	s, t := &c.shares, c.levels.column
 	if s.sent == nil {
@@ -138,7 +138,7 @@ func divide(speeds []uint32, n int, cuts []int) []int {
 		speed[i] = min(out, in)
 	}
 	all := n * shareUnits
-	// at is the time at which a host is done with a share, as a fraction, so that it is exact.
+	// at is the time at which a host is done with a share: a fraction, so that it is exact.
 	type at struct{ cost, speed uint64 }
 	done := func(host, share int) at { return at{uint64(all + (n-2)*share), speed[host]} }
 	// later reports whether a exceeds the given percentage of b. No product exceeds 2^55.

@@ -9,8 +9,8 @@ import (
 	"github.com/hvdrun/hvdrun/collective/internal/shm"
 )
 
-// HostsOf returns the ranks of each host, by name; a rank whose host has no name is alone. Each
-// list is ascending, and the lists are in the order of their first ranks.
+// HostsOf returns the ranks of each host, given the name of each rank's host; a rank whose host has
+// no name is alone. Each list is ascending, and the lists are in the order of their first ranks.
 func HostsOf(ranks int, name func(rank int) string) [][]int {
 	var all [][]int
 	at := map[string]int{}
@@ -33,8 +33,8 @@ type Sharing struct {
 	hosts   [][]int
 	here    int
 	host    *Host
-	met     []uint8 // by rank: 0: shares no memory; 1: shares the memory of its host; 2: also shares a core there
-	Refused error   // reason why this rank shares no memory
+	met     []uint8 // by rank: 0 if it shares no memory, 1 if it does, 2 if it also shares a core
+	Refused error   // set by Meet: the reason why this rank shares no memory, or nil
 }
 
 // NewSharing returns the Sharing of a call's group, whose ranks are on these hosts.
@@ -150,9 +150,8 @@ func (h *Host) meet(wanted bool) (err error) {
 		}
 	}
 	if h.member = member; !h.Whole() || c.Strict {
-		// Frames are moved only while the operation drives the sockets. A rank of another host may
-		// wait for frames of this rank, while the rank for which this one waits waits for that
-		// rank.
+		// While this rank waits for a second one in memory, that may wait for a rank of another
+		// host, which waits for frames of this rank.
 		member.Meanwhile(c.Meanwhile)
 	}
 	if h.Whole() {

@@ -11,12 +11,12 @@ import (
 type twoLevels struct {
 	of   *Tree
 	here []*fold.Program // programs of the nodes all of whose leaves are on this host; the operands are the parts of its ranks, by place
-	each []int           // by host: number of such nodes
+	each []int           // by host, the number of such nodes
 	top  *fold.Program   // program whose operands are these nodes, by host
 }
 
-// levelsOf returns the two levels of a tree; nil: the hosts have unequal numbers of ranks. The
-// result is cached until another tree is reduced.
+// levelsOf returns the two levels of a tree, or nil if operations have one level or the hosts have
+// unequal numbers of ranks. The result is cached until another tree is reduced.
 func (c *Call) levelsOf(p *Tree) *twoLevels {
 	h := c.levels
 	if h == nil || h.column.Size == 0 {
@@ -57,10 +57,7 @@ func (c *Call) foldHierarchical(p *Tree, l *twoLevels, parts [][]byte, result []
 	count, pieces := len(result)/size, (len(result)+operation.Thresholds.HostPiece-1)/operation.Thresholds.HostPiece
 	for i := range pieces {
 		lo, hi := kernel.Split(count, pieces, i)
-		share := func(place int) (from, to int) {
-			a, b := kernel.Split(hi-lo, len(h.ranks()), place)
-			return (lo + a) * size, (lo + b) * size
-		}
+		share := sharesOf(lo, hi, size, len(h.ranks()))
 		if err := c.Flush(); err != nil { // sent memory is about to be reused
 			return err
 		}
@@ -79,8 +76,8 @@ func (c *Call) foldHierarchical(p *Tree, l *twoLevels, parts [][]byte, result []
 	return nil
 }
 
-// gatherShares returns this rank's share of the values of all ranks of its host: by place, the
-// shares of the rank's parts one after another.
+// gatherShares returns this rank's share of the values of all ranks of its host, by place: the
+// shares of a rank's parts one after another.
 func (c *Call) gatherShares(p *Tree, parts [][]byte, share func(place int) (from, to int)) ([][]byte, error) {
 	h := c.levels
 	from, to := share(h.place)
@@ -97,11 +94,7 @@ func (c *Call) gatherShares(p *Tree, parts [][]byte, share func(place int) (from
 // those of the ranks with the same place on the other hosts.
 func (c *Call) foldColumn(l *twoLevels, shares [][]byte, result []byte, size int) error {
 	t, n := c.levels.column, len(result)
-	f := &c.folding
-	piece := func(host int) (from, to int) {
-		a, b := kernel.Split(n/size, t.Size, host)
-		return a * size, b * size
-	}
+	f, piece := &c.folding, sharesOf(0, n/size, size, t.Size)
 	// The pieces of this host's nodes, followed by those that the other hosts send.
 	own := f.room.Take(l.each[t.Me] * n)
 	for host, at := 0, 0; host < t.Size; host++ {

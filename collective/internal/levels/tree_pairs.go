@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/hvdrun/hvdrun/collective/internal/operation"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // peers are the ranks among which a tree is folded in pairs.
@@ -32,7 +33,8 @@ func (c *Call) foldPairs(among peers, p *Tree, parts [][]byte, result []byte, si
 	operands := make([][]byte, len(p.order.Operands))
 	count, pieces := len(result)/size, (len(result)+operation.Thresholds.FoldPiece-1)/operation.Thresholds.FoldPiece
 	for i := range pieces {
-		share := shares(count, size, pieces, i, c.Size)
+		lo, hi := kernel.Split(count, pieces, i)
+		share := sharesOf(lo, hi, size, c.Size)
 		from, to := share(c.Rank)
 		n := to - from
 		f.cutReceived(p, received, c.Rank, n)

@@ -69,7 +69,8 @@ func (p *Tree) few(result []byte) bool {
 // foldGathered computes the result by giving all values to all ranks.
 func (c *Call) foldGathered(p *Tree, parts [][]byte, result []byte) error {
 	f := &c.folding
-	own := joined(f.packed[:0], parts, 0, len(result))
+	f.packed = joined(f.packed[:0], parts, 0, len(result))
+	own := f.packed
 	all, err := c.AllGatherSockets(own)
 	if err != nil {
 		return err
@@ -89,8 +90,8 @@ type folder struct {
 	given  []byte    // data for ranks of this host, see exchangeHere
 	room   fold.Room // memory for a piece, see foldHierarchical
 
-	atRoot func([]byte) // applied to the root's value; nil: the value is the result
-	levels *twoLevels   // of the last tree; nil: none yet
+	atRoot func([]byte) // applied to the root's value; nil if that is the result
+	levels *twoLevels   // of the last tree, or nil
 }
 
 // cutParts returns the shares of parts for the ranks of a host, by place, each with the shares of
@@ -121,10 +122,9 @@ func (i inMember) allToAll(given [][]byte, p *Tree, n int) ([][]byte, error) {
 	return all, nil
 }
 
-// shares returns the function that returns the bounds, in bytes, of each rank's share of one piece
-// of a value.
-func shares(count, size, pieces, piece, ranks int) func(rank int) (from, to int) {
-	lo, hi := kernel.Split(count, pieces, piece)
+// sharesOf returns the function that returns the bounds, in bytes, of each rank's share of the
+// elements [lo, hi), which have size bytes each.
+func sharesOf(lo, hi, size, ranks int) func(rank int) (from, to int) {
 	return func(rank int) (from, to int) {
 		a, b := kernel.Split(hi-lo, ranks, rank)
 		return (lo + a) * size, (lo + b) * size

@@ -20,8 +20,8 @@ func (s *halves) sum() Products {
 	return Products{s.AB[0] + s.AB[1], s.AA[0] + s.AA[1], s.BB[0] + s.BB[1]}
 }
 
-// productsOf adds the elements of two vectors, or of further parts of them. All parts but the last
-// have an even length.
+// productsOf adds to s the products of the elements of two vectors, or of a part of them. All parts
+// but the last have an even length.
 func productsOf[T float32 | float64](s *halves, a, b []T) {
 	ab0, aa0, bb0, ab1, aa1, bb1 := s.AB[0], s.AA[0], s.BB[0], s.AB[1], s.AA[1], s.BB[1]
 	b = b[:len(a)]
@@ -56,6 +56,7 @@ func (p *Products) Shares() (ofA, ofB float64) {
 	return ofA, ofB
 }
 
+// adaptiveSum sets dst to the sum of shares of a and b.
 func adaptiveSum[T float32 | float64](dst, a, b []T, ofA, ofB float64) {
 	a, b = a[:len(dst)], b[:len(dst)]
 	for i := range dst {
@@ -115,6 +116,7 @@ func AddShares(t kernel.Type, dst, a, b []byte, ofA, ofB float64, work []byte) {
 	}
 }
 
+// widenBlock widens up to adasumWidened elements of a and b, from byte at on, into work.
 func widenBlock(t kernel.Type, a, b []byte, at int, work []float32) (x, y []float32) {
 	bytes := min(2*adasumWidened, len(a)-at)
 	x, y = work[:bytes/2], work[adasumWidened:][:bytes/2]

@@ -29,12 +29,12 @@ func (c Compression) String() string {
 	return fmt.Sprintf("compression(%d)", uint8(c))
 }
 
-// Wire returns the type on the wire; 0: the type of the data.
+// Wire returns the type on the wire; 0 stands for the type of the data.
 func (c Compression) Wire() kernel.Type {
 	return [compressions]kernel.Type{AsFloat16: kernel.Float16, AsBFloat16: kernel.BFloat16}[c]
 }
 
-// Check returns an error for a compression that does not exist, or not for the type.
+// Check returns an error for a compression that does not exist, or does not apply to the type.
 func (c Compression) Check(t kernel.Type) error {
 	switch {
 	case c >= compressions:

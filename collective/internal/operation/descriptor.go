@@ -48,6 +48,10 @@ func (a Action) String() string {
 	return fmt.Sprintf("operation %d", uint8(a))
 }
 
+// Wrap returns err, about the arguments or the context of a call of the action, as the error of the
+// call.
+func (a Action) Wrap(err error) error { return fmt.Errorf("collective: %s: %w", a, err) }
+
 // Descriptor identifies what a rank has called, so that ranks notice different calls.
 type Descriptor struct {
 	Action    Action
@@ -138,7 +142,7 @@ func Called(c frame.Call) Descriptor {
 // Known reports whether the operation exists.
 func (d Descriptor) Known() bool { return d.Action > 0 && d.Action < Actions && d.Type < kernel.Types }
 
-// Bytes returns the size of this rank's tensor, as far as it is known.
+// Bytes returns the size of this rank's tensor in bytes; 0 if it is not known beforehand.
 func (d Descriptor) Bytes() int {
 	if d.Action == Subset {
 		return 0
@@ -153,9 +157,4 @@ func (d Descriptor) Judged(invalid error) Descriptor {
 		d.Algorithm |= Refused
 	}
 	return d
-}
-
-// Refuse returns the error for invalid arguments.
-func (d Descriptor) Refuse(invalid error) error {
-	return fmt.Errorf("collective: %s: %w", d.Action, invalid)
 }

@@ -27,5 +27,5 @@ var methodNames = [Methods]string{
 	ByLeaders: "leaders", ByWaves: "waves", ByRings: "rings", ByAdasum: "adasum",
 }
 
-// String returns the name of the algorithm; empty: the backend has only one.
+// String returns the name of the algorithm, or "" if the backend has only one.
 func (m Method) String() string { return methodNames[m] }

@@ -1,7 +1,7 @@
 package operation
 
-// Thresholds are sizes of data, in bytes, at which another algorithm becomes the cheapest. They
-// were measured between processes of one machine. They follow from a model in which a message of b
+// Thresholds are sizes of data, in bytes, at which another algorithm becomes the cheapest, as
+// measured between processes of one machine. The reason for them is a model in which a message of b
 // bytes takes α + β·b, and combining b bytes takes γ·b (Thakur, Rabenseifner, Gropp: Optimization
 // of Collective Communication Operations in MPICH, 2005). With n ranks and b bytes:
 //

@@ -9,11 +9,11 @@ import (
 	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
-// penance is how long a broken route is used only if there is no sound one.
+// penance is the time for which a broken route is used only if all routes are broken.
 var penance = retry.Backoff{First: time.Minute, Most: time.Hour}
 
-// Memory records the routes to other hosts, over all generations. The zero value is empty. Any
-// goroutine may call its methods.
+// Memory records the routes to other hosts, over all generations. The zero value is empty. Its
+// methods may be called by any goroutine.
 type Memory struct {
 	mu    sync.Mutex
 	hosts map[string]*known
@@ -125,8 +125,9 @@ func (k *known) isBroken(addr netip.Addr) bool {
 	return is && !b.mended
 }
 
-// Break records that the route to an address has broken although the host lives. The route is used
-// only if there is no other, until it is found to work after a time that grows with each break.
+// Break records that the route to an address has broken although the host lives. From now on the
+// route is used only if all routes are broken, until a measurement finds that it works, after a
+// time that grows with each break.
 func (m *Memory) Break(now time.Time, host string, addr netip.Addr) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -3,10 +3,10 @@
 package routes
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/hvdrun/hvdrun/internal/netif"
@@ -20,28 +20,23 @@ type Route struct {
 	// not report them.
 	Near, Far netif.Card
 	Trip      time.Duration // of the fastest round trip
-	Rate      float64       // bits per second of a short burst; 0: not measured
+	Rate      float64       // bits per second of a short burst; 0 if it was not measured
 }
 
 // String describes the route for logs.
 func (r Route) String() string {
-	var b strings.Builder
-	near := r.Near.String()
-	if near == "" {
-		near = "an unknown interface"
-	}
-	fmt.Fprintf(&b, "%s, %v to %v, %s measured, round trip %v", near, r.Local, r.Addr, netif.Rate(r.Rate), r.Trip.Round(time.Microsecond))
-	return b.String()
+	near := cmp.Or(r.Near.String(), "an unknown interface")
+	return fmt.Sprintf("%s, %v to %v, %s measured, round trip %v", near, r.Local, r.Addr, netif.Rate(r.Rate), r.Trip.Round(time.Microsecond))
 }
 
-// rated returns the speed of the slower of both links; 0 if one is unknown.
+// rated returns the speed of the slower interface, in bits per second; 0 if one is unknown.
 func (r Route) rated() int64 { return min(r.Near.Bits, r.Far.Bits) }
 
 const (
-	// alike is the factor by which one of two routes must be faster to be preferred.
+	// alike is the factor by which a route must be faster than another one to be preferred.
 	alike = 1.25
-	// trust is the factor by which a burst must contradict the speeds of the links to count more
-	// than these: on fast links a burst is too short to be exact.
+	// trust is the factor by which the measured rates must contradict the speeds of the interfaces
+	// to count more than these: on a fast link a burst is too short to be exact.
 	trust = 2
 	// tripFactor and tripSlack are how much longer a round trip must be to count as longer.
 	tripFactor, tripSlack = 2, 300 * time.Microsecond
@@ -72,9 +67,10 @@ func preferred(a, b Route) bool {
 	return faster(a, b) || !faster(b, a) && nearer(a, b)
 }
 
-// order sorts routes, the best first, and returns how many of the first are equally good and have
-// no interface in common, so that they can share the data sent. Among equally good routes, the one
-// to kept is first, so that a choice does not change without need; then those with lower addresses.
+// order sorts routes, the best first. The first rails of them are equally good and have no
+// interface in common, so that they can share the data sent. Among equally good routes, the one to
+// the address kept is first, so that a choice does not change without need; then those with lower
+// addresses.
 func order(all []Route, kept netip.Addr) (ordered []Route, rails int) {
 	rest := slices.Clone(all)
 	slices.SortFunc(rest, func(a, b Route) int {
@@ -130,9 +126,10 @@ func distinct(a, b Route) bool {
 	return known && a.Near.Name != b.Near.Name && a.Far.Name != b.Far.Name
 }
 
-// Beside returns the best of the ordered routes that has no interface in common with the routes
-// that share the data sent or, if there is no such route, with the best one, and that has a similar
-// round trip; and whether there is one. It survives a cut of those routes.
+// Beside returns a route for the control channel, which survives a cut of the data's routes, and
+// whether there is one. It is the best of the ordered routes that has a similar round trip and no
+// interface in common with the first rails routes, which share the data, or at least with the
+// first.
 func Beside(ordered []Route, rails int) (Route, bool) {
 	for _, used := range []int{rails, min(1, rails)} {
 		for _, r := range ordered[used:] {
