@@ -196,7 +196,7 @@ func (c *checker) suites(ctx context.Context) ([]suite, error) {
 	}
 	short := []string{"-short", "-tags=" + tags, "-ldflags=-w"}
 	return []suite{
-		{kind: plain, args: short, env: pure, dirs: byKind[plain], process: 2},
+		{kind: plain, args: short, env: pure, dirs: byKind[plain], process: 3},
 		{kind: race, args: append([]string{"-race", noDWARF}, short...), env: []string{"CGO_ENABLED=1"},
 			dirs: byKind[race], process: 2},
 	}, err
