@@ -38,6 +38,7 @@ import (
 const (
 	modeVariable = "PLUGIN_TEST_MODE" // the part that this binary plays instead of running tests
 	heldVariable = "PLUGIN_TEST_HELD" // a named pipe that the binary holds open for writing as long as it lives
+	stopWord     = "stop"             // in the feed, in place of a list: the plugin stops itself by SIGSTOP
 )
 
 // TestMain plays a plugin or its host if a test has started this binary as one.
@@ -219,6 +220,12 @@ func (s *source) follow(ctx context.Context, found func([]plan.Host)) error {
 		}
 		if line = append(line, b[0]); b[0] != '\n' {
 			continue
+		}
+		if string(line) == stopWord+"\n" {
+			if err := syscall.Kill(os.Getpid(), syscall.SIGSTOP); err != nil {
+				return err
+			}
+			select {} // for a moment, threads can still run
 		}
 		hosts, err := parse(string(line))
 		if err != nil {

@@ -28,7 +28,7 @@ const (
 	defaultEndTimeout   = time.Second
 	// lastWords is how long a call that has lost its connection waits for the reason why the
 	// process has ended.
-	lastWords = time.Second
+	lastWords = 5 * time.Second
 )
 
 // startBackoff is the pause before a plugin that has died is started again. It starts over after a
@@ -278,6 +278,11 @@ func (p *Plugin) failed(ran time.Duration) time.Duration {
 	return pause
 }
 
+// tooSlow is the reason to kill a plugin that has left a call unanswered.
+func (s *session) tooSlow() error {
+	return fmt.Errorf("it has not answered in %v, and was killed", s.plugin.cfg.CallTimeout)
+}
+
 // fault returns the reason why a call failed. ctx is the caller's context, and call is the one
 // derived from it with the time limit: if only call has ended, the plugin was too slow, and fault
 // kills it.
@@ -286,7 +291,7 @@ func (s *session) fault(ctx, call context.Context, err error) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case call.Err() != nil:
-		err := fmt.Errorf("it has not answered in %v, and was killed", s.plugin.cfg.CallTimeout)
+		err := s.tooSlow()
 		s.cancel(err)
 		<-s.ended
 		return err

@@ -213,7 +213,7 @@ func (s *session) ping() error {
 	_, err := grpc_health_v1.NewHealthClient(s.conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: goplugin.GRPCServiceName})
 	switch code := status.Code(err); {
 	case code == codes.Unavailable || code == codes.DeadlineExceeded:
-		return errors.New("it has not answered, and was killed")
+		return s.tooSlow()
 	}
 	return nil
 }
