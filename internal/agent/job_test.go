@@ -338,20 +338,16 @@ func TestInspect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln.Close()
+	unheard := unheardOf(t)
 	nobody, other := b, b
-	nobody.Endpoints = []string{ln.Addr().String()}
+	nobody.Endpoints = []string{unheard}
 	other.Host = "c"
 	others := append([]client.Inspection{b, nobody, other}, slices.Repeat([]client.Inspection{{Host: "none"}}, client.MaxTargets)...)
 	failures, routes, err := l.Reachable(t.Context(), "a", others)
 	if err != nil || len(failures) != len(others) || len(routes) != len(others) {
 		t.Fatalf("%q, %d routes, %v", failures, len(routes), err)
 	}
-	for i, want := range []string{"", ln.Addr().String() + ": connect: connection refused", "the peer is the agent of b, not of c", "names no address"} {
+	for i, want := range []string{"", unheard + ": connect: connection refused", "the peer is the agent of b, not of c", "names no address"} {
 		if want == "" && failures[i] != "" || !strings.Contains(failures[i], want) {
 			t.Errorf("%d: %q; want %q", i, failures[i], want)
 		}

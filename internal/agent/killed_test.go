@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/internal/identity"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // playServer runs a server in its own process: it prints its address, and serves until its stdin is
@@ -73,7 +74,11 @@ func serverProcess(t *testing.T, addr string) (*exec.Cmd, string) {
 // worker's group. One that is started in its place counts as another agent, and serves the driver
 // again.
 func TestAgentKilled(t *testing.T) {
-	cmd, addr := serverProcess(t, "127.0.0.1:0")
+	network, err := sandbox.Net() // nobody else takes the port between the two
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd, addr := serverProcess(t, network+"1:0")
 	l := agents(t, driverOf(t, "killed"), addr, longLease)
 	s, pipe := script(t, 0, sleeper)
 	r := start(t, l, s)

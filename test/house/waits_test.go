@@ -34,7 +34,6 @@ var waits = map[string]struct {
 }{
 	"internal/agent/client/ssh_test.go":        {1, trigger},
 	"internal/agent/run_test.go":               {1, nothing},
-	"internal/agent/server_test.go":            {1, nothing},
 	"cmd/hvdrun/internal/jobrun/story_test.go": {1, virtual},
 	"collective/killed_test.go":                {1, measures},
 	"collective/waits_test.go":                 {1, measures},
