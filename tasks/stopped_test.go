@@ -3,6 +3,7 @@ package tasks
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -10,7 +11,9 @@ import (
 	"time"
 
 	"github.com/hvdrun/hvdrun/job"
+	"github.com/hvdrun/hvdrun/tasks/report"
 	"github.com/hvdrun/hvdrun/tasks/scheduler"
+	"github.com/hvdrun/hvdrun/test/follow"
 )
 
 var (
@@ -41,9 +44,18 @@ func TestDeafFunction(t *testing.T) {
 	}
 	pool := p.connect(ConnectConfig{})
 	ctx := t.Context()
-	for before := begun.Load(); begun.Load() == before; { // its time can be up before it has begun
-		if _, err := deaf.With(TimeLimit(100*time.Millisecond)).Call(ctx, pool); !errors.Is(err, ErrTimeLimit) {
+	before := begun.Load()
+	for limit := 100 * time.Millisecond; begun.Load() == before; limit *= 2 { // its time can be up before it has begun
+		if _, err := deaf.With(TimeLimit(limit)).Call(ctx, pool); !errors.Is(err, ErrTimeLimit) {
 			t.Fatal(err)
+		}
+		if !follow.Await(t, func() bool { // no attempt is on its way
+			s, err := pool.Status(ctx)
+			return begun.Load() > before || err == nil && !slices.ContainsFunc(s.Workers, func(w report.WorkerStatus) bool {
+				return w.Running > 0 || len(w.Stopped) > 0
+			})
+		}) {
+			t.Fatal("an attempt whose time was up neither begins nor ends")
 		}
 	}
 	if _, err := Map(ctx, pool, double, make([]int, 100)); err != nil {
@@ -57,7 +69,7 @@ func TestDeafFunction(t *testing.T) {
 	if err != nil || stopped != 1 {
 		t.Errorf("%d attempts go on, as the status says: %+v, %v", stopped, s.Workers, err)
 	}
-	if e := <-stuck; e.Function != deaf.Name() || e.Text != "whose time is up, has not ended for 0s" {
+	if e := <-stuck; e.Function != deaf.Name() || !strings.HasPrefix(e.Text, "whose time is up, has not ended for ") {
 		t.Errorf("the end of its worker is asked for because of %+v", e)
 	}
 	if all, err := pool.Explain(ctx, deaf.Name()); err != nil || len(all) != 1 || !strings.Contains(all[0].Why, "runs an attempt that, whose time is up, has not ended for") {

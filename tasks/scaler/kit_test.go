@@ -22,6 +22,7 @@ import (
 	"testing"
 
 	"github.com/hvdrun/hvdrun/tasks/scaler/internal/zmtp"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden frames")
@@ -105,11 +106,16 @@ type listener struct {
 	ln net.Listener
 }
 
-// listenAsScheduler listens on loopback until the test ends.
+// listenAsScheduler listens on loopback until the test ends, at an address that no other process
+// uses: nobody takes the port between the two parts of Restart.
 func listenAsScheduler(t *testing.T) *listener {
 	t.Helper()
+	network, err := sandbox.Net()
+	if err != nil {
+		t.Fatal(err)
+	}
 	l := &listener{t: t}
-	l.listen("127.0.0.1:0")
+	l.listen(network + "1:0")
 	return l
 }
 
