@@ -25,11 +25,11 @@ const (
 	// locatePause is the shortest time between two such lookups.
 	locatePause = time.Second
 	// probeBound and askBound are how long the agent and the worker may take to answer. A worker
-	// that can answer does so within milliseconds, or on an overloaded host within a second.
-	probeBound = 2 * time.Second
-	askBound   = 1500 * time.Millisecond
+	// that can answer does so within milliseconds, or on an overloaded host within seconds.
+	probeBound = 5 * time.Second
+	askBound   = 5 * time.Second
 	// lookers is the number of workers located concurrently on request.
-	lookers = 16
+	lookers = 64
 	// mostAnswer bounds the answer to such a request, in bytes. fewGroups bounds the groups of
 	// goroutines of each worker in it, unless all are wanted.
 	mostAnswer = 8 << 20
