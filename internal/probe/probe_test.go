@@ -111,7 +111,7 @@ func TestProbe(t *testing.T) {
 	var w stacks.Worker
 	follow.Await(t, func() bool {
 		w.Processes, err = Probe(cmd.Process.Pid)
-		return err != nil || strings.Contains(w.Text(), "read of")
+		return err != nil || strings.Contains(w.Text(), "read of "+fifo)
 	})
 	if len(w.Processes) != 2 || !strings.HasPrefix(w.Text(), "cat (pid ") || !strings.Contains(w.Text(), ") sleeps in read of "+fifo) {
 		t.Errorf("%s: %+v", w.Text(), w.Processes)
