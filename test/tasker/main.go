@@ -56,8 +56,6 @@ func main() {
 	rounds := flag.Int("rounds", 1, "of those")
 	poison := flag.Int("poison", 0, "submit so many tasks, one after another, that kill their workers or have them exit with status 0")
 	blackHoles := flag.Int("deaf", 0, "submit so many tasks whose time is up after 300 ms, and whose functions do not end")
-	chained := flag.Int("chain", -1, "submit a task that fails after -lasts, with a text of -size bytes, and so many behind it")
-	nested := flag.Int("nested", 0, "submit a task that submits another and waits for it, and so on, so deep")
 	modelled := flag.Int("model", 0, "submit so many tasks that depend on each other, fail and are cancelled, and compare what becomes of them with a model")
 	seed := flag.Uint64("seed", 1, "of the dice of -model")
 	put := flag.Int("put", 0, "put a value of so many bytes, read it in a task, and print how long both took")
@@ -79,10 +77,6 @@ func main() {
 		err = putOne(ctx, *put)
 	case *across != "":
 		err, *rounds = rebuild(ctx, *across, *size), 0
-	case *chained >= 0:
-		err, *rounds = chain(ctx, *chained, max(*size, 0), *lasts), 0
-	case *nested > 0:
-		err = nest(ctx, *nested)
 	case *modelled > 0:
 		err = model(ctx, *modelled, *seed, *lasts)
 	default:
