@@ -183,13 +183,12 @@ func TestDrain(t *testing.T) {
 func TestExclude(t *testing.T) {
 	t.Parallel()
 	r := controlled(t)
-	asked := time.Now()
-	order(t, r, "for 1.5s; workers that are stopped: 1", "exclude", hostA+":1", "--for", "1.5")
+	order(t, r, "for 1h0m0s; workers that are stopped: 1", "exclude", hostA+":1", "--for", "1h")
 	g := awaitWorld(t, r, 1, 3)
-	s := statusOf(t, r).Hosts[0].Slots[1]
-	if back := time.Since(asked) > 1500*time.Millisecond; !back && (s.Out != job.SlotExcluded || s.Until == nil) {
+	if s := statusOf(t, r).Hosts[0].Slots[1]; s.Out != job.SlotExcluded || s.Until == nil {
 		t.Errorf("%+v", s)
 	}
+	order(t, r, "for 1.5s", "exclude", hostA+":1", "--for", "1.5")
 	g = awaitWorld(t, r, g, 4)
 	var out time.Time
 	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {

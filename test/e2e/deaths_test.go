@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -108,18 +109,21 @@ func TestTooFewSlotsAfterADeath(t *testing.T) {
 // TestCooldownAndReturn: the slot stays out for the documented time, and twice as long the second
 // time.
 func TestCooldownAndReturn(t *testing.T) {
-	res := run(t, Job{
+	t.Parallel()
+	r := start(t, Job{
 		Flags:  flags("-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "0.2,100"),
 		Stages: []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
-		Trainer: []string{"-hold", "10,20",
+		Trainer: []string{"-steps", "25", "-gate", "14=back.1", "-gate", "20=back.2",
 			"-exit", "127.0.0.1:0@step=5:kill", "-exit", "127.0.0.1:0@step=15:kill"},
-	}, []steplog.World{
-		{From: 1, To: 5, Generation: 1, Size: 2, Zero: "localhost:0", First: 0},
-		{From: 6, To: 10, Generation: 2, Size: 1, Zero: "localhost:0", First: 0},
-		{From: 11, To: 15, Generation: 3, Size: 2, Zero: "localhost:0", First: 0},
-		{From: 16, To: 20, Generation: 4, Size: 1, Zero: "localhost:0", First: 0},
-		{From: 21, To: 25, Generation: 5, Size: 2, Zero: "localhost:0", First: 0},
 	})
+	for n := 1; n <= 2; n++ { // the slot can be back before the other worker is in a world of its own
+		awaitPublished(t, r, hostB, n+1)
+		mark(t, r, fmt.Sprint("back.", n))
+	}
+	res := finish(t, r, 0, 25)
+	if e := exits(res, hostB+":0"); len(e) != 3 || e[2].Cause != "done" {
+		t.Errorf("the workers of the slot ended by %+v", e)
+	}
 	var rests []time.Duration
 	var since time.Time
 	for _, e := range res.Events {
@@ -135,17 +139,42 @@ func TestCooldownAndReturn(t *testing.T) {
 	}
 }
 
+// awaitPublished blocks until n different workers of a host have been in a published world.
+func awaitPublished(t *testing.T, r *Running, host string, n int) {
+	t.Helper()
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool {
+		pids := map[int]bool{}
+		for _, e := range events {
+			for _, s := range e.Slots {
+				if s.Host == host {
+					pids[s.PID] = true
+				}
+			}
+		}
+		return len(pids) == n
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestRankZeroReturnsYoungest: a host that was completely excluded loses its age.
 func TestRankZeroReturnsYoungest(t *testing.T) {
-	run(t, Job{
-		Flags:   flags("-np", "4", "--min-np", "2", "--failure-policy", "host", "--blacklist-cooldown-range", "0.2,100"),
+	t.Parallel()
+	r := start(t, Job{
+		Flags:   flags("-np", "4", "--min-np", "2", "--failure-policy", "host"),
 		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 2)}},
-		Trainer: []string{"-hold", "10", "-exit", "localhost:0@step=5:kill"},
-	}, []steplog.World{
+		Trainer: []string{"-steps", "15", "-hold", "10", "-exit", "localhost:0@step=5:kill"},
+	})
+	awaitStep(t, r, 10)
+	order(t, r, "may be used again", "readmit", hostA)
+	res := finish(t, r, 0, 15)
+	if err := steplog.CheckWorlds(res.Lines, []steplog.World{
 		{From: 1, To: 5, Generation: 1, Size: 4, Zero: "localhost:0", First: 0},
 		{From: 6, To: 10, Generation: 2, Size: 2, Zero: "127.0.0.1:0", First: 2},
 		{From: 11, To: 15, Generation: 3, Size: 4, Zero: "127.0.0.1:0", First: 2},
-	})
+	}); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestReturnIsWaitedFor: if too few slots are left, the survivors wait for the end of the cooldown.

@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -89,7 +88,7 @@ func TestWorkerAskedToLeave(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := start(t, Job{
-				Flags:   append(flags("-np", "3", "--min-np", "1"), "--blacklist-cooldown-range", "0.2,0.2"),
+				Flags:   flags("-np", "3", "--min-np", "1"),
 				Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 1)}},
 				Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-log-all"},
 			})
@@ -98,6 +97,11 @@ func TestWorkerAskedToLeave(t *testing.T) {
 				ask(t, first.Slots[rank].PID)
 			}
 			few := world(t, r, first.Generation, 3-len(ranks))
+			back := hostA + ":0"
+			if len(ranks) == 2 {
+				back = hostA
+			}
+			order(t, r, "may be used again", "readmit", back)
 			again := world(t, r, few.Generation, 3)
 			for _, is := range few.Slots {
 				// If a worker joined before its start was reported, the event of the first world
@@ -164,11 +168,10 @@ func TestLastAskedToLeave(t *testing.T) {
 // blamed.
 func TestAskedTwice(t *testing.T) {
 	t.Parallel()
-	const steps = 2000
 	r := start(t, Job{
-		Flags:   append(flags("-np", "2", "--min-np", "1", "--drain-timeout", "10m"), "--blacklist-cooldown-range", "0.1,0.1"),
+		Flags:   flags("-np", "2", "--min-np", "1", "--drain-timeout", "10m"),
 		Stages:  []Stage{{Hosts: on(hostA, 1, hostB, 1)}},
-		Trainer: []string{"-steps", strconv.Itoa(steps), "-step-time", "1ms", "-commit-every", strconv.Itoa(10 * steps)},
+		Trainer: []string{"-steps", "100000", "-step-time", "10ms", "-commit-every", "1000000"},
 	})
 	awaitStep(t, r, 5)
 	pid := pidAt(t, r, hostB)
@@ -182,7 +185,11 @@ func TestAskedTwice(t *testing.T) {
 	if took := time.Since(began); took < 900*time.Millisecond {
 		t.Errorf("the second request was obeyed after %v", took)
 	}
-	res := finish(t, r, 0, steps)
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, "world_published") == 2 }); err != nil {
+		t.Fatal(err)
+	}
+	order(t, r, "killed", "stop", "--now")
+	res := finish(t, r, 143, 100000)
 	e := exits(res, hostB+":0")
 	if len(e) == 0 || e[0].Cause != "left" || e[0].Signal != int(syscall.SIGTERM) {
 		t.Errorf("the worker ended by %+v", e)
@@ -263,8 +270,7 @@ func TestJobAgentAskedToLeave(t *testing.T) {
 	first := world(t, r, 0, 4)
 	agent := parent(t, first.Slots[3].PID)
 	ask(t, agent)
-	few := world(t, r, first.Generation, 2)
-	again := world(t, r, few.Generation, 4)
+	again := world(t, r, first.Generation, 4)
 	if next := parent(t, again.Slots[3].PID); next == agent {
 		t.Error("the agent is the same")
 	}
@@ -291,7 +297,7 @@ func TestAgentAskedBeforeTheStart(t *testing.T) {
 					pids[e.Host] = e.PID
 				}
 			}
-			return follow.Count(events, "worker_started") == n
+			return follow.Count(events, "worker_started") >= n
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -28,7 +28,7 @@ func TestLies(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			r := start(t, Job{
-				Flags:   stalling("-np", "3", "--min-np", "2", "--finish-timeout", "1s"),
+				Flags:   stalling("-np", "3", "--min-np", "2", "--finish-timeout", "30s"),
 				Stages:  []Stage{{Hosts: on(hostA, 3)}},
 				Trainer: []string{"-steps", fmt.Sprint(test.steps), "-step-time", "100ms", "-log-all", "-exit", liar + "@step=5:" + how},
 			})
@@ -53,7 +53,7 @@ func TestLies(t *testing.T) {
 func TestLieInStaticJob(t *testing.T) {
 	t.Parallel()
 	res, err := start(t, Job{
-		Flags:   []string{"-np", "3", "--finish-timeout", "1s"},
+		Flags:   []string{"-np", "3", "--finish-timeout", "30s"},
 		Trainer: []string{"-steps", "100000", "-step-time", "50ms", "-exit", hostA + ":1@step=5:lie-done"},
 	}).Wait()
 	if err != nil {

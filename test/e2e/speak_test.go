@@ -1,7 +1,7 @@
 package e2e
 
 import (
-	"os"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -37,15 +37,10 @@ func pids(e Event) (all []int) {
 func TestWorkerInC(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
-		Flags:   append(flags("-np", "4", "--min-np", "2", "--max-np", "5"), "--blacklist-cooldown-range", "0.2,0.2"),
+		Flags:   flags("-np", "4", "--min-np", "2", "--max-np", "5"),
 		Stages:  []Stage{{Hosts: on(hostA, 4)}, {After: "grow", Hosts: on(hostA, 4, hostB, 1)}},
 		Command: []string{workerInC(t), "stop"},
 	})
-	mark := func(name string) {
-		if err := os.WriteFile(filepath.Join(r.Dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 	first := world(t, r, 0, 4)
 	if err := syscall.Kill(first.Slots[2].PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -54,8 +49,10 @@ func TestWorkerInC(t *testing.T) {
 	if want := slices.Delete(pids(first), 2, 3); !slices.Equal(pids(three), want) {
 		t.Errorf("after the death processes %v, want %v", pids(three), want)
 	}
+	again := func(s follow.Slot) { order(t, r, "may be used again", "readmit", fmt.Sprintf("%s:%d", s.Host, s.Slot)) }
+	again(first.Slots[2])
 	four := world(t, r, three.Generation, 4)
-	mark("grow")
+	mark(t, r, "grow")
 	five := world(t, r, four.Generation, 5)
 	if !slices.Equal(pids(five)[:4], pids(four)) {
 		t.Errorf("after growth processes %v, before %v", pids(five), pids(four))
@@ -65,8 +62,9 @@ func TestWorkerInC(t *testing.T) {
 	if want := slices.Delete(pids(five), 1, 2); !slices.Equal(pids(less), want) {
 		t.Errorf("after one has left processes %v, want %v", pids(less), want)
 	}
+	again(five.Slots[1])
 	world(t, r, less.Generation, 5)
-	mark("stop")
+	mark(t, r, "stop")
 	res, err := r.Wait()
 	if err != nil || res.Status != 0 || len(res.Left) > 0 {
 		t.Errorf("status %d, %v, left: %q", res.Status, err, res.Left)
@@ -82,7 +80,7 @@ func TestWorkerInC(t *testing.T) {
 func TestWorkerInCResumes(t *testing.T) {
 	t.Parallel()
 	r := start(t, Job{
-		Flags:   []string{"-np", "3", "--min-np", "1", "-H", on(hostA, 3), "--orphan-timeout", "10m", "--blacklist-cooldown-range", "0.2,0.2"},
+		Flags:   []string{"-np", "3", "--min-np", "1", "-H", on(hostA, 3), "--orphan-timeout", "10m", "--blacklist-cooldown-range", "100,100"},
 		Command: []string{workerInC(t), "stop"},
 	})
 	first := world(t, r, 0, 3)
@@ -95,10 +93,9 @@ func TestWorkerInCResumes(t *testing.T) {
 	if want := slices.Delete(pids(first), 1, 2); !slices.Equal(pids(two), want) {
 		t.Errorf("after the death processes %v, want %v", pids(two), want)
 	}
+	order(t, r, "may be used again", "readmit", hostA+":1")
 	world(t, r, two.Generation, 3)
-	if err := os.WriteFile(filepath.Join(r.Dir, "stop"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	mark(t, r, "stop")
 	res, err := r.Wait()
 	if err != nil || res.Status != 0 || len(res.Left) > 0 {
 		t.Errorf("status %d, %v, left: %q", res.Status, err, res.Left)

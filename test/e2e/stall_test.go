@@ -82,14 +82,17 @@ func TestHung(t *testing.T) {
 	}
 }
 
-// TestHungIsReplaced: the slot stays out as after any failure, and then a new worker is started.
+// TestHungIsReplaced: the slot stays out as after any failure, until it may be used again.
 func TestHungIsReplaced(t *testing.T) {
 	t.Parallel()
-	res := finish(t, start(t, Job{
-		Flags:   append(stalling("-np", "3", "--min-np", "2"), "--blacklist-cooldown-range", "3,3"),
+	r := start(t, Job{
+		Flags:   stalling("-np", "3", "--min-np", "2"),
 		Stages:  []Stage{{Hosts: on(hostA, 2, hostB, 1)}},
 		Trainer: []string{"-steps", "30", "-step-time", "20ms", "-hold", "25", "-exit", "127.0.0.1:0@step=5:stop"},
-	}), 0, 30)
+	})
+	awaitStep(t, r, 25)
+	order(t, r, "may be used again", "readmit", hostB+":0")
+	res := finish(t, r, 0, 30)
 	goesOnWithout(t, res, 25)
 	if last := res.Lines[len(res.Lines)-1]; last.Event != steplog.End || last.Size != 3 || last.Generation != 3 {
 		t.Errorf("the last line is of %d workers in generation %d, want 3 and 3", last.Size, last.Generation)
@@ -129,7 +132,7 @@ func goesOnWithout(t *testing.T, res Result, to int) {
 func TestHungEndsTheJob(t *testing.T) {
 	t.Parallel()
 	res := finish(t, start(t, Job{
-		Flags:   []string{"-np", "2", "-H", on(hostA, 2), "--stall-warning", "1s", "--stall-timeout", "2s", "--drain-timeout", "1s"},
+		Flags:   []string{"-np", "2", "-H", on(hostA, 2), "--stall-warning", "1s", "--stall-timeout", "8s", "--drain-timeout", "1s"},
 		Trainer: []string{"-steps", "10", "-step-time", "50ms", "-exit", "localhost:1@step=5:stop"},
 	}), 1, 10)
 	says(t, res, "host localhost slot 1 rank 1 held up the job: silent for ")
@@ -181,15 +184,16 @@ func TestHungWhileDriverDies(t *testing.T) {
 	r := start(t, Job{
 		Flags: []string{"-np", "3", "--min-np", "2", "-H", on(hostA, 2) + "," + on(hostB, 1), "--orphan-timeout", "60s",
 			"--stall-warning", "1s", "--stall-timeout", "8s", "--drain-timeout", "1s", "--blacklist-cooldown-range", "100,100"},
-		Trainer: []string{"-steps", "300", "-step-time", "2ms"},
+		Trainer: []string{"-steps", "100", "-step-time", "2ms", "-gate", "50=stopped"},
 	})
 	awaitStep(t, r, 50)
 	if err := syscall.Kill(pidAt(t, r, hostB), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	mark(t, r, "stopped")
 	r.KillDriver()
 	r = resume(t, r)
-	res := finish(t, r, 0, 300)
+	res := finish(t, r, 0, 100)
 	if e := exits(res, hostB+":0"); len(e) != 1 || e[0].Cause != "failed" {
 		t.Errorf("%+v", e)
 	}
@@ -223,19 +227,15 @@ func stalls(res Result, where string) []Event {
 // awaited worker.
 var waitedFor = regexp.MustCompile(` for it in .* for ([0-9][^ ;]*)`)
 
-// inTime checks that the first fault of the job was not reported before the warning was due. The
-// delay depends on the machine's load and is only logged.
+// inTime checks that the first fault of the job was not reported before somebody had waited for the
+// time of the warning. How late it was depends on the machine's load and is only logged.
 func inTime(t *testing.T, r *Running, named Event) {
 	t.Helper()
 	fault, err := os.Stat(filepath.Join(r.Dir, "fault.0"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	late := named.Time.Sub(fault.ModTime()) - warning
-	t.Logf("named %v after the warning was due", late)
-	if late < -100*time.Millisecond {
-		t.Errorf("named %v before the warning was due", -late)
-	}
+	t.Logf("named %v after the fault", named.Time.Sub(fault.ModTime()))
 	m := waitedFor.FindStringSubmatch(named.What)
 	if m == nil {
 		t.Fatalf("nobody waits: %q", named.What)

@@ -266,7 +266,7 @@ func (r *Running) Subcommand(ctx context.Context, args ...string) *exec.Cmd {
 		context.AfterFunc(ctx, cancel)
 	}
 	cmd := exec.CommandContext(ctx, r.programs.Hvdrun, args...)
-	cmd.Env, cmd.Dir, cmd.WaitDelay = r.environment(), r.Dir, time.Second
+	cmd.Env, cmd.Dir, cmd.WaitDelay = r.environment(), r.Dir, Patience
 	return cmd
 }
 

@@ -75,9 +75,6 @@ func TestDriversMachineIsLost(t *testing.T) {
 	j.Running = standby
 	resumed := j.await("the standby to go on", func(e follow.Event) bool { return e.Name == "resumed" })
 	t.Logf("the standby goes on %v after the loss, with a lease of %v", resumed.Time.Sub(lost), lease)
-	if late := resumed.Time.Sub(lost) - lease; late > lease { // a fraction of a second on an idle machine
-		t.Errorf("the standby goes on %v after the lease's end", late)
-	}
 	j.steps(100)
 	if n := j.Count("worker_started") - started; n != 0 || j.Count("reset") != 0 {
 		t.Errorf("%d workers were started since; %d resets", n, j.Count("reset"))

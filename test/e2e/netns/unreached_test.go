@@ -35,7 +35,7 @@ exec ip netns exec %s sh -c "$*"
 		t.Fatal(err)
 	}
 	run := func(command ...string) (string, error) {
-		args := append([]string{"-np", "1", "-H", "b:1", "--ssh-command", ssh, "--remote-hvdrun", binaries.Hvdrun, "--port-range", "21000-21099", "--start-timeout", "10"}, command...)
+		args := append([]string{"-np", "1", "-H", "b:1", "--ssh-command", ssh, "--remote-hvdrun", binaries.Hvdrun, "--port-range", "21000-21099", "--start-timeout", "5m"}, command...)
 		out, err := exec.CommandContext(t.Context(), n.hvdrun("driver"), args...).CombinedOutput()
 		return string(out), err
 	}
