@@ -1,6 +1,6 @@
-"""The wheel is one of a platform where it has the library, and for all where it has not. pyproject.toml says the rest.
+"""Builds the wheel: for this platform if the library is in the package, otherwise for all. pyproject.toml has the other settings.
 
-Its version is HVD_WHEEL_VERSION, such as v1.2.3: that of the hvdrun with which it is made.
+HVD_WHEEL_VERSION, such as v1.2.3, is the version of the wheel, which is that of the hvdrun with which it is built.
 """
 import os
 

@@ -36,7 +36,7 @@ for _name, _kind in (("uint16", lib.UINT16), ("uint32", lib.UINT32), ("uint64", 
 
 
 def _reductions():
-    """Returns the library's number of each reduction, or a function, by the hash of torch's ReduceOp, which is its number in torch."""
+    """Returns the library's number of each reduction, or a function that computes it, by the hash of torch's ReduceOp (torch's number)."""
     numbers = {}
     for name, number in (("SUM", lib.SUM), ("AVG", lib.AVERAGE), ("MIN", lib.MIN), ("MAX", lib.MAX), ("PRODUCT", lib.PRODUCT),
                          ("BAND", torch.bitwise_and), ("BOR", torch.bitwise_or), ("BXOR", torch.bitwise_xor)):
@@ -74,7 +74,7 @@ class Work(dist.Work):
             process_group._hold(self)
 
     def _end(self, seconds=None):
-        """Waits for the collective and copies the result to its place. Returns False if the time is over first."""
+        """Waits for the collective and copies the result to its place. Returns False if that takes longer than these seconds."""
         try:
             if self._group is not None and not self._group.wait(self._ticket, seconds):
                 return False
@@ -196,7 +196,7 @@ def _listen(size):
 
 
 def _meet(store, rank, size):
-    """Exchanges the ranks' addresses through the store. Returns the endpoint and the world."""
+    """Exchanges the ranks' addresses through the store. Returns this rank's endpoint and the world."""
     endpoint = _listen(size)
     store.set(f"member/{rank}", json.dumps({"host": _host(), "addresses": endpoint.addresses}))
     if rank == 0:
@@ -255,9 +255,9 @@ class ProcessGroup(dist.ProcessGroup):
         handles = list(options.handles) if isinstance(options.handles, (list, tuple)) else sorted(options.handles)
         own = self.get_reconfigure_handle()
         if handles.count(own) != 1 or len(set(handles)) != len(handles):
-            raise lib.Error("a world needs the handle of each member once, and this one's among them")
+            raise lib.Error("the handles of a world must differ and include that of this process")
         if options.uuid in self._used:
-            raise lib.Error(f"the number {options.uuid} of a world was already used")
+            raise lib.Error(f"the number {options.uuid} was used for an earlier world")
         members = [json.loads(h.partition(":")[2]) for h in handles]
         timeout = options.timeout if options.timeout and options.timeout > timedelta() else self._timeout
         world = {
@@ -477,7 +477,7 @@ class ProcessGroup(dist.ProcessGroup):
         flat, kind = _memory(tensor)
         everyone, _ = _memory(output)
         if everyone.numel() != flat.numel() * self._size:
-            raise lib.Error(f"an output of {everyone.numel()} elements for {self._size} ranks with {flat.numel()} each")
+            raise lib.Error(f"the output has {everyone.numel()} elements, but {self._size} ranks send {flat.numel()} each")
         return self._call(opts, [output], (flat, everyone), _copy_back(everyone, output), lib.ALL_GATHER, flat.data_ptr(),
                           everyone.data_ptr(), flat.numel(), kind, 0)
 
@@ -493,7 +493,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def reduce_scatter_single(self, output, tensor, opts):
         if tensor.numel() != output.numel() * self._size:
-            raise lib.Error(f"an input of {tensor.numel()} elements for {self._size} ranks with {output.numel()} each")
+            raise lib.Error(f"the input has {tensor.numel()} elements, but {self._size} ranks receive {output.numel()} each")
         reduction = _REDUCTIONS.get(hash(opts.reduceOp))
         if reduction.__class__ is not int:
             copy = tensor.detach().reshape(self._size, -1).clone()
@@ -522,7 +522,8 @@ class ProcessGroup(dist.ProcessGroup):
             sent, kind = _memory(tensor)
             received, _ = _memory(output)
             if sent.numel() != received.numel() or sent.numel() % self._size:
-                raise lib.Error(f"{sent.numel()} elements are sent and {received.numel()} received, for {self._size} ranks in equal parts")
+                raise lib.Error(f"{sent.numel()} elements to send and {received.numel()} to receive cannot be divided equally among "
+                                f"{self._size} ranks")
             return self._call(opts, [output], (sent, received), _copy_back(received, output), lib.ALL_TO_ALL, sent.data_ptr(),
                               received.data_ptr(), sent.numel() // self._size, kind, 0)
         return self._exchange([output], output, tensor, _rows(output, output_sizes, self._size), _rows(tensor, input_sizes, self._size),
@@ -582,7 +583,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._call(None, tensors, flat, _copy_back(flat, tensors[0]), lib.RECV, flat.data_ptr(), None, flat.numel(), kind, rank)
 
     def recv_anysource(self, tensors, tag=0):
-        raise lib.Error("the backend hvdrun receives from a rank that is named: recv needs src")
+        raise lib.Error("the backend hvdrun cannot receive from just any rank: give recv a src")
 
     def reduce_tree(self, tensor, nodes, firsts):
         """Adds the tensors of numbered leaves, in an order that depends only on the number of leaves, and puts the sum into tensor.
@@ -601,9 +602,9 @@ class ProcessGroup(dist.ProcessGroup):
 def _memory(tensor):
     """Returns a contiguous tensor with the elements, if possible the tensor itself, and the library's type in which they are copied."""
     if tensor.device.type != "cpu":
-        raise lib.Error(f"the backend hvdrun takes CPU tensors, not one on {tensor.device}")
+        raise lib.Error(f"the backend hvdrun supports CPU tensors, and this one is on {tensor.device}")
     if tensor.layout != torch.strided:
-        raise lib.Error(f"the backend hvdrun takes dense tensors, not {tensor.layout}")
+        raise lib.Error(f"the backend hvdrun supports dense tensors, and this one is {tensor.layout}")
     flat = tensor.detach()
     if flat.is_complex():
         flat = torch.view_as_real(flat.resolve_conj())
@@ -619,10 +620,10 @@ def _reduced(tensor, reduction):
     """Like _memory, and also returns the number of the reduction for that type."""
     if tensor.dtype == torch.bool:
         if reduction not in _OF_BOOL:
-            raise lib.Error("there is no average of logical values")
+            raise lib.Error("logical values have no average")
         return (*_memory(tensor), _OF_BOOL[reduction])
     if tensor.dtype not in _TYPES and not tensor.is_complex() or tensor.is_complex() and reduction not in (lib.SUM, lib.AVERAGE):
-        raise lib.Error(f"the backend hvdrun does not reduce {tensor.dtype} so")
+        raise lib.Error(f"the backend hvdrun has no such reduction of {tensor.dtype}")
     return (*_memory(tensor), reduction)
 
 
@@ -657,13 +658,13 @@ def _rows(tensor, sizes, ranks):
             raise lib.Error(f"{tensor.shape[0]} rows cannot be divided equally among {ranks} ranks")
         sizes = [tensor.shape[0] // ranks] * ranks
     if len(sizes) != ranks or sum(sizes) != tensor.shape[0]:
-        raise lib.Error(f"rows {list(sizes)} of a tensor with {tensor.shape[0]} rows, for {ranks} ranks")
+        raise lib.Error(f"the sizes {list(sizes)} do not divide {tensor.shape[0]} rows among {ranks} ranks")
     return [n * row for n in sizes]
 
 
 def _same_sizes(parts, whole, ranks):
     if len(parts) != ranks or any(p.numel() * p.element_size() != whole.numel() * whole.element_size() for p in parts):
-        raise lib.Error(f"tensors of {[p.numel() for p in parts]} elements for {ranks} ranks with {whole.numel()} each")
+        raise lib.Error(f"the tensors have {[p.numel() for p in parts]} elements, but {ranks} ranks need {whole.numel()} each")
 
 
 class Leaves:

@@ -300,7 +300,7 @@ class Before:
         return [copy for p, grad, copy in self._gradients if p.grad is grad]
 
     def check(self):
-        """Raises if the step was applied before its commit."""
+        """Raises RuntimeError if the program has applied the step before its commit."""
         changed = [row for row, version in zip(self._leaves, self._versions) if row[1] and row[2]._version != version]
         changed += [row[:3] for row in self._looks if not torch.equal(row[2], row[3]) and not torch.isnan(row[3]).any()]
         for part, name, _ in changed:
@@ -314,12 +314,12 @@ class Before:
                                    "pass commit a function that changes it: step.commit(update)")
         for name, before in self._schedulers.items():
             if pace(self._parts[name]) != before:
-                raise RuntimeError(f"hvdrun: the scheduler {name!r} was stepped within the step: step.commit() steps it; to step it "
-                                   "less often, name it in job.state(each_epoch=[…]), or step it in step.commit(update)")
+                raise RuntimeError(f"hvdrun: the program has stepped the scheduler {name!r} within the step, but step.commit() steps it; to step "
+                                   "it less often, name it in job.state(each_epoch=[…]), or step it in step.commit(update)")
 
 
 def watch(name, optimizer, before):
-    """Makes the optimizer refuse a step() of the program within a step that is not committed, if torch has hooks for that."""
+    """Makes optimizer.step() raise within a step that is not committed, if torch has hooks for that."""
     optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper has no hooks
     if not hasattr(optimizer, "register_step_pre_hook"):
         return
@@ -328,7 +328,7 @@ def watch(name, optimizer, before):
     def refuse(*_):
         step = of()
         if step is not None and step.open:
-            raise RuntimeError(f"hvdrun: the optimizer {name!r} is stepped within the step, which step.commit() does when all ranks have "
-                               f"their gradients: remove the call, or pass it to commit: step.commit({name}.step)")
+            raise RuntimeError(f"hvdrun: the program steps the optimizer {name!r} within the step, but step.commit() steps it once all "
+                               f"ranks have their gradients: remove the call, or pass it to commit: step.commit({name}.step)")
 
     optimizer.register_step_pre_hook(refuse)

@@ -214,7 +214,7 @@ def _write_tensors(f, written, tensors, pool, progress):
                 settled()
                 settling, begun = (pool.submit(synchronize, f.fileno()), written), written
         if written != end:
-            raise ValueError(f"hvdrun: tensor {t.name!r} has other than the {t.size} bytes that were said")
+            raise ValueError(f"hvdrun: the pieces of tensor {t.name!r} do not have its size of {t.size} bytes")
     for name, of in summing:
         sums[name] += of.result()
     settled()
@@ -234,9 +234,9 @@ def prune(folder, keep, written):
 
 
 def restore(folder, load):
-    """Calls load(File) with the newest whole checkpoint, and returns whether there was one.
+    """Calls load(File) with the newest undamaged checkpoint, and returns whether there is one.
 
-    Newer checkpoints, which are damaged, are renamed, so that they no longer count. If all are damaged, it raises Damaged.
+    It renames newer checkpoints, which are damaged, so that they no longer count. If all are damaged, it raises Damaged.
     """
     damaged = []
     for commits in listed(folder):
@@ -271,7 +271,7 @@ class File:
         self.name = name
         (length,) = struct.unpack("<Q", self._map[:8])
         if length > min(_MOST_HEADER, info.st_size - 20):
-            raise Damaged(f"hvdrun: {name}: its header is of {length} bytes, the file of {info.st_size}")
+            raise Damaged(f"hvdrun: {name}: its header has {length} bytes, but the whole file only {info.st_size}")
         head = self._map[:8 + length]
         if self._map[-12:] != _MAGIC + struct.pack("<I", crc32c(head)):
             raise Damaged(f"hvdrun: {name}: its seal does not match its header")
@@ -295,7 +295,7 @@ class File:
             for name, found in sums.items():
                 *_, data = self.read(name)
                 if len(found) != -(-len(data) // CHUNK):
-                    raise Damaged(f"hvdrun: {self.name}: tensor {name!r} has not as many checksums as chunks")
+                    raise Damaged(f"hvdrun: {self.name}: tensor {name!r} has {len(found)} checksums, not one for each chunk")
                 checks += [pool.submit(check, name, at, data[at:at + PIECE]) for at in range(0, len(data), PIECE)]
             for bad in filter(None, (c.result() for c in checks)):
                 raise Damaged(f"hvdrun: {self.name}: tensor {bad!r} has changed since it was written")

@@ -17,9 +17,9 @@ def check(loader):
         if type(sampler) in kinds and not getattr(sampler, "replacement", False) and getattr(sampler, "num_samples", 0) <= len(loader.dataset):
             return
         own = f"sampler={type(sampler).__name__}"
-    raise TypeError(f"hvdrun: data is a DataLoader({own}), which job.steps does not use, as it takes each sample of the data set once in an "
-                    "epoch: leave it out, and use torch.utils.data.Subset for a part of the data set; to draw samples, take "
-                    "order[step.indices] in the body, where order is drawn with step.epoch as the seed")
+    raise TypeError(f"hvdrun: job.steps takes each sample of the data set once in an epoch, and cannot use data=DataLoader({own}): remove "
+                    "that argument, and use torch.utils.data.Subset for a part of the data set; to draw samples at random, use "
+                    "order[step.indices] in the body, where order is drawn with step.epoch as its seed")
 
 
 class Ahead:

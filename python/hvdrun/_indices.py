@@ -21,9 +21,9 @@ class Plan:
     def __init__(self, batch, samples=None, shuffle=True, seed=0, order=shuffled):
         for name, value in (("batch", batch), ("samples", samples)):
             if isinstance(value, bool) or value is not None and not isinstance(value, int):
-                raise TypeError(f"hvdrun: {name}={value!r}: a number of samples is an int")
+                raise TypeError(f"hvdrun: {name}={value!r}: a number of samples must be an int")
         if batch < 1:
-            raise ValueError(f"hvdrun: batch={batch}: a step needs a sample")
+            raise ValueError(f"hvdrun: batch={batch}: a step needs at least one sample")
         if samples is not None and samples < 1:
             raise ValueError(f"hvdrun: samples={samples}: the data set is empty")
         self._batch, self._samples, self._seed = batch, samples, seed

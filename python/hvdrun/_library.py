@@ -118,7 +118,7 @@ def _declare(library, name):
         try:
             f = getattr(library, function)
         except AttributeError:
-            raise Error(f"{name} has no function {function}: it is of another version") from None
+            raise Error(f"{name} has no function {function}: it has another version") from None
         f.restype, f.argtypes = result, arguments
     if library.hvd_version() != VERSION:
         raise Error(f"{name} has version {library.hvd_version()}, not {VERSION}")

@@ -148,34 +148,34 @@ class State:
         parts.setdefault("step", 0)
         for name in parts:
             if name.startswith("_") or hasattr(State, name):
-                raise ValueError(f"hvdrun: a state cannot have a part named {name!r}: State has an attribute of that name, or names of "
-                                 "that form")
+                raise ValueError(f"hvdrun: a state cannot have a part named {name!r}: the name begins with an underscore, or is that of "
+                                 "an attribute of State")
         if isinstance(parts["step"], bool) or not isinstance(parts["step"], int):
-            raise TypeError(f"hvdrun: step={parts['step']!r}: the number of steps that are done is an int")
+            raise TypeError(f"hvdrun: step={parts['step']!r}: the number of completed steps must be an int")
         for name, value in parts.items():
             if isinstance(value, torch.nn.parallel.DistributedDataParallel):
-                raise TypeError(f"hvdrun: the part {name!r} is wrapped in DistributedDataParallel, which the state does itself in each "
-                                f"world: give it the module")
+                raise TypeError(f"hvdrun: the part {name!r} is wrapped in DistributedDataParallel, but the state wraps its modules itself, "
+                                "in each world: give it the module")
             if isinstance(value, torch.nn.Module) and any(isinstance(p, torch.nn.parameter.UninitializedParameter) for p in value.parameters()):
-                raise ValueError(f"hvdrun: the part {name!r} has layers whose shape is not known yet: call it once before job.state")
+                raise ValueError(f"hvdrun: the part {name!r} has layers whose shape is not known yet: call the module once before job.state")
             hidden = _hidden(value)
             if hidden is not None:
-                raise TypeError(f"hvdrun: the part {name!r} is a {type(value).__name__} with a {type(hidden).__name__}, which the state "
-                                "would not see: give each its own part")
+                raise TypeError(f"hvdrun: the part {name!r} is a {type(value).__name__} that contains a {type(hidden).__name__}, which the "
+                                "state would not track: make each a part of its own")
         owned = {id(p) for v in parts.values() for p in (v.parameters() if isinstance(v, torch.nn.Module) else [v])}
         for name, value in parts.items():
             strange = isinstance(value, torch.optim.Optimizer) and next(
                 (p for group in value.param_groups for p in group["params"] if id(p) not in owned), None)
             if isinstance(strange, torch.Tensor):
                 raise ValueError(f"hvdrun: the optimizer {name!r} steps a parameter of shape {tuple(strange.shape)} that no part of the state "
-                                 "has, so that ranks would not share it: give job.state its module too, or the tensor")
+                                 "has, so the ranks would not share it: give job.state its module too, or the tensor")
             scaler = _own_scaler(value)
             if scaler is not None and not any(v is scaler for v in parts.values()):
-                raise ValueError(f"hvdrun: the optimizer {name!r} has a GradScaler that is no part of the state, so that a newcomer would have "
+                raise ValueError(f"hvdrun: the optimizer {name!r} has a GradScaler that is not a part of the state, so a newcomer would have "
                                  "another scale: give job.state scaler=accelerator.scaler")
         for name in each_epoch:
             if not is_scheduler(parts.get(name)):
-                raise ValueError(f"hvdrun: each_epoch has {name!r}, which is no scheduler among the parts")
+                raise ValueError(f"hvdrun: each_epoch names {name!r}, but no part of that name is a scheduler")
         _values.check({name: snapshot(value) for name, value in parts.items()})
         self.__dict__.update(_job=job, _ddp=ddp, _parts=parts, _wrapped={}, _trains={}, _holds=False, _torn=False, _acts=[], _results=[], _plan=[],
                              _each_epoch=frozenset(each_epoch), _paces={}, _before=Before(parts), _committed=False, _commits=0, _stepped=[],
@@ -199,7 +199,7 @@ class State:
     def __setattr__(self, name: str, value: Any) -> None:
         old = self._parts.get(name)
         if name not in self._parts or isinstance(old, torch.Tensor) or hasattr(old, "load_state_dict"):
-            raise AttributeError(f"hvdrun: {name!r} is not a value of the state and cannot be assigned: a tensor takes new values by copy_")
+            raise AttributeError(f"hvdrun: {name!r} is not a value of the state and cannot be assigned: write to a tensor with copy_")
         if isinstance(value, torch.Tensor):
             raise TypeError(f"hvdrun: the value {name!r} of the state cannot become a tensor: assign a number (.item()), or use a tensor "
                             "from the beginning, and write to it")
@@ -281,21 +281,21 @@ class State:
         for name, _ in parameters:
             if differ.pop(0):
                 raise ValueError(
-                    f"hvdrun: the parameters of the part {name!r} differ from rank to rank, so that each rank trains its own model: "
-                    "step.commit(update) must change them in the same way on all ranks. A newcomer has the parts of the state alone: give "
-                    "job.state each number that changes while the program trains, such as a rate, and an optimizer within another one")
+                    f"hvdrun: the parameters of the part {name!r} differ from rank to rank, so each rank would train its own model: "
+                    "step.commit(update) must change them in the same way on all ranks. A newcomer gets only the parts of the state: give "
+                    "job.state each number that changes during the training, such as a learning rate, and the inner optimizer of an optimizer")
         if not self._wrapped and differ and differ.pop():
             raise ValueError(
-                "hvdrun: this step adds to gradients of the step before that differ from rank to rank, so that a rank that is lost would take "
-                "its part of them along: average them before each step.commit(), or divide the batch of one step by step.micro(n)")
+                "hvdrun: this step adds to gradients that the last step has left and that differ from rank to rank, so the share of a lost "
+                "rank would be missing: average them before each step.commit(), or divide the batch of one step by step.micro(n)")
         # update need not step all optimizers, and the gradients of the others are arbitrary.
         if differ and (any(differ) if update is None else all(differ) and self._wrapped):
             name = measures[differ.index(True)][0]
             raise ValueError(
                 f"hvdrun: the gradients of the optimizer {name!r} differ from rank to rank, so each rank would train its own model: "
-                "call the module by its attribute of the state, such as state.model(x), which averages the gradients; where the program "
-                "averages them itself, it does so before step.commit(), with ddp=None in job.state; no_sync is for passes of one step, which "
-                "step.micro(n) makes")
+                "call the module as an attribute of the state, such as state.model(x), which averages the gradients; a program that averages "
+                "them itself does so before step.commit(), and gives job.state ddp=None; for several passes in a step, use step.micro(n) "
+                "instead of no_sync")
         before.close()
         self.__dict__.update(_torn=True, _committed=True)
         if update is None:
@@ -330,8 +330,8 @@ class State:
         for name, value in self._parts.items():
             if is_scheduler(value) and self._paces.get(name, pace(value)) != pace(value):
                 raise RuntimeError(
-                    f"hvdrun: the program steps the scheduler {name!r}, and step.commit() steps it too, once a step: leave the call out; "
-                    f"for a scheduler by epoch, job.state(each_epoch=[{name!r}], …) has commit step it at the end of each epoch")
+                    f"hvdrun: the program steps the scheduler {name!r}, and step.commit() steps it too, once in each step: remove the call; "
+                    f"job.state(each_epoch=[{name!r}], …) makes commit step it at the end of each epoch instead")
 
     def _update(self, ends_epoch):
         """Steps all optimizers, then the schedulers."""
@@ -383,8 +383,8 @@ class State:
 
     def _refuse_in_update(self, name):
         if self._torn:
-            raise ValueError(f"hvdrun: state.{name} is called within step.commit(update), where a rank that is lost would leave the others with "
-                             "half a step: for a second pass at other weights, as of SAM, call torch.func.functional_call(state.model, …) in "
+            raise ValueError(f"hvdrun: state.{name} is called within step.commit(update), where the loss of a rank would leave the others with "
+                             "half a step: for a second pass with other weights, as in SAM, call torch.func.functional_call(state.model, …) in "
                              "the body of the step")
 
     def _settle(self):
@@ -405,8 +405,8 @@ class State:
         told = [tuple(t[:3]) for t in all_of]
         best = max(told)
         if not best[0] and any(t[3] for t in all_of):
-            raise StateLost(f"hvdrun: no rank has the whole state of step {best[1]}: each has failed while it applied it. What "
-                            "step.commit(update) calls uses no collectives, which fail where a rank is lost")
+            raise StateLost(f"hvdrun: no rank has the whole state of step {best[1]}: each rank failed while it applied the step. "
+                            "The function in step.commit(update) must not use collectives, which fail when a rank is lost")
         if best[0] == 0 or min(told) != best:
             root = told.index(best)
             mine = {name: snapshot(value) for name, value in self._parts.items()} if job.rank == root else None

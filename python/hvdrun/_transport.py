@@ -71,7 +71,7 @@ class Transport:
         dist.all_reduce(sums)
         *sums, total = sums.tolist()
         if total != size * number:
-            raise Broken(f"hvdrun: not all ranks of world {generation} have come to an agreement")
+            raise Broken(f"hvdrun: not all ranks of world {generation} have reached the agreement")
         return sums
 
     def finish(self):
@@ -262,7 +262,7 @@ class Anew(Transport):
             return sums
         flags = self._pages.agree(sum(bit << i for i, bit in enumerate(numbers)))
         if flags is None:
-            raise Broken(f"hvdrun: not all ranks of world {generation} have come to an agreement")
+            raise Broken(f"hvdrun: not all ranks of world {generation} have reached the agreement")
         return [flags >> i & 1 for i in range(len(numbers))]
 
     def finish(self):

@@ -133,15 +133,15 @@ class Lines:
             lines.append(bytes(self._rest))
             self._rest = bytearray(piece)
         if any(len(line) > MOST_READ for line in (*lines, self._rest)):
-            raise Error(f"hvdrun: a line of more than {MOST_READ} bytes")
+            raise Error(f"hvdrun has sent a line of more than {MOST_READ} bytes")
         messages = []
         for line in lines:
             try:
                 message = json.loads(line)
             except ValueError as err:
-                raise Error(f"hvdrun: a line that is not JSON: {err}") from None
+                raise Error(f"hvdrun has sent a line that is not JSON: {err}") from None
             if not isinstance(message, dict):
-                raise Error("hvdrun: a line that is not a JSON object")
+                raise Error("hvdrun has sent a line that is not a JSON object")
             messages.append(message)
         return messages
 
@@ -221,7 +221,7 @@ class Worker:
     def send(self, **message):
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         if len(line) > MOST_LINE:
-            raise Error(f"hvdrun: a message of {len(line)} bytes")
+            raise Error(f"hvdrun: a message of {len(line)} bytes; at most {MOST_LINE} are allowed")
         try:
             with self._sending:
                 self._socket.sendall(line)
@@ -264,7 +264,7 @@ class Worker:
             self._send_beat(now, None)
 
     def _send_beat(self, now, waits):
-        """waits is the function in which the main thread waits for other ranks; None: it does not wait."""
+        """Sends the newest beat. waits is the function in which the main thread waits for other ranks; None: it does not wait."""
         with self._state:
             beat = self._beat and (*self._beat, waits)
             if beat is None or beat == self._beaten:
@@ -492,12 +492,12 @@ def tell_failures(worker, hint):
         where = _program_line(trace)[:256]
         # A connection can break before hvdrun says why.
         if worker.lost(worker.generation, TOLD if isinstance(err, RuntimeError) else 0):
-            print(f"hvdrun: {where}: world {worker.generation} has lost a rank, and this line is outside of `with step`, where nothing takes "
-                  "the error: give collectives between steps to job.steps as evaluate=, and those after the loop to job.together",
+            print(f"hvdrun: {where}: world {worker.generation} has lost a rank, and this line is outside of `with step`, where hvdrun does "
+                  "not catch the error: pass collectives between steps to job.steps as evaluate=, and those after the loop to job.together",
                   file=sys.stderr, flush=True)
         elif worker.done and isinstance(err, RuntimeError) and _in_distributed(trace):
-            print(f"hvdrun: {where}: a collective after the loop has failed, where hvdrun counts the training as done: "
-                  "job.steps(…, more=True) and job.together call it again when a rank is lost", file=sys.stderr, flush=True)
+            print(f"hvdrun: {where}: a collective after the loop has failed, when hvdrun already counted the training as "
+                  "done: with job.steps(…, more=True), job.together calls it again when a rank is lost", file=sys.stderr, flush=True)
         worker.tell_failure(f"{kind.__name__}: {err}", where)
 
     sys.excepthook = hook

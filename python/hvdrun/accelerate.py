@@ -64,10 +64,10 @@ def adopt(job: hvd.Job) -> None:
     shared = PartialState._shared_state
     if shared:
         raise RuntimeError(f"hvdrun: accelerate has a world of {shared.get('num_processes')} already, in which this process would train "
-                           "alone: make the first Accelerator or TrainingArguments of the program by hvdrun.accelerate or hvdrun.transformers")
+                           "alone: create the program's first Accelerator or TrainingArguments with hvdrun.accelerate or hvdrun.transformers")
     for name in _NOT_CARRIED_ENV:
         if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
-            raise ValueError(f"hvdrun: {name}={os.environ[name]}: a model in shards dies with a rank; unset it, or use hvdrun torchrun")
+            raise ValueError(f"hvdrun: {name}={os.environ[name]}: a sharded model cannot survive the loss of a rank: unset it, or use hvdrun torchrun")
     cuda = job.device.type == "cuda"
     shared.update(_cpu=not cuda, backend="nccl" if cuda else "gloo", debug=False, device=job.device, fork_launched=False,
                   distributed_type=DistributedType.MULTI_GPU if cuda else DistributedType.MULTI_CPU)
@@ -126,10 +126,10 @@ class Accelerator(accelerate.Accelerator):
         """
         for name in _NOT_CARRIED:
             if options.get(name) is not None:
-                raise ValueError(f"hvdrun: {name}: a model in shards dies with a rank; use hvdrun torchrun for it")
+                raise ValueError(f"hvdrun: {name}: a sharded model cannot survive the loss of a rank: use hvdrun torchrun for it")
         if options.get("gradient_accumulation_steps", 1) != 1 or options.get("gradient_accumulation_plugin") is not None:
-            raise ValueError("hvdrun: gradient_accumulation_steps: several backward passes in the body of a step accumulate, "
-                             "the last one outside of state.model.no_sync()")
+            raise ValueError("hvdrun: gradient_accumulation_steps is not supported: call backward several times in the body of a step, "
+                             "the last time outside of state.model.no_sync()")
         adopt(job)
         self._job = job
         super().__init__(**options)

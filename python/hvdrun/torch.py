@@ -132,7 +132,8 @@ def _init(backend, timeout):
         transport = _backend.Transport(welcome, timeout)
     else:
         if "store" not in welcome:
-            raise RuntimeError("hvdrun: it has no store for torch.distributed: it is older than this package; install the package of its version, or none")
+            raise RuntimeError("hvdrun has no store for torch.distributed, because it is older than this package: install the package of its "
+                               "version, or none")
         way = Reconfigured if backend == "gloo" and Reconfigured.possible() and not os.environ.get("HVD_TORCH_ANEW") else Anew
         transport = way(backend, welcome["store"], timeout)
     _worker.on_sigterm(worker)
@@ -150,8 +151,8 @@ _NOT_YET = "Default process group has not been initialized", "hvdrun: " + _WORLD
 
 def _refuse(*args, **options):
     """Replaces torch's rendezvous "env", in which a newcomer would wait for ranks that have already met."""
-    raise RuntimeError("hvdrun: init_process_group is called by the program, or by a library, such as for a DeviceMesh or a Trainer (for which "
-                       f"there is hvdrun.transformers), but hvdrun makes the process group of each world: {_WORLDS}")
+    raise RuntimeError("hvdrun: the program or a library has called init_process_group, for example for a DeviceMesh or a Trainer (use "
+                       f"hvdrun.transformers), but hvdrun creates the process group of each world: {_WORLDS}")
 
 
 def run(state: State, train: Callable[[], _Result], more: bool = False) -> _Result:
@@ -373,15 +374,15 @@ class Job:
             check(data)
             samples = len(data.dataset) if samples is None else samples
         if isinstance(total, bool) or not isinstance(total, int):
-            raise TypeError(f"hvdrun: total={total!r}: the number of steps is an int")
+            raise TypeError(f"hvdrun: total={total!r}: the number of steps must be an int")
         if self._trained and self._worker is not None:
-            raise RuntimeError("hvdrun: a program has one loop over job.steps, so that a newcomer finds the others in it: step.epoch counts "
-                               "the epochs, evaluate= is called between steps")
+            raise RuntimeError("hvdrun: a program can have only one loop over job.steps, in which a newcomer finds the others: step.epoch counts "
+                               "the epochs, and evaluate= is called between steps")
         self._trained = self._stopped = False
         plan = Plan(batch, samples, shuffle, seed)
         period = -1 if every is None else 0 if every == "epoch" else every
         if evaluate is None and every is not None or isinstance(period, bool) or not isinstance(period, int) or period < -1:
-            raise ValueError(f"hvdrun: every={every!r}: a number of steps, or 'epoch', for evaluate")
+            raise ValueError(f"hvdrun: every={every!r}: it must be a number of steps, or 'epoch', and needs evaluate")
         if period == 0 and samples is None:
             raise ValueError("hvdrun: every='epoch' needs samples: without them an epoch has no end")
         state.__dict__["_plan"] = [("total", total), ("batch", batch), ("samples", -1 if samples is None else samples),
@@ -930,7 +931,7 @@ class Step:
 
     def _weigh(self, loss, count):
         if not isinstance(loss, torch.Tensor):
-            raise TypeError(f"hvdrun: step.mean of a {type(loss).__name__}; it takes a tensor that has gradients")
+            raise TypeError(f"hvdrun: step.mean of a {type(loss).__name__}: it must be a tensor with gradients")
         if loss.dim() == 0:
             # The mean over no samples is NaN, and so would its gradients be.
             return loss * (count * self.scale) if count else torch.nan_to_num(loss * 0)
@@ -969,7 +970,7 @@ class Step:
             ValueError: the gradients or the parameters differ between ranks.
         """
         if not self._entered:
-            raise RuntimeError("hvdrun: step.commit() is called within `with step:`")
+            raise RuntimeError("hvdrun: step.commit() must be called within `with step:`")
         self._state._commit(update, True, self._stop, self.ends_epoch)
         self.done = True
 
@@ -981,7 +982,7 @@ class Step:
     def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None) -> bool:
         if err is None:
             if not self.done:
-                raise RuntimeError("hvdrun: the step ends without step.commit(), which all ranks call in each step: to leave a step out, "
+                raise RuntimeError("hvdrun: the step has ended without step.commit(), which all ranks must call in each step: to skip a step, call "
                                    "step.commit(lambda: None)")
             self._job._clean()
             return False

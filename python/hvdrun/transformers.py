@@ -68,7 +68,7 @@ class _Arguments:
         return accelerate.one_at_a_time()
 
 
-_SHARDS = "a model in shards dies with a rank; train it by hvdrun torchrun"
+_SHARDS = "a sharded model cannot survive the loss of a rank: train it with hvdrun torchrun"
 
 
 def _not_carried(args):
@@ -228,7 +228,7 @@ class _Training:
         t = self._trainer
         if values["number"] != t._hvd_number:
             raise RuntimeError(f"hvdrun: the other ranks are in training {values['number']} of the program, and this one in training "
-                               f"{t._hvd_number}: a process that comes later can join in a program that calls train() once")
+                               f"{t._hvd_number}: a process that comes later can only join a program that calls train() once")
         if values["own"]["_hvd_batch"] != t._hvd_batch:
             t._hvd_resize(values["own"]["_hvd_batch"])
         for name, value in values["own"].items():
@@ -267,8 +267,8 @@ class _Elastic:
 
     def create_accelerator_and_postprocess(self):
         if not isinstance(self.args, _Arguments):
-            raise TypeError(f"hvdrun: args of an elastic Trainer are hvdrun.transformers.TrainingArguments, not {type(self.args).__module__}."
-                            f"{type(self.args).__name__}: with these each process would train alone or in a separate world")
+            raise TypeError(f"hvdrun: args of an elastic Trainer must be hvdrun.transformers.TrainingArguments, not {type(self.args).__module__}."
+                            f"{type(self.args).__name__}, with which each process would train alone or in a separate world")
         super().create_accelerator_and_postprocess()
         if self.accelerator.distributed_type not in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
             raise ValueError(f"hvdrun: accelerate is set to {self.accelerator.distributed_type}, which an elastic Trainer does not support")
@@ -594,7 +594,7 @@ class _Elastic:
         return self._hvd_together(functools.partial(super().predict, *args, **options))
 
     def _hvd_together(self, call):
-        """Calls a collective function, and again in the next world if a rank is lost. During training it calls it once: the training repeats it."""
+        """Calls a collective function, and again in the next world if a rank is lost. During training, which repeats it itself, it calls it once."""
         if self._hvd_running:
             return call()
         self._hvd_running = True

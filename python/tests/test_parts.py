@@ -155,7 +155,7 @@ class TestCheckpoint(unittest.TestCase):
 
     def test_said_size(self):
         """No file is written if a tensor has another size than it declares."""
-        with self.assertRaisesRegex(ValueError, "'d' has other than the 4 bytes"):
+        with self.assertRaisesRegex(ValueError, "'d' do not have its size of 4 bytes"):
             _checkpoint.write(self.folder, 1, 1, [_checkpoint.Part("d", "tensor", [_checkpoint.Tensor("d", "U8", [4], 4, lambda: [b"abc"])])])
         self.assertEqual(os.listdir(self.folder), [])
 

@@ -45,9 +45,9 @@ func TestPrograms(t *testing.T) {
 		"bare_update":        {"the gradients of the optimizer 'optimizer' differ from rank to rank", false},
 		"never_synchronized": {"the gradients of the optimizer 'optimizer' differ from rank to rank", false},
 		"own_rate":           {"the parameters of the part 'model' differ from rank to rank", false},
-		"torn_update":        {"What step.commit(update) calls uses no collectives", false},
+		"torn_update":        {"The function in step.commit(update) must not use collectives", false},
 		"parts_differ":       {"the part 'model' does not fit that of the other ranks", true},
-		"skips_bad":          {"to leave a step out, step.commit(lambda: None)", true},
+		"skips_bad":          {"to skip a step, call step.commit(lambda: None)", true},
 		"bad_sample":         {"ValueError: bad sample 3", true},
 		"differ_batch":       {"batch must be the same on all ranks: rank 0 has ", false},
 		"differ_total":       {"total must be the same on all ranks: rank 0 has ", false},
@@ -56,7 +56,7 @@ func TestPrograms(t *testing.T) {
 		"before_sampler":     {"worlds begin with job.steps", false},
 		"before_rank":        {"worlds begin with job.steps", false},
 		"before_wrapper":     {"worlds begin with job.steps", false},
-		"before_init":        {"init_process_group is called by the program, or by a library", false},
+		"before_init":        {"the program or a library has called init_process_group", false},
 		"before_neither":     {"the program has called hvd.init, and neither job.steps nor", true},
 	} {
 		t.Run(name, func(t *testing.T) {
