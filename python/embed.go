@@ -26,20 +26,17 @@ var files embed.FS
 // sets it to its own version, such as v1.2.3, before it calls Install.
 var Version string
 
-// marker, which has the version, tells the package that it gives way to one that a user has
+// marker is a file with the version. It makes the package give way to one that the user has
 // installed.
 const marker = "hvdrun.embedded"
 
-// Install writes the package into a folder below base that has the name of its contents, and
-// returns the folder, for PYTHONPATH. Files that are there already and are the same stay. base is
-// made if it is missing. Only this user may write there; all may read if shared.
+// Install writes the package into a folder of base that is named by a hash of the contents, and
+// returns the folder, for PYTHONPATH. It leaves files that are the same already, and creates base
+// if it is missing. Only this user may write to the files; others may read them if shared.
 func Install(base string, shared bool) (string, error) {
 	p := contents()
 	dir := filepath.Join(base, "python-"+p.name)
-	if err := safefile.MakeDir(base, safefile.Mode(shared)); err != nil {
-		return "", fmt.Errorf("python: %w", err)
-	}
-	for _, d := range []string{dir, filepath.Join(dir, "hvdrun")} {
+	for _, d := range []string{base, dir, filepath.Join(dir, "hvdrun")} {
 		if err := safefile.MakeDir(d, safefile.Mode(shared)); err != nil {
 			return "", fmt.Errorf("python: %w", err)
 		}
@@ -52,13 +49,13 @@ func Install(base string, shared bool) (string, error) {
 	return dir, nil
 }
 
-// packed is the package: its files by their paths, and a name for all of them.
+// packed is the package: its files by their paths, and a hash of all of them.
 type packed struct {
 	files map[string][]byte
 	name  string
 }
 
-// contents reads the package once, since each start of a worker installs it.
+// contents returns the package, which it reads once: each start of a worker installs it.
 var contents = sync.OnceValue(func() packed {
 	p, h := packed{files: map[string][]byte{marker: []byte(Version)}}, sha256.New()
 	fmt.Fprintf(h, "%s\n", Version)
@@ -77,11 +74,11 @@ var contents = sync.OnceValue(func() packed {
 	return p
 })
 
-// compared has, by their paths, the files that this process has compared with the package, as they
-// were then: each start of a worker installs the package, and most find it unchanged.
+// compared holds, by path, the state of each file when this process found it equal to that of the
+// package: each start of a worker installs the package, and most find it unchanged.
 var compared sync.Map // of fs.FileInfo
 
-// put makes a file in one step, unless it is there.
+// put replaces a file in one step, unless it has the data already.
 func put(path string, data []byte, shared bool) error {
 	now, err := os.Lstat(path)
 	if was, _ := compared.Load(path); err == nil && was != nil && unchanged(was.(fs.FileInfo), now) {
@@ -99,11 +96,11 @@ func unchanged(was, now fs.FileInfo) bool {
 	return os.SameFile(was, now) && was.Mode() == now.Mode() && was.Size() == now.Size() && was.ModTime().Equal(now.ModTime())
 }
 
-// Environ returns env with the folder of the package at the end of PYTHONPATH, after it has
-// installed the package: in the user's cache, or if shared, in that of the system. Of two entries
-// of env with the same name the later counts. If the package cannot be installed, env is returned,
-// and stderr, unless nil, gets a line if the program is one in Python. With HVD_NO_PYTHON_PATH=1 in
-// env, Environ does nothing.
+// Environ installs the package in the user's cache, or if shared, in the system's, and returns env
+// with its folder at the end of PYTHONPATH. Of two entries of env with the same name the later
+// counts. If the package cannot be installed, Environ returns env, and writes a line to stderr,
+// unless that is nil, if the program is written in Python. With HVD_NO_PYTHON_PATH=1 in env it does
+// nothing.
 func Environ(env []string, program string, shared bool, stderr io.Writer) []string {
 	value := func(name string) (v string) {
 		for _, entry := range env {
@@ -130,7 +127,6 @@ func Environ(env []string, program string, shared bool, stderr io.Writer) []stri
 	if err == nil {
 		return AddPath(env, dir)
 	}
-	// Only programs in Python miss it.
 	if program = filepath.Base(program); stderr != nil && (strings.HasPrefix(program, "python") || strings.HasSuffix(program, ".py")) {
 		fmt.Fprintf(stderr, "hvdrun: its package for PyTorch is not in PYTHONPATH: %v\n", err)
 	}

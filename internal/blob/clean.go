@@ -104,7 +104,8 @@ func lockUnused(dir int) (*os.File, error) {
 	return live, nil
 }
 
-// openFolder opens a folder of a user below another. It follows no link.
+// openFolder opens the folder with the name in another. It follows no link, and returns an error if
+// the folder does not belong to the user.
 func openFolder(in int, name string, uid int) (*os.File, error) {
 	fd, err := unix.Openat(in, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

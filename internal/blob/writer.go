@@ -95,7 +95,7 @@ func (w *Writer) Write(b []byte) (int, error) {
 // WriteAt writes bytes at an offset. Bytes must not be written twice.
 func (w *Writer) WriteAt(b []byte, at int64) (int, error) {
 	if at < w.hashed || at+int64(len(b)) > w.size {
-		return 0, fmt.Errorf("blob: bytes %d to %d of a value of %d, of which %d are there", at, at+int64(len(b)), w.size, w.hashed)
+		return 0, fmt.Errorf("blob: bytes %d to %d cannot be written: the value has %d bytes, of which the first %d were written", at, at+int64(len(b)), w.size, w.hashed)
 	}
 	n, err := w.file.WriteAt(b, at)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {

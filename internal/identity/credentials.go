@@ -33,7 +33,7 @@ const (
 )
 
 // asKey is the life of certificates that end with their authority's key, such as those of a job.
-// Their dates bound nothing, so that a wrong or corrected clock ends no job.
+// They are valid at all times, so that a wrong or corrected clock ends no job.
 const asKey time.Duration = math.MaxInt64
 
 // keyBegin and keyEnd are the dates of such certificates.

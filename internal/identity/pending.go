@@ -73,7 +73,8 @@ func (p *Pending) Held() int64 {
 	return p.bytes
 }
 
-// Admit counts a connection until it is proven or closed. It closes the connection if p is closed.
+// Admit counts a connection until it is proven or closed, and makes room for it if there are too
+// many. It closes the connection if p is closed.
 func (p *Pending) Admit(conn net.Conn) *Conn {
 	c := &Conn{Conn: conn, pending: p, from: sourceOf(conn), gone: make(chan struct{})}
 	p.mu.Lock()

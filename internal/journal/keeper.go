@@ -108,7 +108,7 @@ func (u *upkeep) complete(now time.Time) (tell bool, after time.Duration) {
 	return tell, after
 }
 
-// Create creates the journal. Otherwise the first record creates it.
+// Create creates the journal, which otherwise the first record does.
 func (k *Keeper) Create() error {
 	j, err := Create(k.Path, k.Run)
 	if err == nil {
@@ -239,7 +239,7 @@ func (k *Keeper) drop(why error) {
 	}
 }
 
-// GiveUp removes a journal that can no longer be resumed from, and closes the keeper.
+// GiveUp removes a journal from which the job can no longer be resumed, and closes the keeper.
 func (k *Keeper) GiveUp(why error) {
 	k.Log.WithError(safefile.Explain(errors.Join(why, Remove(k.Path)))).Error(k.Name + " is given up: the job continues but cannot be resumed")
 	k.lacking, k.why = true, why

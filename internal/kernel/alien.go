@@ -10,9 +10,9 @@ import (
 // numbers.
 var alienNames = []string{"float", "half", "bf16", "fp16", "f16"}
 
-// CheckAlien returns an error for a type over uint16, of another package, that holds 16-bit
-// floating point numbers, judged by its name or a method Float32: its elements would be reduced as
-// integers.
+// CheckAlien returns an error if t is another package's type of 16-bit floating point numbers: a
+// defined type over uint16 whose name, or a method Float32, says so. Its elements would be reduced
+// as integers.
 func CheckAlien(t reflect.Type) error {
 	if t.Kind() != reflect.Uint16 || t == reflect.TypeFor[uint16]() {
 		return nil

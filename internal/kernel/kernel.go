@@ -150,7 +150,8 @@ func Part(data []byte, unit, n, i int) []byte {
 	return data[min(lo*unit, len(data)):min(hi*unit, len(data))]
 }
 
-// OfKind returns the type of a kind of Go's own numbers: integers and floats of fixed sizes.
+// OfKind returns the type of a kind of Go's own numbers, which must be an integer or a float of
+// fixed size.
 func OfKind(k reflect.Kind) Type {
 	switch k {
 	case reflect.Float32:

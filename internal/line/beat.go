@@ -270,7 +270,7 @@ func (b *Beat) Check() error {
 	}
 	for _, l := range b.Lanes {
 		if len(l.What) > maxWhat {
-			return fmt.Errorf("an operation's name of %d bytes; at most %d", len(l.What), maxWhat)
+			return fmt.Errorf("the name of an operation has %d bytes; at most %d are allowed", len(l.What), maxWhat)
 		}
 		shortest = min(shortest, l.For)
 	}

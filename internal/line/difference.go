@@ -92,7 +92,7 @@ func (m *members) read() (*Members, error) {
 		}
 	}
 	if n := len(c.Indices); n != m.size {
-		return nil, fmt.Errorf("the difference gives %d members of a world of %d", n, m.size)
+		return nil, fmt.Errorf("%d members are given of a world of %d", n, m.size)
 	}
 	return c, check(c)
 }
@@ -212,7 +212,7 @@ func apply(old *Members, d *MembersDifference, size int) (*Members, error) {
 	}
 	if had, added := len(old.Indices), len(d.Added.Indices); passed > uint64(had) ||
 		followed != uint64(added) || taken+followed != uint64(size) {
-		return nil, fmt.Errorf("a difference that takes %d of %d members, and %d of %d added, for %d", passed, had, followed, added, size)
+		return nil, fmt.Errorf("the difference uses %d of %d old members and %d of %d added ones for a world of %d", passed, had, followed, added, size)
 	}
 	c := newColumns(size)
 	olds, stopOlds := iter.Pull2(rows(old))

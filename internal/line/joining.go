@@ -183,7 +183,7 @@ func CleanError(text string) string {
 // checkError returns an error for a text that CleanError would change.
 func checkError(text string) error {
 	if text == "" || !utf8.ValidString(text) || CleanError(text) != text {
-		return fmt.Errorf("an error's text of %d bytes; 1 to %d in one line are allowed", len(text), MaxError)
+		return fmt.Errorf("the text of an error has %d bytes; 1 to %d in one line are allowed", len(text), MaxError)
 	}
 	return nil
 }

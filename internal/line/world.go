@@ -300,12 +300,12 @@ func checkAddrs(m *Members) error {
 		all += int(n)
 	}
 	if all != len(starts) {
-		return fmt.Errorf("%d addresses; the ranks have %d", len(starts), all)
+		return fmt.Errorf("the world has %d addresses, but its ranks have %d", len(starts), all)
 	}
 	text := 0
 	for i, s := range starts {
 		if uint64(s) >= uint64(len(m.Starts)) || ports[i] > maxPort {
-			return fmt.Errorf("start %d or port %d of an address", s, ports[i])
+			return fmt.Errorf("the start %d or the port %d of an address is out of range", s, ports[i])
 		}
 		if text += len(m.Starts[s]) + lenPort; text > maxText {
 			return fmt.Errorf("the addresses have more than %d bytes", maxText)

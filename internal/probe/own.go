@@ -73,8 +73,8 @@ func resolve(stack string) (all []stacks.Frame) {
 	return all
 }
 
-// OwnText returns the result of Own as JSON. To keep the JSON within most bytes, it leaves out
-// goroutines and counts them.
+// OwnText returns the goroutines of this process as a stacks.Worker in JSON. To keep the JSON
+// within most bytes, it leaves out goroutines and counts them.
 func OwnText(most int) []byte {
 	w := stacks.Worker{Goroutines: own()}
 	for {

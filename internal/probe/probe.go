@@ -79,12 +79,12 @@ func probe(pid int) (stacks.Process, error) {
 	p := stacks.Process{PID: pid}
 	fields := stat(dir)
 	if len(fields) < 2 {
-		return p, fmt.Errorf("stacks: there is no process %d", pid)
+		return p, fmt.Errorf("probe: there is no process %d", pid)
 	}
 	p.Parent, _ = strconv.Atoi(fields[1])
 	tasks, err := os.ReadDir(dir + "/task")
 	if err != nil {
-		return p, fmt.Errorf("stacks: %w", err)
+		return p, fmt.Errorf("probe: %w", err)
 	}
 	tids := make([]int, 0, len(tasks))
 	for _, e := range tasks {

@@ -18,11 +18,12 @@ import (
 // the kernel never ends.
 const killBound = 2 * time.Second
 
-// mostExecs is how often living looks at such a process.
-const mostExecs = 10
-
 // execPause is the pause between two looks at a process that is executing another program.
-const execPause = time.Millisecond
+// mostExecs bounds the looks of living at such processes.
+const (
+	execPause = time.Millisecond
+	mostExecs = 10
+)
 
 // descendants finds and kills what a process has started: the processes below it, and those with
 // its mark in their environment.

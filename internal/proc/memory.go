@@ -9,7 +9,7 @@ import (
 // memoryKills counts the processes in a worker's cgroup, or on the machine, that the kernel has
 // killed for lack of memory.
 type memoryKills struct {
-	file   string // of the kernel, that has a line "oom_kill N"
+	file   string // a file of the kernel with a line "oom_kill N"
 	dir    string // of the control group; empty: the whole machine
 	files  memoryFiles
 	before uint64
@@ -67,5 +67,5 @@ func (k memoryKills) why() string {
 			where += fmt.Sprintf(" (limit %d MiB)", limit>>20)
 		}
 	}
-	return "the kernel has killed for lack of memory " + where
+	return "the kernel has killed processes for lack of memory " + where
 }

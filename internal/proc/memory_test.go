@@ -34,11 +34,11 @@ func TestMemoryKills(t *testing.T) {
 		t.Errorf("before anything is killed: %q", why)
 	}
 	events("3")
-	if got, want := k.why(), "the kernel has killed for lack of memory in its cgroup (limit 300 MiB)"; got != want {
+	if got, want := k.why(), "the kernel has killed processes for lack of memory in its cgroup (limit 300 MiB)"; got != want {
 		t.Errorf("version 2: %q, want %q", got, want)
 	}
 	write("memory.max", "max\n")
-	if got, want := k.why(), "the kernel has killed for lack of memory in its cgroup"; got != want {
+	if got, want := k.why(), "the kernel has killed processes for lack of memory in its cgroup"; got != want {
 		t.Errorf("without a limit: %q, want %q", got, want)
 	}
 	one := t.TempDir()
@@ -52,7 +52,7 @@ func TestMemoryKills(t *testing.T) {
 		}
 	}
 	k.file = killsFile(one)
-	if got, want := k.why(), "the kernel has killed for lack of memory in its cgroup (limit 1024 MiB)"; got != want {
+	if got, want := k.why(), "the kernel has killed processes for lack of memory in its cgroup (limit 1024 MiB)"; got != want {
 		t.Errorf("version 1: %q, want %q", got, want)
 	}
 	if got := killsFile(""); got != "" {

@@ -15,8 +15,8 @@ import (
 	"strings"
 )
 
-// errStranger is returned by PeerBelow if a process that is not below root holds the other end.
-var errStranger = errors.New("proc: the connection is not of a process that this one has started")
+// errStranger is returned by PeerBelow if neither root nor a process below it holds the other end.
+var errStranger = errors.New("proc: the connection comes from a process that may not use this port")
 
 // OwnPeer is like PeerBelow, with this process as the root.
 func OwnPeer(conn net.Conn) error { return PeerBelow(conn, os.Getpid()) }

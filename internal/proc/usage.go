@@ -59,8 +59,8 @@ func (u *Usage) add(pid int, birth string) {
 	u.Resident += resident
 }
 
-// searchPause is the pause between two searches for descendants. A search reads a file of each
-// process of the machine, which takes some 20 µs for each.
+// searchPause is the pause between two searches for descendants. A search reads one file of each
+// process of the machine, which takes some 20 µs a file.
 const searchPause = 10 * time.Second
 
 // descended is the family tree of the machine's processes, in which UsageOf finds the descendants
@@ -127,8 +127,7 @@ func parseMeminfo(text string) memory {
 	return memory{1024 * (total - min(available, total)), 1024 * total}
 }
 
-// keyed returns the number after the key at the beginning of a line, or 0 if no line begins with
-// it.
+// keyed returns the number in the line that begins with the key, or 0 if no line does.
 func keyed(text, key string) uint64 {
 	for line := range strings.Lines(text) {
 		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == key {

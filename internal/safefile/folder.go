@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MakeDir creates a folder for files of the mode, and the missing ones above it, whatever the
-// umask. It leaves an existing folder as it is, and accepts a link to a folder if the link belongs
-// to this user or to root.
+// MakeDir creates a folder for files of the given mode, and the missing folders above it. The umask
+// does not matter. It leaves an existing folder as it is, and accepts a link to a folder if the
+// link belongs to this user or to root.
 func MakeDir(path string, mode fs.FileMode) error {
 	perm := uint32(mode | 0o700 | mode&0o044>>2)
 	err := unix.Mkdir(path, perm)

@@ -112,8 +112,8 @@ func Create(path string, mode fs.FileMode) (*os.File, error) {
 	return f, nil
 }
 
-// CreateText creates a file with a text, on disk when it returns, as Create does. On an error there
-// is no file.
+// CreateText creates a file with a text, as Create does. The file is on disk when it returns. After
+// an error there is no file.
 func CreateText(path string, text []byte, mode fs.FileMode) error {
 	f, err := Create(path, mode)
 	if err != nil {
@@ -243,7 +243,7 @@ func (r request) open(path string) (*os.File, error) {
 			return nil, wrap(path, unix.ELOOP)
 		}
 	}
-	return nil, fmt.Errorf("%s changes all the time", path)
+	return nil, fmt.Errorf("%s was replaced each time that it was opened", path)
 }
 
 // errChanged: another file has the name now.
@@ -335,7 +335,7 @@ func (r request) inherited(path, at string) (*os.File, string, error) {
 // follow returns the target of the link p.
 func (r request) follow(p int, link *unix.Stat_t, path, at string) (string, error) {
 	if r.plain {
-		return "", fmt.Errorf("%s is a symbolic link of %s, where hvdrun makes a file: remove the link", path, userName(link.Uid))
+		return "", fmt.Errorf("%s is a symbolic link of %s, and hvdrun creates a file there: remove the link", path, userName(link.Uid))
 	}
 	if !r.anyones && !ours(link.Uid, at) {
 		return "", fmt.Errorf("%s is a symbolic link of %s, who can change where it leads: name the file itself, or remove the link",

@@ -45,7 +45,7 @@ func NewClient(conn net.Conn, older bool) (*Client, error) {
 	return c, nil
 }
 
-// Close closes the connection.
+// Close closes the connection. A call in flight fails.
 func (c *Client) Close() error { return c.conn.Close() }
 
 // Set sets a value. The server does not answer: a later call returns its error.
@@ -62,7 +62,7 @@ func (c *Client) Get(ctx context.Context, key string) (value []byte, err error) 
 	return value, err
 }
 
-// Add is Store.Add.
+// Add adds n to a number, as Store.Add does, and returns the sum.
 func (c *Client) Add(ctx context.Context, key string, n int64) (sum int64, err error) {
 	err = c.ask(ctx, add, func(b []byte) []byte { return appendUint64(appendKey(b, key), uint64(n)) },
 		func(in *reader) { sum = int64(in.uint64()) })

@@ -87,7 +87,7 @@ const (
 	stopWaiting, waitCancel = 0, 1
 )
 
-// reader reads the parts of queries. After the first part that is too large all reads fail.
+// reader reads the parts of queries. After the first error all reads fail.
 type reader struct {
 	r    *bufio.Reader
 	left int // bytes that remain to the query

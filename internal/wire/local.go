@@ -102,8 +102,7 @@ func checkUser(conn net.Conn) (LocalPeer, error) {
 const maxSocketPath = 107
 
 // ListenLocal listens on a unix socket at a path of any length, with mode 0600. It replaces an
-// existing socket: the caller must know that nobody uses that. Closing the listener leaves the
-// file.
+// existing socket, which nobody may be using. Closing the listener leaves the file.
 func ListenLocal(path string) (*net.UnixListener, error) {
 	if fi, err := os.Lstat(path); err == nil && fi.Mode().Type() == os.ModeSocket {
 		if err := os.Remove(path); err != nil {
@@ -180,8 +179,8 @@ func NewLocalClient(path string) (*grpc.ClientConn, error) {
 	return newClient("local", insecure.NewCredentials(), func(ctx context.Context, _ string) (net.Conn, error) { return DialLocal(ctx, path) })
 }
 
-// withShortPath calls use with a path that fits in an address: path itself, or a path through its
-// open directory.
+// withShortPath calls use with a path that is short enough for an address: path itself, or one
+// through its directory, which is open until use returns.
 func withShortPath(path string, use func(short string) error) error {
 	if len(path) <= maxSocketPath {
 		return use(path)

@@ -40,8 +40,8 @@ const (
 	// to connect. Hundreds of processes on one CPU need many seconds, and each abandoned attempt
 	// costs as much as the first.
 	handshakeTimeout = 20 * time.Second
-	// The kernel detects a dead machine within pingAfter and lostAfter. A process that does not
-	// answer although its machine does has answerAfter, because it may lack CPU time.
+	// The kernel detects a dead machine after at most pingAfter and lostAfter together. A process
+	// that is silent although its machine answers has answerAfter, because it may lack CPU time.
 	pingAfter   = 10 * time.Second
 	lostAfter   = 5 * time.Second
 	answerAfter = 30 * time.Second
@@ -231,7 +231,7 @@ func NewClient(addr string, tlsConf *tls.Config) (*grpc.ClientConn, error) {
 	)
 }
 
-// newClient returns a connection to what dial connects to at addr.
+// newClient is NewClient with other credentials, another dial and more options.
 func newClient(
 	addr string, creds credentials.TransportCredentials, dial func(context.Context, string) (net.Conn, error), more ...grpc.DialOption,
 ) (*grpc.ClientConn, error) {

@@ -177,7 +177,7 @@ func (s *source) transport(c *config, trust *tls.Config) *http.Transport {
 	}
 }
 
-var errNotConfigured = errors.New("http: no settings yet")
+var errNotConfigured = errors.New("http: the source was asked before it got its settings")
 
 // Discover requests the document once, or waits for the first document of the stream.
 func (s *source) Discover(ctx context.Context) ([]plan.Host, error) {

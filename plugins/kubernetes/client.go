@@ -181,8 +181,8 @@ func (a again) RoundTrip(r *http.Request) (*http.Response, error) {
 	return a.next.RoundTrip(r)
 }
 
-// errGone says that the API server no longer has the events since that version.
-var errGone = errors.New("kubernetes: the API server has forgotten what it said before")
+// errGone says that the API server no longer has the events since the requested version.
+var errGone = errors.New("kubernetes: the API server no longer has the events since the last one")
 
 // refusal is an error that the API server has answered.
 type refusal struct {

@@ -164,7 +164,7 @@ func (f *feed) check(ctx context.Context, w watch.Interface) watch.FilterFunc {
 		case e.Type == watch.Error:
 			f.broken = fault(ctx, apierrors.FromObject(e.Object))
 		case !is || p.ResourceVersion == "" || p.Name == "" && e.Type != watch.Bookmark:
-			f.broken = fmt.Errorf("kubernetes: watch: %s of no name or version", e.Type)
+			f.broken = fmt.Errorf("kubernetes: watch: the event %s has no name or no version", e.Type)
 		default:
 			p.ManagedFields = nil
 			f.heard()

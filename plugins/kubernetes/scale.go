@@ -276,7 +276,7 @@ func (c *client) fault(ctx context.Context, err error) error {
 	return fault(ctx, err)
 }
 
-// read reads an object into into.
+// read requests the object at a path of the API and decodes it into a value.
 func (c *client) read(ctx context.Context, path string, into any) error {
 	text, err := c.rest.Get().AbsPath(path).MaxRetries(0).Do(ctx).Raw()
 	if err != nil {

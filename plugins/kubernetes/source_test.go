@@ -554,7 +554,7 @@ func TestWatchesThatCannotBe(t *testing.T) {
 			w.Header().Set("Content-Type", "application/json")
 			fmt.Fprint(w, `{"type":"ERROR","object":`+statusText(500, "etcd has no leader")+`}`)
 		}, "etcd has no leader", maxDrops},
-		"forgotten every time": {func(w http.ResponseWriter) { status(w, http.StatusGone, "too old") }, "forgotten", maxDrops},
+		"forgotten every time": {func(w http.ResponseWriter) { status(w, http.StatusGone, "too old") }, "no longer has the events", maxDrops},
 	} {
 		a := newServer(t)
 		s, _ := newSourceFor(t, a)

@@ -128,7 +128,7 @@ func (s *source) notePreempted(ctx context.Context, which string, jobs []poolJob
 func parsePoolJob(line string) (j poolJob, err error) {
 	words := strings.SplitN(line, "|", 6)
 	if len(words) != 6 {
-		return j, errors.New("6 columns are missing")
+		return j, fmt.Errorf("it has %d columns, not 6", len(words))
 	}
 	j.id, j.phase, j.ours = words[0], phases[words[1]], words[5] == mark
 	if _, err := number(j.id); err != nil {

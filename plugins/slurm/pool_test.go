@@ -291,7 +291,7 @@ func TestPoolSteps(t *testing.T) {
 func TestPoolErrors(t *testing.T) {
 	p := newPooled(t)
 	for _, c := range []struct{ job, preempted, says string }{
-		{"1|RUNNING|1|NONE|n1", "", "6 columns"},
+		{"1|RUNNING|1|NONE|n1", "", "5 columns"},
 		{"x|RUNNING|1|NONE|n1|", "", "number"},
 		{"1|DREAMING|1|NONE|n1|", "", "DREAMING"},
 		{"1|RUNNING|x|NONE|n1|", "", "number"},

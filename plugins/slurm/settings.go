@@ -13,7 +13,7 @@ import (
 
 // config holds the settings, which README.md describes.
 type config struct {
-	jobIDs      []string // or:
+	jobIDs      []string // empty: jobName selects the jobs
 	jobName     string
 	script      string        // "": no jobs are submitted
 	step        string        // with a script: what is run on each node of jobIDs; "": nothing

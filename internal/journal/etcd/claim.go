@@ -63,9 +63,9 @@ type task struct {
 	value   []byte
 }
 
-// Claim makes the caller, named who (such as a machine's name), the job's driver until Release, or
-// until it has not reached etcd for the time of the lease. If another driver has the claim, the
-// error is a *HeldError; Await waits for the end of that claim.
+// Claim makes the caller the job's driver until Release, or until it has not reached etcd for the
+// time of the lease. who is the caller's name for others, such as that of its machine. If another
+// driver has the claim, the error is a *HeldError; Await waits for the end of that claim.
 func (s *Store) Claim(ctx context.Context, run, who string) (*Claim, error) {
 	n := s.names(run)
 	id := rand.Text()

@@ -250,7 +250,7 @@ func (p *plain) beats(do string, text []byte) error {
 		return errors.New("the operation's name is longer than 256 bytes")
 	}
 	if _, is := phases[b.Phase]; !is {
-		p.t.complain(fmt.Sprintf("a beat with the unknown phase %.64q", b.Phase))
+		p.t.complain(fmt.Sprintf("the phase %.64q of a beat is unknown", b.Phase))
 		return nil
 	}
 	p.hearBeat(b)

@@ -74,7 +74,7 @@ func (s *Server) Talk(env []string) func(ctx context.Context, pid int, conn net.
 	return func(ctx context.Context, pid int, conn net.Conn) (cleanup func()) {
 		own, err := workerOf(env)
 		if err != nil {
-			s.cfg.Log.Warnf("line: a process that is no worker: %v", err)
+			s.cfg.Log.Warnf("line: a process is not a worker: %v", err)
 			return nil
 		}
 		s.mu.Lock()
@@ -152,7 +152,7 @@ func workerOf(env []string) (plan.Worker, error) {
 func (s *Server) Tell(workers []string, ranks []uint32, text, tail []byte) {
 	var m line.Message
 	if err := json.Unmarshal(text, &m); err != nil {
-		s.cfg.Log.Warnf("line: a line of the driver that is not JSON: %v", err)
+		s.cfg.Log.Warnf("line: a line of the driver is not JSON: %v", err)
 		return
 	}
 	s.mu.Lock()
@@ -367,7 +367,7 @@ func (t *talk) take(ctx context.Context, text []byte) error {
 			return t.plain.beats(do, text)
 		}
 	}
-	t.complain(fmt.Sprintf("%q is nothing that this hvdrun does", do))
+	t.complain(fmt.Sprintf("this hvdrun does not know the line %q", do))
 	return nil
 }
 

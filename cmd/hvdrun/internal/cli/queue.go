@@ -139,7 +139,7 @@ func (q *Queue) isEnding() bool {
 }
 
 // errNotTaken reports that the writer did not accept the rest.
-var errNotTaken = errors.New("it takes nothing")
+var errNotTaken = errors.New("the reader accepts nothing, and the rest was not written")
 
 // Flush blocks until everything is written, until the writer has accepted nothing for the patience,
 // or until it fails. It must be the last call.

@@ -191,7 +191,7 @@ func (c *Call) check(rank, size int) error {
 	}
 	most := math.MaxInt64 / typed[c.Type].size / int64(size)
 	if c.Count < 0 || c.Count > most {
-		return fmt.Errorf("%d elements", c.Count)
+		return fmt.Errorf("%d elements are out of range", c.Count)
 	}
 	if err := c.checkArg(rank, size); err != nil {
 		return err
@@ -243,7 +243,7 @@ func (c *Call) extent(rank, size int) (sent, received int64, err error) {
 		}
 		for _, n := range c.Counts {
 			if n < 0 || n > math.MaxInt64/typed[c.Type].size/int64(size) {
-				return 0, 0, fmt.Errorf("%d elements", n)
+				return 0, 0, fmt.Errorf("%d elements are out of range", n)
 			}
 		}
 		return total(c.Counts[:size]), total(c.Counts[size:]), nil
@@ -252,7 +252,7 @@ func (c *Call) extent(rank, size int) (sent, received int64, err error) {
 			return 0, 0, fmt.Errorf("%d counts are given: %d ranks need one each, their first leaves, and then the number of leaves", len(c.Counts), size)
 		}
 		if !slices.IsSorted(c.Counts) || c.Counts[0] != 0 || c.Counts[size] < 1 || c.Counts[size] > mostLeaves {
-			return 0, 0, fmt.Errorf("the first leaves of the ranks are %d: they begin with 0 and ascend to at most %d", c.Counts, mostLeaves)
+			return 0, 0, fmt.Errorf("the first leaves of the ranks are %d: they must begin with 0 and ascend to at most %d", c.Counts, mostLeaves)
 		}
 		return min(c.Count, c.Counts[rank+1]-c.Counts[rank]), c.Count, nil
 	}

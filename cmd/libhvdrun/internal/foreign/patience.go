@@ -13,7 +13,7 @@ import (
 var errInterrupted = errors.New("the caller was interrupted")
 
 // errTimeout is the cause if a call took longer than the group's limit.
-var errTimeout = errors.New("no end within")
+var errTimeout = errors.New("the call took longer than")
 
 // Check reports whether a waiting caller gives up. It is called on the waiting goroutine, about
 // every [slice], and may run the caller's signal handlers.
