@@ -60,13 +60,12 @@ func NewAuthority(runID string) (*Authority, error) {
 	if err := (Subject{RunID: runID, Role: Driver}).validate(); err != nil {
 		return nil, err
 	}
-	a := &authority{runID: runID, jobKey: new([keyLen]byte)}
-	rand.Read(a.jobKey[:])
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, err := NewKey()
 	if err != nil {
-		return nil, fmt.Errorf("identity: key of the authority: %w", err)
+		return nil, err
 	}
-	a.key = key
+	a := &authority{runID: runID, key: key, jobKey: new([keyLen]byte)}
+	rand.Read(a.jobKey[:])
 	if err := a.sign("hvdrun job authority", newSerial(), keyBegin, keyEnd); err != nil {
 		return nil, err
 	}

@@ -13,10 +13,9 @@ type Bounds struct {
 	Name, Process, Address string
 	// Admits describes the proof that a connection must give.
 	Admits string
-	// Unproven is the maximum number of connections that have not given the proof yet, and
-	// Descriptors the number of descriptors for each of them; 0: one. Together they use at most a
-	// quarter of the process's descriptors.
-	Unproven, Descriptors int
+	// Unproven is the maximum number of connections that have not given the proof yet. Together
+	// they use at most a quarter of the process's descriptors.
+	Unproven int
 	// Bytes bounds what is read from one unproven connection, and Total from all together. Total 0:
 	// Unproven times Bytes.
 	Bytes, Total int64
@@ -33,9 +32,9 @@ func (b Bounds) On(n Network) Bounds {
 }
 
 const (
-	// handshakeTime bounds TLS handshakes. Hundreds of processes on one CPU need many seconds, and
+	// HandshakeTime bounds TLS handshakes. Hundreds of processes on one CPU need many seconds, and
 	// each abandoned attempt costs as much as the first.
-	handshakeTime = 20 * time.Second
+	HandshakeTime = 20 * time.Second
 	// helloBytes is several times the size of what a client sends in a handshake.
 	helloBytes = 16 << 10
 )
@@ -52,13 +51,13 @@ var (
 	// Drivers accepts the drivers of an agent.
 	Drivers = Bounds{
 		Name: "drivers", Process: "agent", Address: "loopback for an agent that its driver has started on its own machine; else all addresses",
-		Admits: "drivers of the job or the cluster: TLS 1.3, certificate of its authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
+		Admits: "drivers of the job or the cluster: TLS 1.3, certificate of its authority", Unproven: 128, Bytes: helloBytes, Deadline: HandshakeTime,
 	}
 	// Door serves workers that do not use the sockets they inherit.
 	Door = Bounds{
 		Name: "workers", Process: "agent; driver that starts workers without an agent", Address: "the address at which the driver has reached the agent; loopback",
 		Admits:   "workers of the job on this machine: TLS 1.3, certificate of the job's authority, ticket of a worker",
-		Unproven: 256, Bytes: helloBytes, Deadline: handshakeTime,
+		Unproven: 256, Bytes: helloBytes, Deadline: HandshakeTime,
 	}
 	// Gossip must read a whole message before it can authenticate it: the state of a cluster of
 	// 2,000 members takes less than 2 MiB.
@@ -71,25 +70,25 @@ var (
 	Enrollment = Bounds{
 		Name: "enrollment", Process: "hvdrun cluster serve", Address: "all addresses",
 		Admits:   "agents of the cluster, and holders of a join token: TLS 1.3, certificate of either",
-		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
+		Unproven: 128, Bytes: helloBytes, Deadline: HandshakeTime,
 	}
 	// TorchWorkers is an agent's store for its workers under hvdrun torchrun.
 	TorchWorkers = Bounds{
 		Name: "torchrun's workers", Process: "hvdrun torchrun", Address: "loopback",
 		Admits:   "the agent's workers and what they start: whose socket it is, by /proc",
-		Unproven: 256, Bytes: helloBytes, Deadline: handshakeTime,
+		Unproven: 256, Bytes: helloBytes, Deadline: HandshakeTime,
 	}
 	// WorkerStore is the driver's store for a program that uses its worker's socket.
 	WorkerStore = Bounds{
 		Name: "store of a worker", Process: "agent, or driver for its own machine, once a worker has said hello by its socket", Address: "loopback",
 		Admits:   "the worker and what it starts: whose socket it is, by /proc",
-		Unproven: 64, Bytes: helloBytes, Deadline: handshakeTime,
+		Unproven: 64, Bytes: helloBytes, Deadline: HandshakeTime,
 	}
 	// TorchPeers connects agents of hvdrun torchrun to each other's stores.
 	TorchPeers = Bounds{
 		Name: "torchrun's agents", Process: "hvdrun torchrun, on several nodes", Address: "all addresses, or --local-addr",
 		Admits:   "agents of the job: TLS 1.3, certificate by the key of key_file; anyone with insecure=true",
-		Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
+		Unproven: 128, Bytes: helloBytes, Deadline: HandshakeTime,
 	}
 	// TorchHealth requires no proof: the deadline ends each connection.
 	TorchHealth = Bounds{
@@ -106,28 +105,28 @@ var (
 	// TaskClients is a unix socket in the job's folder.
 	TaskClients = Bounds{
 		Name: "clients of tasks", Process: "driver", Address: "unix socket in the job's folder, mode 0600",
-		Admits: "processes of the same user and of root: SO_PEERCRED", Unproven: 16, Bytes: helloBytes, Deadline: handshakeTime,
+		Admits: "processes of the same user and of root: SO_PEERCRED", Unproven: 16, Bytes: helloBytes, Deadline: HandshakeTime,
 	}
 	// TaskGateway accepts programs on other machines that submit tasks.
 	TaskGateway = Bounds{
 		Name: "clients of tasks elsewhere", Process: "hvdrun tasks gateway", Address: "the one that is given",
-		Admits: "holders of an invitation: TLS 1.3, certificate of the job's authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
+		Admits: "holders of an invitation: TLS 1.3, certificate of the job's authority", Unproven: 128, Bytes: helloBytes, Deadline: HandshakeTime,
 	}
 	// Values provides the stored values of a worker's host.
 	Values = Bounds{
 		Name: "values of tasks", Process: "worker that runs tasks", Address: "the address that is used towards its launcher",
-		Admits: "workers and the driver of the job: TLS 1.3, certificate of the job's authority", Unproven: 128, Bytes: helloBytes, Deadline: handshakeTime,
+		Admits: "workers and the driver of the job: TLS 1.3, certificate of the job's authority", Unproven: 128, Bytes: helloBytes, Deadline: HandshakeTime,
 	}
 	// Dashboard serves the page to browsers. The first request with a token counts as a
 	// connection's proof.
 	Dashboard = Bounds{
 		Name: "dashboard", Process: "hvdrun dashboard, driver with --dashboard-listen", Address: "loopback, or --listen and --dashboard-listen, with TLS",
-		Admits: "browsers with a token of the page, for watching or for steering", Unproven: 64, Bytes: helloBytes, Deadline: handshakeTime,
+		Admits: "browsers with a token of the page, for watching or for steering", Unproven: 64, Bytes: helloBytes, Deadline: HandshakeTime,
 	}
 	// Control is a unix socket in the job's folder.
 	Control = Bounds{
 		Name: "control", Process: "driver", Address: "unix socket in the job's folder, mode 0600",
-		Admits: "processes of the same user and of root: SO_PEERCRED", Unproven: 16, Bytes: helloBytes, Deadline: handshakeTime,
+		Admits: "processes of the same user and of root: SO_PEERCRED", Unproven: 16, Bytes: helloBytes, Deadline: HandshakeTime,
 	}
 )
 

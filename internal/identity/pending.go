@@ -19,9 +19,8 @@ import (
 type Pending struct {
 	mu       sync.Mutex
 	most     int
-	share    int   // descriptors of each connection
-	each     int64 // bytes
-	total    int64
+	each     int64 // bytes read from one connection
+	total    int64 // bytes read from all; 0: most times each
 	deadline time.Duration
 	closed   bool
 	arrived  uint64 // connections so far
@@ -38,25 +37,23 @@ type source struct {
 
 // NewPending returns an empty Pending. It starts nothing.
 func NewPending(b Bounds) *Pending {
-	p := &Pending{share: max(1, b.Descriptors), each: b.Bytes, total: b.Total, deadline: b.Deadline, sources: make(map[netip.Prefix]*source)}
-	p.most = p.permitted(b.Unproven)
-	return p
+	return &Pending{most: permitted(b.Unproven), each: b.Bytes, total: b.Total, deadline: b.Deadline, sources: make(map[netip.Prefix]*source)}
 }
 
 // Resize changes the number of connections, and how long later ones may be unproven.
 func (p *Pending) Resize(unproven int, deadline time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.most, p.deadline = p.permitted(unproven), deadline
+	p.most, p.deadline = permitted(unproven), deadline
 }
 
 // permitted returns most, or less: a quarter of this process's descriptors must suffice.
-func (p *Pending) permitted(most int) int {
+func permitted(most int) int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return most
 	}
-	return max(1, int(min(uint64(most), limit.Cur/4/uint64(p.share))))
+	return max(1, int(min(uint64(most), limit.Cur/4)))
 }
 
 // Unproven returns the number of unproven connections.

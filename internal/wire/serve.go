@@ -36,10 +36,6 @@ const (
 	maxReply = 16 << 20
 	// dialTimeout bounds a TCP connect.
 	dialTimeout = 5 * time.Second
-	// handshakeTimeout bounds a handshake, including those of unauthenticated peers, and an attempt
-	// to connect. Hundreds of processes on one CPU need many seconds, and each abandoned attempt
-	// costs as much as the first.
-	handshakeTimeout = 20 * time.Second
 	// The kernel detects a dead machine after at most pingAfter and lostAfter together. A process
 	// that is silent although its machine answers has answerAfter, because it may lack CPU time.
 	pingAfter   = 10 * time.Second
@@ -141,7 +137,7 @@ func serve(ctx context.Context, most int, who accepting, register func(grpc.Serv
 		grpc.MaxRecvMsgSize(most),
 		grpc.MaxConcurrentStreams(callsOfClient),
 		grpc.MaxHeaderListSize(16<<10),
-		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.ConnectionTimeout(identity.HandshakeTime),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: answerAfter}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
@@ -248,7 +244,7 @@ func newClient(
 
 // reconnecting is how a client restores a broken connection.
 var reconnecting = grpc.ConnectParams{
-	MinConnectTimeout: handshakeTimeout,
+	MinConnectTimeout: identity.HandshakeTime,
 	Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 }
 
