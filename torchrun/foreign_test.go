@@ -98,6 +98,44 @@ func TestTorchrunIsThere(t *testing.T) {
 	}
 }
 
+// TestTalkerIsThere: the banner of another program is not taken for a job that has ended.
+func TestTalkerIsThere(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		var open []net.Conn
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				break
+			}
+			open = append(open, conn)
+			_, _ = conn.Write([]byte("SSH-2.0-OpenSSH_10.0\r\n"))
+			if len(open) == 4 {
+				cancel()
+			}
+		}
+		for _, conn := range open {
+			conn.Close()
+		}
+	})
+	defer serving.Wait()
+	defer ln.Close()
+	peers, err := NewPeers(nil, "run", "", discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Static{Node: 1, Nodes: 2, Addr: ln.Addr().String(), Peers: peers, Log: discard()}
+	if _, err := s.Next(ctx, false); err == nil || errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+}
+
 // otherProgram returns an address at which another program accepts connections and never answers.
 func otherProgram(t *testing.T) string {
 	t.Helper()

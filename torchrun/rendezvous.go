@@ -72,6 +72,10 @@ func (m memoryKV) Add(_ context.Context, key string, n int64) (int64, error) {
 	return m.store.Add(key, n)
 }
 
+func (m memoryKV) Check(_ context.Context, keys ...string) (bool, error) {
+	return m.store.Has(keys...), nil
+}
+
 // within is the part of a store whose keys begin with a prefix.
 type within struct {
 	KV

@@ -35,7 +35,7 @@ type Static struct {
 
 	own     *tcpstore.Store // on the node with rank 0
 	client  *tcpstore.Client
-	kv      KV
+	kv      nodesKV
 	watcher context.CancelFunc // cancels the watch of the round
 	wg      sync.WaitGroup
 	closed  bool // the watcher has found that a node has ended the job
@@ -44,6 +44,13 @@ type Static struct {
 
 	mu      sync.Mutex
 	watched staticWatch
+}
+
+// nodesKV is the store that the nodes of a Static share.
+type nodesKV interface {
+	KV
+	// Check returns whether all keys have values.
+	Check(ctx context.Context, keys ...string) (bool, error)
 }
 
 // staticWatch is the state of the round that is being watched.
@@ -117,7 +124,7 @@ func (s *Static) connect(ctx context.Context) error {
 	s.client, s.kv = c, c
 	hello, cancel := context.WithTimeoutCause(ctx, helloTimeout, errOtherProgram)
 	defer cancel()
-	if _, err = c.Add(hello, "closed", 0); err != nil && hello.Err() != nil {
+	if _, err = c.Check(hello, endedKey); err != nil && hello.Err() != nil {
 		return context.Cause(hello)
 	}
 	return err
@@ -146,8 +153,8 @@ func (s *Static) arrive(ctx context.Context) (r Round, err error) {
 	if err = s.connect(ctx); err != nil {
 		return r, err
 	}
-	closed, err := s.kv.Add(ctx, "closed", 0)
-	if err == nil && closed > 0 {
+	ended, err := s.kv.Check(ctx, endedKey)
+	if ended {
 		return r, ErrClosed
 	}
 	var arrivals int64
@@ -258,7 +265,7 @@ const endedKey = "ended"
 
 // apart returns the store over a separate connection, for a goroutine that waits: if the wait is
 // interrupted, the connection cannot be used any more. The caller must call release.
-func (s *Static) apart(ctx context.Context) (kv KV, release func(), err error) {
+func (s *Static) apart(ctx context.Context) (kv nodesKV, release func(), err error) {
 	if s.Node == 0 {
 		return memoryKV{s.own}, func() {}, nil
 	}
@@ -289,8 +296,7 @@ func (s *Static) watch() {
 		defer release()
 		value, err := kv.Get(ctx, next)
 		if err == nil {
-			times, _ := kv.Add(ctx, "closed", 0)
-			s.closed = times > 0
+			s.closed, _ = kv.Check(ctx, endedKey)
 		}
 		if string(value) != allDone && (err == nil || ctx.Err() == nil) {
 			s.fire()
@@ -345,15 +351,12 @@ func (s *Static) Close(ctx context.Context) error {
 	if s.kv == nil {
 		return nil
 	}
-	_, err := s.kv.Add(ctx, "closed", 1)
+	_, err := s.kv.Add(ctx, endedKey, 1)     // unlike Set, it reports that the store has the value
 	if err != nil && s.done && s.Node != 0 { // an interrupted wait has closed the connection
 		s.disconnect()
 		if err = s.connect(ctx); err == nil {
-			_, err = s.kv.Add(ctx, "closed", 1)
+			_, err = s.kv.Add(ctx, endedKey, 1)
 		}
-	}
-	if err == nil {
-		err = s.kv.Set(ctx, endedKey, nil)
 	}
 	switch {
 	case err != nil:

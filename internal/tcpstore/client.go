@@ -71,7 +71,13 @@ func (c *Client) Add(ctx context.Context, key string, n int64) (sum int64, err e
 
 // Check returns whether all keys have values.
 func (c *Client) Check(ctx context.Context, keys ...string) (all bool, err error) {
-	err = c.ask(ctx, check, appendKeys(keys), func(in *reader) { all = in.byte() == ready })
+	err = c.ask(ctx, check, appendKeys(keys), func(in *reader) {
+		b := in.byte()
+		if in.err == nil && b != ready && b != notReady {
+			in.err = fmt.Errorf("tcpstore: %d is not an answer to a check", b)
+		}
+		all = in.err == nil && b == ready
+	})
 	return all, err
 }
 

@@ -2,7 +2,6 @@ package tcpstore
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -253,6 +252,6 @@ func (s *session) endWait() {
 func (s *session) write(b []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, err := io.Copy(s.conn, bytes.NewReader(b))
+	_, err := s.conn.Write(b)
 	return err
 }

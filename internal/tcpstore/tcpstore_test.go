@@ -216,6 +216,29 @@ func TestClientContext(t *testing.T) {
 	})
 }
 
+// TestOtherAnswers: an answer that no store gives is an error.
+func TestOtherAnswers(t *testing.T) {
+	for name, ask := range map[string]func(c *Client) error{
+		"check": func(c *Client) error { _, err := c.Check(t.Context(), "key"); return err },
+		"wait":  func(c *Client) error { return c.Wait(t.Context(), "key") },
+	} {
+		here, there := net.Pipe()
+		var serving sync.WaitGroup
+		serving.Go(func() { _, _ = io.Copy(io.Discard, there) })
+		serving.Go(func() { _, _ = there.Write([]byte("S")) })
+		c, err := NewClient(here, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ask(c); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		c.Close()
+		there.Close()
+		serving.Wait()
+	}
+}
+
 // TestBounds: lengths that are too large end the connection before memory is allocated.
 func TestBounds(t *testing.T) {
 	length := func(b []byte, n uint64) []byte { return appendUint64(b, n) }
