@@ -11,6 +11,7 @@ import (
 
 	"github.com/hvdrun/hvdrun/collective"
 	"github.com/hvdrun/hvdrun/elastic"
+	"github.com/hvdrun/hvdrun/internal/kernel"
 )
 
 // Rank is the program of a rank: it joins the job that started it, measures what spec says, and on
@@ -374,15 +375,10 @@ func (t *trial) sendRecv() error {
 
 // split returns the ranks' parts of a tensor, as even as possible.
 func (t *trial) split(tensor []float32) [][]float32 {
-	n, at := t.group.Size(), 0
-	parts := make([][]float32, n)
+	parts := make([][]float32, t.group.Size())
 	for r := range parts {
-		length := len(tensor) / n
-		if r < len(tensor)%n {
-			length++
-		}
-		parts[r] = tensor[at : at+length]
-		at += length
+		lo, hi := kernel.Split(len(tensor), len(parts), r)
+		parts[r] = tensor[lo:hi]
 	}
 	return parts
 }

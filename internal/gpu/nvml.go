@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/hvdrun/hvdrun/internal/retry"
 )
 
 const (
@@ -246,7 +248,7 @@ func (w *watcher) run(ctx context.Context) error {
 		}
 		if time.Since(looked) >= lookTime {
 			looked = time.Now()
-			if w.look(); isLost(r) && w.pause(ctx) { // the set reports a lost GPU repeatedly
+			if w.look(); isLost(r) && retry.Pause(ctx, waitTime) != nil { // the set reports a lost GPU repeatedly
 				break
 			}
 		}
@@ -257,7 +259,7 @@ func (w *watcher) run(ctx context.Context) error {
 // wait waits up to waitTime for an event, and reports it.
 func (w *watcher) wait(ctx context.Context) result {
 	if !w.registered {
-		w.pause(ctx)
+		_ = retry.Pause(ctx, waitTime) // run notices the end of ctx
 		return timedOut
 	}
 	var data eventData
@@ -272,16 +274,6 @@ func (w *watcher) wait(ctx context.Context) result {
 		w.tell(w.affected(data), XID, data.data)
 	}
 	return r
-}
-
-// pause blocks for waitTime, and returns whether ctx has ended.
-func (w *watcher) pause(ctx context.Context) bool {
-	select {
-	case <-ctx.Done():
-		return true
-	case <-time.After(waitTime):
-		return false
-	}
 }
 
 // affected returns the devices that an event concerns: all devices if that is unknown.

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/stacks"
 )
 
@@ -22,39 +23,12 @@ func Probe(pid int) ([]stacks.Process, error) {
 		return nil, err
 	}
 	all := []stacks.Process{p}
-	for _, child := range descendants(pid) {
+	for _, child := range proc.Descendants(pid) {
 		if p, err := probe(child); err == nil && len(all) < stacks.MaxProcesses {
 			all = append(all, p)
 		}
 	}
 	return all, nil
-}
-
-// descendants returns the processes below pid, parents before their children.
-func descendants(pid int) (all []int) {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil
-	}
-	children := map[int][]int{}
-	for _, e := range entries {
-		if n, err := strconv.Atoi(e.Name()); err == nil {
-			if fields := stat(fmt.Sprintf("/proc/%d", n)); len(fields) > 1 {
-				parent, _ := strconv.Atoi(fields[1])
-				children[parent] = append(children[parent], n)
-			}
-		}
-	}
-	seen := map[int]bool{pid: true}
-	for below := []int{pid}; len(below) > 0; below = below[1:] {
-		for _, c := range children[below[0]] {
-			if !seen[c] {
-				seen[c] = true
-				all, below = append(all, c), append(below, c)
-			}
-		}
-	}
-	return all
 }
 
 // stat returns the fields of a stat file from the state on, or nil.

@@ -36,8 +36,8 @@ func PeerBelow(conn net.Conn, root int) error {
 	own, ok := below([]int{root})
 	if !ok {
 		own = map[int]int{root: 0}
-		for _, m := range families().below(root) {
-			own[m.pid] = 0
+		for _, pid := range Descendants(root) {
+			own[pid] = 0
 		}
 	}
 	link := "socket:[" + inode + "]"

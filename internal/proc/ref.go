@@ -67,8 +67,7 @@ func (r *Ref) Await(ctx context.Context) error {
 
 // Stopped returns whether a signal or a debugger has stopped the process.
 func (r *Ref) Stopped() bool {
-	_, state, err := Born(r.pid)
-	return err == nil && (state == 'T' || state == 't') && r.Ended() == nil
+	return Stopped(r.pid) && r.Ended() == nil
 }
 
 // Signal sends a signal to a process that has not ended.

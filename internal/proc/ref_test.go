@@ -64,3 +64,35 @@ func TestRefOfAnothersChild(t *testing.T) {
 		t.Error("it has ended")
 	}
 }
+
+// TestStopped: a stopped process is distinguished from a running one and from one that does not
+// exist.
+func TestStopped(t *testing.T) {
+	cmd := exec.Command("cat")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, signal := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
+		if err := cmd.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+		var status syscall.WaitStatus
+		if _, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WUNTRACED|syscall.WCONTINUED, nil); err != nil {
+			t.Fatal(err)
+		}
+		if Stopped(cmd.Process.Pid) != (signal == syscall.SIGSTOP) {
+			t.Errorf("after %v", signal)
+		}
+	}
+	stdin.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	if Stopped(cmd.Process.Pid) {
+		t.Error("a process that has ended is stopped")
+	}
+}

@@ -58,6 +58,21 @@ func Born(pid int) (birth uint64, state byte, err error) {
 	return birth, fields[statState][0], err
 }
 
+// Stopped returns whether a signal or a debugger has stopped a process.
+func Stopped(pid int) bool {
+	_, state, err := Born(pid)
+	return err == nil && (state == 'T' || state == 't')
+}
+
+// Descendants returns the processes below a process, parents before their children. It reads one
+// file of each process of the machine.
+func Descendants(pid int) (all []int) {
+	for _, d := range families().below(pid) {
+		all = append(all, d.pid)
+	}
+	return all
+}
+
 // endedBy returns the signal that is ending a process. It returns 0 if no signal is, or if the
 // signal is not known yet: older kernels report it only when the main thread ends. A killed process
 // exists until the kernel has freed its memory, which takes tens of milliseconds for each gigabyte.
@@ -132,7 +147,7 @@ func families() family {
 	return all
 }
 
-// below returns the descendants of a process.
+// below returns the descendants of a process, parents before their children.
 func (f family) below(pid int) (all []member) {
 	seen := map[int]bool{pid: true} // numbers may have been used again while families searched
 	for next := []int{pid}; len(next) > 0; next = next[1:] {

@@ -320,7 +320,7 @@ func (p *plain) pulse() {
 			return
 		}
 		last = time.Now()
-		if stopped(p.t.pid) {
+		if proc.Stopped(p.t.pid) { // the driver should notice its silence, as that of other workers
 			timer.Reset(every)
 			continue
 		}
@@ -335,13 +335,6 @@ func (p *plain) pulse() {
 		}
 		timer.Reset(next)
 	}
-}
-
-// stopped returns whether a signal has stopped a process: the driver should notice its silence, as
-// for a worker that sends its heartbeats itself.
-func stopped(pid int) bool {
-	_, state, err := proc.Born(pid)
-	return err == nil && (state == 'T' || state == 't')
 }
 
 // nextBeat returns the heartbeat and the size of the world.

@@ -2,11 +2,9 @@ package server
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -97,38 +95,6 @@ func TestPreparing(t *testing.T) {
 		synctest.Wait()
 		after(time.Minute, 0)
 	})
-}
-
-// TestStopped: a stopped process is distinguished from a running one and from one that does not
-// exist.
-func TestStopped(t *testing.T) {
-	cmd := exec.Command("cat")
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	for _, signal := range []syscall.Signal{syscall.SIGSTOP, syscall.SIGCONT} {
-		if err := cmd.Process.Signal(signal); err != nil {
-			t.Fatal(err)
-		}
-		var status syscall.WaitStatus
-		if _, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WUNTRACED|syscall.WCONTINUED, nil); err != nil {
-			t.Fatal(err)
-		}
-		if stopped(cmd.Process.Pid) != (signal == syscall.SIGSTOP) {
-			t.Errorf("after %v", signal)
-		}
-	}
-	stdin.Close()
-	if err := cmd.Wait(); err != nil {
-		t.Error(err)
-	}
-	if stopped(cmd.Process.Pid) {
-		t.Error("a process that has ended is stopped")
-	}
 }
 
 func TestBeside(t *testing.T) {

@@ -85,7 +85,7 @@ func (d *Dir) Stopped(ctx context.Context) error {
 	if err != nil {
 		return nil // the caller's own call reports a better error
 	}
-	if _, state, err := proc.Born(driver.PID); err != nil || state != 'T' && state != 't' {
+	if !proc.Stopped(driver.PID) {
 		return nil
 	}
 	return fmt.Errorf("job %s does not answer: its hvdrun, process %d, is stopped (SIGSTOP, or Ctrl-Z in its terminal); kill -CONT %[2]d continues it",
