@@ -13,6 +13,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/plugins/settings"
 )
@@ -126,12 +127,8 @@ func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 			last = hosts
 			found(slices.Clone(hosts))
 		}
-		timer := time.NewTimer(ttl)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
+		if retry.Pause(ctx, ttl) != nil {
 			return ended(ctx)
-		case <-timer.C:
 		}
 	}
 }

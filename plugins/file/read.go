@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -101,7 +102,7 @@ func (c *config) snapshot() (*snapshot, error) {
 	left := int64(maxBytes)
 	for _, name := range names {
 		if err := s.add(name, left, c.lease); err != nil {
-			if now, again := c.files(); missing(err) && again == nil && !slices.Equal(now, names) {
+			if now, again := c.files(); errors.Is(err, fs.ErrNotExist) && again == nil && !slices.Equal(now, names) {
 				err = errBusy // removed after files listed it
 			}
 			return nil, fmt.Errorf("file: %s: %w", name, err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -176,5 +175,3 @@ func pause(ctx context.Context, d time.Duration) error {
 }
 
 func ended(ctx context.Context) error { return fmt.Errorf("file: %w", context.Cause(ctx)) }
-
-func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }

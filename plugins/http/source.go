@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/safefile"
 	"github.com/hvdrun/hvdrun/plan"
 	"github.com/hvdrun/hvdrun/plugins/settings"
@@ -230,12 +231,8 @@ func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 			news(hosts)
 			begun = time.Now()
 		}
-		timer := time.NewTimer(c.interval - time.Since(begun))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return fmt.Errorf("http: %w", context.Cause(ctx))
-		case <-timer.C:
+		if err := retry.Pause(ctx, c.interval-time.Since(begun)); err != nil {
+			return fmt.Errorf("http: %w", err)
 		}
 	}
 }

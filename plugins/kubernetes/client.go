@@ -196,11 +196,13 @@ func (r *refusal) Error() string {
 	return strings.TrimSuffix(fmt.Sprintf("kubernetes: the API server says %d %s: %s", r.code, http.StatusText(r.code), r.message), ": ")
 }
 
-// fault translates an error of client-go into errGone, a *refusal, or another error.
+// fault translates an error of client-go into errGone, a *refusal, or another error. Nil stays nil.
 func fault(ctx context.Context, err error) error {
 	var status apierrors.APIStatus
 	var long *http.MaxBytesError
 	switch {
+	case err == nil:
+		return nil
 	case ctx.Err() != nil:
 		return fmt.Errorf("kubernetes: %w", context.Cause(ctx))
 	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):

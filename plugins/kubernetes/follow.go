@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/internal/wake"
 	"github.com/hvdrun/hvdrun/plan"
 )
@@ -44,7 +45,7 @@ func (s *source) follow(ctx context.Context, found func([]plan.Host)) error {
 			return context.Cause(ctx)
 		case <-v.changed:
 		}
-		if err := wait(ctx, settling); err != nil {
+		if err := retry.Pause(ctx, settling); err != nil {
 			return err
 		}
 		if err := s.publish(v, found); err != nil {

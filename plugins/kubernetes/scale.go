@@ -168,7 +168,7 @@ func (s *source) setParallelism(ctx context.Context, job *agentsJob, want int, w
 		return err
 	}
 	err = s.client.rest.Patch(types.MergePatchType).AbsPath(s.client.jobPath()).Body(body).MaxRetries(0).Do(ctx).Error()
-	if err = s.client.fault(ctx, err); err != nil {
+	if err = fault(ctx, err); err != nil {
 		if r, is := errors.AsType[*refusal](err); is && r.code == http.StatusConflict {
 			return nil
 		}
@@ -268,14 +268,6 @@ func (c *client) jobPath() string {
 	return "/apis/batch/v1/namespaces/" + c.cfg.namespace + "/jobs/" + c.cfg.job
 }
 
-// fault is the function fault, but returns nil for nil.
-func (c *client) fault(ctx context.Context, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fault(ctx, err)
-}
-
 // read requests the object at a path of the API and decodes it into a value.
 func (c *client) read(ctx context.Context, path string, into any) error {
 	text, err := c.rest.Get().AbsPath(path).MaxRetries(0).Do(ctx).Raw()
@@ -292,7 +284,7 @@ func (c *client) read(ctx context.Context, path string, into any) error {
 func (c *client) deleteJob(ctx context.Context) error {
 	how := []byte(`{"kind":"DeleteOptions","apiVersion":"v1","propagationPolicy":"Background"}`)
 	err := c.rest.Delete().AbsPath(c.jobPath()).Body(how).MaxRetries(0).Do(ctx).Error()
-	if err = c.fault(ctx, err); err != nil {
+	if err = fault(ctx, err); err != nil {
 		if r, is := errors.AsType[*refusal](err); is && r.code == http.StatusNotFound {
 			return nil
 		}

@@ -40,16 +40,7 @@ type source struct {
 }
 
 func newSource() *source {
-	return &source{dir: serviceAccount, lookup: os.LookupEnv, log: logrus.StandardLogger(), wait: wait}
-}
-
-func wait(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
-	}
+	return &source{dir: serviceAccount, lookup: os.LookupEnv, log: logrus.StandardLogger(), wait: retry.Pause}
 }
 
 // Configure reads the settings and finds the API server, but sends no request.

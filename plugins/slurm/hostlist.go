@@ -23,7 +23,7 @@ const (
 // brackets without an end.
 func expandHostlist(list string) ([]string, error) {
 	var names []string
-	for _, item := range splitOutside(list) {
+	for _, item := range splitOutside(list, '[', ']') {
 		more, err := expandItem(item, maxNodes-len(names))
 		if err != nil {
 			return nil, fmt.Errorf("slurm: list of nodes %q: %w", shorten(list), err)
@@ -33,14 +33,14 @@ func expandHostlist(list string) ([]string, error) {
 	return names, nil
 }
 
-// splitOutside splits at the commas outside of brackets.
-func splitOutside(list string) (items []string) {
+// splitOutside splits at the commas that are not between the brackets open and closing.
+func splitOutside(list string, open, closing byte) (items []string) {
 	depth, start := 0, 0
 	for i := range len(list) {
 		switch {
-		case list[i] == '[':
+		case list[i] == open:
 			depth++
-		case list[i] == ']':
+		case list[i] == closing:
 			depth--
 		case list[i] == ',' && depth == 0:
 			items = append(items, list[start:i])

@@ -139,33 +139,15 @@ func countIDs(ids string) (int, error) {
 	if ids == "" || ids == "(null)" {
 		return 0, nil
 	}
-	n := 0
-	for r := range strings.SplitSeq(ids, ",") {
-		low, high, isRange := strings.Cut(r, "-")
-		if !isRange {
-			high = low
-		}
-		first, err := number(low)
-		if err != nil {
-			return 0, err
-		}
-		last, err := number(high)
-		if err != nil {
-			return 0, err
-		}
-		if last < first || last-first >= maxNodes {
-			return 0, fmt.Errorf("%q is not a range of numbers", r)
-		}
-		n += last - first + 1
-	}
-	return n, nil
+	numbers, err := expandRanges(ids)
+	return len(numbers), err
 }
 
 // countGres returns the number of a resource in gpu:a100:2(IDX:0,3),gpu:h100:1(IDX:4),mps:100. A
 // resource without a number counts as one.
 func countGres(list, name string) (int, error) {
 	total := 0
-	for item := range splitGres(list) {
+	for _, item := range splitOutside(list, '(', ')') {
 		if open := strings.LastIndexByte(item, '('); open >= 0 && strings.HasSuffix(item, ")") {
 			item = item[:open] // without the indices
 		}
@@ -184,27 +166,6 @@ func countGres(list, name string) (int, error) {
 		total += count
 	}
 	return total, nil
-}
-
-// splitGres yields the items between commas outside parentheses.
-func splitGres(list string) func(yield func(string) bool) {
-	return func(yield func(string) bool) {
-		depth, start := 0, 0
-		for i, r := range list {
-			switch {
-			case r == '(':
-				depth++
-			case r == ')':
-				depth--
-			case r == ',' && depth == 0:
-				if !yield(list[start:i]) {
-					return
-				}
-				start = i + 1
-			}
-		}
-		yield(list[start:])
-	}
 }
 
 // field returns the value of the first key=value in the line with this key, up to the next blank.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/hvdrun/hvdrun/internal/retry"
 	"github.com/hvdrun/hvdrun/plan"
 )
 
@@ -132,10 +133,8 @@ func (s *source) Watch(ctx context.Context, found func([]plan.Host)) error {
 			last = slices.Clone(hosts)
 			found(hosts)
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(s.cfg.interval):
+		if err := retry.Pause(ctx, s.cfg.interval); err != nil {
+			return err
 		}
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -100,11 +101,7 @@ func (s *source) endSteps(ctx context.Context) error {
 	if err != nil || len(there) == 0 {
 		return err
 	}
-	ids := make([]string, 0, len(there))
-	for _, id := range there {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	_, err = s.run(ctx, "scancel", append([]string{"--signal=TERM"}, slices.Compact(ids)...)...)
+	ids := slices.Compact(slices.Sorted(maps.Values(there)))
+	_, err = s.run(ctx, "scancel", append([]string{"--signal=TERM"}, ids...)...)
 	return err
 }
