@@ -78,9 +78,9 @@ var (
 	jobStart = define(metric{Name: "hvdrun_job_start_time_seconds", Of: jobSection, Unit: "dateTimeAsIso",
 		Help: "When the job began, in seconds since 1970", Query: "hvdrun_job_start_time_seconds{job=~\"$job\",instance=~\"$instance\"} * 1000"})
 	jobState = define(metric{Name: "hvdrun_job_state", Of: jobSection, Labels: []string{"state"},
-		Help: "1 for the state in which the job is until it ends, 0 for the others"})
+		Help: "1 for the job's state, 0 for the others, until the job ends"})
 	jobSeconds = define(metric{Name: "hvdrun_job_seconds_total", Kind: counter, Of: jobSection, Labels: []string{"part"}, Unit: "percentunit",
-		Help: "What the job's time was spent on, of the whole job; the parts add up to its time"})
+		Help: "What the time of the whole job was spent on; the parts add up to it"})
 	jobStalled = define(metric{Name: "hvdrun_job_stalled_seconds_total", Kind: counter, Of: jobSection, Labels: []string{"host", "slot"}, Unit: "percentunit",
 		Help: "Time for which workers of a slot held up the others, of the eight slots with the most"})
 	worldSize = define(metric{Name: "hvdrun_world_size", Of: jobSection, Unit: "short",
@@ -112,7 +112,7 @@ var (
 	stalls = define(metric{Name: "hvdrun_stalls_total", Kind: counter, Of: driverSection, Unit: "short",
 		Help: "Times that a worker was reported to hold up the others, or all to wait for each other"})
 	notifications = define(metric{Name: "hvdrun_notifications_total", Kind: counter, Of: driverSection, Labels: []string{"change"}, Unit: "short",
-		Help: "Notifications of the workers that the hosts have changed: added, removed, mixed, or none if a change was reverted"})
+		Help: "Notifications to the workers that the hosts have changed: added, removed, mixed, or none if a change was reverted"})
 	notificationDelay = define(metric{Name: "hvdrun_notification_delay_seconds", Kind: histogram, Of: driverSection, Unit: "s", Buckets: delayBuckets,
 		Help: "Time until a worker has acknowledged such a notification"})
 	discoveryLists = define(metric{Name: "hvdrun_discovery_lists_total", Kind: counter, Of: driverSection, Unit: "short",
@@ -140,7 +140,7 @@ var (
 // The metrics of the workers of a job, as sums and extremes.
 var (
 	commits = define(metric{Name: "hvdrun_worker_commits_total", Kind: counter, Of: workersSection, Unit: "short",
-		Help: "Commits, those of each worker counted"})
+		Help: "Commits, summed over the workers"})
 	commitSeconds = define(metric{Name: "hvdrun_worker_commit_seconds_total", Kind: counter, Of: workersSection, Unit: "s",
 		Help:   "Time that workers spent in commits, waits for other ranks included",
 		Query:  "rate(hvdrun_worker_commit_seconds_total{job=~\"$job\",instance=~\"$instance\"}[$__rate_interval]) / rate(hvdrun_worker_commits_total{job=~\"$job\",instance=~\"$instance\"}[$__rate_interval])",
@@ -148,19 +148,19 @@ var (
 	commitBytes = define(metric{Name: "hvdrun_worker_commit_bytes_total", Kind: counter, Of: workersSection, Unit: "Bps",
 		Help: "Bytes of tensors that commits compared, to copy those that had changed"})
 	operations = define(metric{Name: "hvdrun_collective_operations_total", Kind: counter, Of: workersSection, Labels: []string{"kind", "size", "backend"}, Unit: "ops",
-		Help: "Collective operations, those of each worker counted; the size is the upper bound of the class of the worker's tensor"})
+		Help: "Collective operations, summed over the workers; the size is the upper bound of the size class of the worker's tensor"})
 	operationSeconds = define(metric{Name: "hvdrun_collective_seconds_total", Kind: counter, Of: workersSection, Labels: []string{"kind", "size", "backend"}, Unit: "percentunit",
-		Help: "Time that workers spent in collective operations, waits for other ranks included; of AllReduces of less than 1 KiB within a host one of 16 is timed, and counts for all"})
+		Help: "Time that workers spent in collective operations, waits for other ranks included; of AllReduces of less than 1 KiB within a host, one in 16 is timed and counts for all"})
 	operationBytes = define(metric{Name: "hvdrun_collective_bytes_total", Kind: counter, Of: workersSection, Labels: []string{"kind", "size", "backend"}, Unit: "Bps",
 		Help: "Bytes of the workers' tensors in collective operations"})
 	beatAgeMax = define(metric{Name: "hvdrun_worker_beat_age_max_seconds", Of: workersSection, Unit: "s",
 		Help: "Age of the oldest last heartbeat of a rank of the world"})
 	commitsSpread = define(metric{Name: "hvdrun_worker_commits_spread", Of: workersSection, Unit: "short",
-		Help: "Largest minus smallest number of the last commits of ranks, by their heartbeats"})
+		Help: "Difference between the largest and the smallest number of the ranks' last commits, by their heartbeats"})
 	lateMax = define(metric{Name: "hvdrun_worker_late_max_seconds", Of: workersSection, Unit: "s",
 		Help: "The largest hvdrun_rank_late_seconds of a rank, in a world of any size"})
 	memoryShort = define(metric{Name: "hvdrun_worker_memory_short", Of: workersSection, Unit: "short",
-		Help: "Ranks to which less than a tenth of the memory is left that they can use"})
+		Help: "Ranks that have less than a tenth of their memory left"})
 )
 
 // The metrics of single ranks of a world of at most mostRanks.

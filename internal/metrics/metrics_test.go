@@ -185,7 +185,7 @@ hvdrun_resets_total{cause="stall"} 0
 hvdrun_job_hosts{state="draining"} 1
 hvdrun_job_hosts{state="listed"} 1
 hvdrun_job_hosts{state="unlisted"} 0
-# HELP hvdrun_worker_commits_spread Largest minus smallest number of the last commits of ranks, by their heartbeats
+# HELP hvdrun_worker_commits_spread Difference between the largest and the smallest number of the ranks' last commits, by their heartbeats
 # TYPE hvdrun_worker_commits_spread gauge
 hvdrun_worker_commits_spread 1
 # HELP hvdrun_worker_late_max_seconds The largest hvdrun_rank_late_seconds of a rank, in a world of any size
