@@ -25,16 +25,18 @@ type head struct {
 	Variables []variable
 }
 
+// kept is a variable with its value.
+type kept struct {
+	variable
+	value []byte
+}
+
 // Image returns the last save, without variables that had no value then. It makes the variables
 // part of digests, of comparisons of the ranks' states and of elastic.Checkpoint's files. It
 // allocates memory for the values and copies them.
 func (s *State) Image() ([]byte, error) {
 	if !s.hasSaved {
 		return nil, errors.New("gomlx: there is no save")
-	}
-	type kept struct {
-		variable
-		value []byte
 	}
 	var h head
 	var all []kept
@@ -101,10 +103,6 @@ func parse(b []byte) (snapshot, error) {
 	place := make(map[string]int, len(h.Order))
 	for i, path := range h.Order {
 		place[path] = i + 1
-	}
-	type kept struct {
-		variable
-		value []byte
 	}
 	var all []kept
 	rest := b[n:]

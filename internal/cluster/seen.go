@@ -46,7 +46,7 @@ func (d *Dir) Seen() (map[string]Seen, error) {
 	}
 	seen := map[string]Seen{}
 	if err == nil {
-		err = json.Unmarshal([]byte(text), &seen)
+		err = json.Unmarshal(text, &seen)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cluster: %s: %w", d.file(seenFile), err)

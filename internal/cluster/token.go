@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -110,13 +111,8 @@ func (s *State) addToken(public ed25519.PublicKey, g Grant, now time.Time) error
 	if _, err := path.Match(g.Hosts, ""); err != nil {
 		return fmt.Errorf("cluster: %q is not a pattern of host names", g.Hosts)
 	}
-	kept := s.Tokens[:0]
-	for _, t := range s.Tokens {
-		if now.Sub(t.Expires) < tokenMemory {
-			kept = append(kept, t)
-		}
-	}
-	if s.Tokens = kept; len(s.Tokens) >= maxTokens {
+	s.Tokens = slices.DeleteFunc(s.Tokens, func(t tokenRecord) bool { return now.Sub(t.Expires) >= tokenMemory })
+	if len(s.Tokens) >= maxTokens {
 		return fmt.Errorf("cluster: there are %d tokens already; make reusable ones, or shorter-lived", maxTokens)
 	}
 	s.Tokens = append(s.Tokens, tokenRecord{Public: public, Grant: g})

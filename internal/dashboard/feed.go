@@ -171,14 +171,14 @@ func (f *Feed) readFile() bool {
 		if err != nil {
 			return f.begun // a file that existed before is not replaced by the journal
 		}
-		if fi, err := file.Stat(); err != nil || !fi.Mode().IsRegular() || fi.Size() < f.job.EventsFrom {
+		fi, err := file.Stat()
+		if err != nil || !fi.Mode().IsRegular() || fi.Size() < f.job.EventsFrom {
 			_ = file.Close() // a pipe or something else
 			return false
-		} else if from := max(f.job.EventsFrom, fi.Size()-readBack); true {
-			f.skip = from > f.job.EventsFrom
-			_, _ = file.Seek(from, io.SeekStart) // cannot fail for a regular file
 		}
-		f.file, f.begun = file, true
+		from := max(f.job.EventsFrom, fi.Size()-readBack)
+		_, _ = file.Seek(from, io.SeekStart) // cannot fail for a regular file
+		f.file, f.begun, f.skip = file, true, from > f.job.EventsFrom
 	}
 	for left := readBack; left > 0 && !f.ended; {
 		n, err := f.readSome(min(left, readAtOnce))

@@ -132,7 +132,7 @@ func (r *Recording) Commits(at time.Time) uint64 {
 	before := progress{r.Begun(), 0}
 	for _, p := range r.trend {
 		if p.at.After(at) {
-			if p.commits <= before.commits || len(r.trend) > 0 && before.at.Before(r.trend[0].at) {
+			if p.commits <= before.commits || before.at.Before(r.trend[0].at) {
 				return uint64(before.commits)
 			}
 			share := at.Sub(before.at).Seconds() / p.at.Sub(before.at).Seconds()

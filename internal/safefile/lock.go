@@ -39,11 +39,8 @@ func TryOptionalLock(f *os.File, consequence string) (locked bool, err error) {
 // Flock locks a file with the flags LOCK_SH, LOCK_EX and LOCK_NB of the system call. Its errors are
 // those of TryLock.
 func Flock(f *os.File, how int) error {
-	for {
-		if err := flock(int(f.Fd()), how); !errors.Is(err, unix.EINTR) {
-			return lockError(f.Name(), err)
-		}
-	}
+	_, err := retry(func() (int, error) { return 0, flock(int(f.Fd()), how) })
+	return lockError(f.Name(), err)
 }
 
 // LockRange locks a file for writing, with the other of Linux's two kinds of locks: it also belongs

@@ -399,6 +399,7 @@ func (r request) make(path string) (*os.File, error) {
 	return file(fd, path, unix.S_IFREG), nil
 }
 
+// retry repeats a system call that signals interrupt.
 func retry(call func() (int, error)) (int, error) {
 	for {
 		if n, err := call(); !errors.Is(err, unix.EINTR) {

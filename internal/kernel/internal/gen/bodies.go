@@ -101,18 +101,18 @@ func (f floats) binaries() map[string]binary {
 	}
 }
 
-// with returns an operation whose right side is the named parameter.
-func with(op instruction, name string, double bool) unary {
+// with returns an operation whose right side is the parameter x.
+func with(op instruction, double bool) unary {
 	return func(w *writer) func(a vec) vec {
-		b := w.parameter(name, double)
+		b := w.parameter(double)
 		return func(a vec) vec { return op.binary()(w)(a, b) }
 	}
 }
 
-// parameter returns a vector filled with the named parameter, of 64 or 32 bits.
-func (w *writer) parameter(name string, double bool) vec {
+// parameter returns a vector filled with the parameter x, of 64 or 32 bits.
+func (w *writer) parameter(double bool) vec {
 	b := w.vec()
-	param, err := w.Param(name).Resolve()
+	param, err := w.Param("x").Resolve()
 	if err != nil {
 		panic(err)
 	}
@@ -387,7 +387,7 @@ func extreme64(wide instruction, signed, least bool) binary {
 // made positive before, and get their sign back afterwards.
 func divide8(signed bool) unary {
 	return func(w *writer) func(a vec) vec {
-		by, low := w.parameter("x", false), w.constant(0x00ff00ff)
+		by, low := w.parameter(false), w.constant(0x00ff00ff)
 		var zero vec
 		if signed && w.wide {
 			zero = w.vec()
@@ -422,7 +422,7 @@ func divide8(signed bool) unary {
 // divide16 multiplies even and odd elements separately, as float32s, by the reciprocal.
 func divide16(signed bool) unary {
 	return func(w *writer) func(a vec) vec {
-		by, low := w.parameter("x", false), w.constant(0xffff)
+		by, low := w.parameter(false), w.constant(0xffff)
 		quotient := func(v vec) {
 			w.VCVTDQ2PS(v, v)
 			w.VMULPS(by, v, v)
@@ -452,7 +452,7 @@ func divide16(signed bool) unary {
 // conversion of unsigned numbers: they are shifted down by 2^31 before, and up afterwards.
 func divide32(signed bool) unary {
 	return func(w *writer) func(a vec) vec {
-		by := w.parameter("x", true)
+		by := w.parameter(true)
 		var top, moved vec
 		if !signed && !w.wide {
 			top, moved = w.constant(1<<31), w.vec()

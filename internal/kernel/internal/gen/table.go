@@ -21,14 +21,14 @@ func kernels() []kernel {
 	all = append(all, integers()...)
 
 	for _, op := range []struct {
-		name            string
-		single, double_ instruction
+		name           string
+		single, double instruction
 	}{{"scale", singles.mul, doubles.mul}, {"divide", singles.div, doubles.div}} {
 		all = append(all,
-			inPlace(op.name+"Float32", "float32", 4, false, with(op.single, "x", false)),
-			inPlace(op.name+"Float64", "float64", 8, false, with(op.double_, "x", true)),
-			inPlace(op.name+"Float16", "float32", 2, true, float16Unary(with(op.single, "x", false))),
-			inPlace(op.name+"BFloat16", "float32", 2, false, bfloat16Unary(with(op.single, "x", false))))
+			inPlace(op.name+"Float32", "float32", 4, false, with(op.single, false)),
+			inPlace(op.name+"Float64", "float64", 8, false, with(op.double, true)),
+			inPlace(op.name+"Float16", "float32", 2, true, float16Unary(with(op.single, false))),
+			inPlace(op.name+"BFloat16", "float32", 2, false, bfloat16Unary(with(op.single, false))))
 	}
 	for _, t := range []struct {
 		suffix string
