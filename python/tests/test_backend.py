@@ -318,7 +318,7 @@ class Operations(unittest.TestCase):
             for work in dist.batch_isend_irecv(batch):
                 work.wait()
             self.assertEqual(got.tolist(), (torch.arange(20) * (left + 1)).tolist())
-            with self.assertRaisesRegex(RuntimeError, "needs src"):
+            with self.assertRaisesRegex(RuntimeError, "give recv a src"):
                 dist.recv(got)
         ranks(3, body)
 

@@ -137,7 +137,7 @@ class Worlds:
     def test_reused_number(self):
         def body(m):
             m.enter(10 + m.place, [m.place])
-            with self.assertRaisesRegex(RuntimeError, "already used"):
+            with self.assertRaisesRegex(RuntimeError, "was used for an earlier world"):
                 dist._reconfigure(10 + m.place, [dist._get_reconfigure_handle()], timeout=TIMEOUT)
             m.enter(1, ALL)
             m.total()
@@ -184,7 +184,7 @@ class Hvdrun(Worlds, unittest.TestCase):
         def body(m):
             with self.assertRaisesRegex(RuntimeError, "no world yet"):
                 dist.barrier()
-            with self.assertRaisesRegex(RuntimeError, "this one's among them"):
+            with self.assertRaisesRegex(RuntimeError, "include that of this process"):
                 dist._reconfigure(99, ["hvdrun:{}"])
             m.enter(1, ALL)
         self.members(body)
