@@ -175,6 +175,42 @@ func TestStaticDone(t *testing.T) {
 	})
 }
 
+// TestStaticLosesWaiting: when the round begins, the node with rank 0 notices that another node has
+// been lost while it waited for a third one.
+func TestStaticLosesWaiting(t *testing.T) {
+	nodes := make([]*Static, 3)
+	for i, a := range static(t, []int{1, 1, 1}, &fake{}) {
+		nodes[i] = a.cfg.Rendezvous.(*Static)
+		defer leaveNow(t, nodes[i])
+	}
+	if err := nodes[0].connect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, kill := context.WithCancel(t.Context())
+	var lost, others sync.WaitGroup
+	lost.Go(func() {
+		if _, err := nodes[1].Next(ctx, false); err == nil {
+			t.Error("the round has begun without node 2")
+		}
+	})
+	waits, stop := nodes[0].own.Await(nodes[0].here(0, 1))
+	defer stop()
+	<-waits
+	kill()
+	lost.Wait()
+	leaveNow(t, nodes[1])
+	awaitNoAgents(nodes[0].Peers)
+	for _, s := range []*Static{nodes[0], nodes[2]} {
+		others.Go(func() {
+			if _, err := s.Next(t.Context(), false); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	others.Wait()
+	<-nodes[0].Changed()
+}
+
 // TestStaticClosed: nodes learn that a job has failed for good even if the node with rank 0 is gone
 // before they ask.
 func TestStaticClosed(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"strconv"
 	"sync"
@@ -58,6 +59,7 @@ type staticWatch struct {
 	number  int
 	changed chan struct{} // closed when the nodes have changed; nil: there was no round yet
 	fired   bool
+	conns   map[int]int // on the node with rank 0: how many connections to it each node has
 }
 
 // Next implements Rendezvous.
@@ -105,10 +107,11 @@ func (s *Static) connect(ctx context.Context) error {
 		return nil
 	}
 	if s.Node == 0 {
-		s.own = new(tcpstore.Store)
+		s.own, s.watched.conns = new(tcpstore.Store), map[int]int{}
 		serve := func(conn net.Conn) error { return tcpstore.Serve(conn, s.own) }
 		for node := range s.Nodes {
 			s.Peers.answer(agentsStore.of(node), func(conn net.Conn) error {
+				s.count(node, 1)
 				defer s.gone(node)
 				return serve(conn)
 			})
@@ -280,8 +283,15 @@ func (s *Static) apart(ctx context.Context) (kv nodesKV, release func(), err err
 // store is lost.
 func (s *Static) watch() {
 	s.mu.Lock()
-	s.watched = staticWatch{number: s.round, changed: make(chan struct{})}
+	conns := s.watched.conns
+	s.watched = staticWatch{number: s.round, changed: make(chan struct{}), conns: conns}
+	conns = maps.Clone(conns)
 	s.mu.Unlock()
+	for node, n := range conns {
+		if n == 0 { // it has been lost since it arrived
+			s.missing(node)
+		}
+	}
 	var ctx context.Context
 	ctx, s.watcher = context.WithCancel(context.Background())
 	next := s.began(s.round + 1)
@@ -304,9 +314,21 @@ func (s *Static) watch() {
 	})
 }
 
-// gone makes Changed fire if a node that was not done has closed its connection to this node, which
-// has the store.
+// count adds n to the number of connections of a node.
+func (s *Static) count(node, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watched.conns[node] += n
+}
+
+// gone handles the end of a node's connection to this node, which has the store.
 func (s *Static) gone(node int) {
+	s.count(node, -1)
+	s.missing(node)
+}
+
+// missing makes Changed fire unless the node, which has closed a connection, is done.
+func (s *Static) missing(node int) {
 	s.mu.Lock()
 	round := s.watched.number
 	s.mu.Unlock()
