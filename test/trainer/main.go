@@ -225,8 +225,11 @@ func (s *settings) openLog() (*os.File, error) {
 	return f, nil
 }
 
-// line returns a line of the steplog with its common fields.
+// line returns a line of the steplog with its common fields. The worker is in a world.
 func (t *training) line(event steplog.Event) steplog.Line {
+	if t.first < 0 {
+		t.first = t.worker.Rank()
+	}
 	return steplog.Line{
 		Time: time.Now().UnixNano(), Event: event, Step: t.at.Step, Chain: steplog.FormatChain(t.at.Chain),
 		Rank: t.worker.Rank(), First: t.first, Size: t.worker.Size(), Generation: t.worker.Generation(),

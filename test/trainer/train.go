@@ -38,7 +38,7 @@ type training struct {
 	set     *settings
 	worker  *elastic.Worker
 	state   *elastic.State
-	first   int // rank in the first world
+	first   int // rank in the first world; -1: there was none yet
 	log     *os.File
 	weights []float32
 	sum     []float32
@@ -61,7 +61,7 @@ func newTraining(s *settings, w *elastic.Worker) (*training, error) {
 		return nil, err
 	}
 	t := &training{
-		set: s, worker: w, first: w.Rank(), log: log,
+		set: s, worker: w, first: -1, log: log,
 		weights: make([]float32, s.size), sum: make([]float32, s.size),
 		own: own{Place: w.Rank()}, held: -1,
 	}
