@@ -68,7 +68,11 @@ func (r *workerRun) run(ctx context.Context) {
 		r.outputWritten(exitOf(err))
 		return
 	}
-	r.finish(r.loop.cfg.Launcher.Run(ctx, &r.spec, r.started))
+	err := r.loop.cfg.Launcher.Run(ctx, &r.spec, r.started)
+	if lines := r.loop.lines; lines != nil {
+		lines.Forget(r.spec.Incarnation)
+	}
+	r.finish(err)
 }
 
 // prepare sets up the process to launch.

@@ -469,6 +469,7 @@ func (s *session) start(m *agentpb.Start) error {
 	spec.Talk = s.Talk(spec.Env)
 	s.running.Go(func() {
 		defer cancel(nil)
+		defer s.Forget(inc)
 		w.ended(s.srv.launcher.Run(ctx, spec, w.started))
 	})
 	return nil

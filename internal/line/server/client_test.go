@@ -53,9 +53,10 @@ func (j *job) env(inc, door string) plan.Worker {
 // runs starts to serve a worker's process, and returns the process's end of the socket.
 func (j *job) runs(env plan.Worker) net.Conn {
 	near, far := net.Pipe()
+	talk := j.lines.Talk(env.Environ())
 	var talking sync.WaitGroup
 	talking.Go(func() {
-		cleanup := j.lines.Talk(env.Environ())(context.Background(), os.Getpid(), far)
+		cleanup := talk(context.Background(), os.Getpid(), far)
 		far.Close()
 		if cleanup != nil {
 			cleanup()
@@ -275,8 +276,9 @@ func TestTicketOfEnded(t *testing.T) {
 	j := newJob(t)
 	env := j.env("a", j.door().Addr())
 	socket, far := net.Pipe()
+	talk := j.lines.Talk(env.Environ())
 	var talking sync.WaitGroup
-	talking.Go(func() { j.lines.Talk(env.Environ())(t.Context(), os.Getpid(), far)() })
+	talking.Go(func() { talk(t.Context(), os.Getpid(), far)() })
 	creds, err := identity.Decode(env.Credentials)
 	if err != nil {
 		t.Fatal(err)
@@ -316,6 +318,42 @@ func TestTicketOfEnded(t *testing.T) {
 		if text, err := io.ReadAll(dial(protocol)); len(text) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("%s: %q, %v", protocol, text, err)
 		}
+	}
+}
+
+// TestEarlyAtDoor: a worker's process can open a line at the door before its launcher knows that it
+// runs, and is answered then. It is refused if it could not be started.
+func TestEarlyAtDoor(t *testing.T) {
+	for _, starts := range []bool{true, false} {
+		j := newJob(t)
+		env := j.env("a", j.door().Addr())
+		talk := j.lines.Talk(env.Environ())
+		creds, err := identity.Decode(env.Credentials)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := creds.DialDoor(t.Context(), env.LauncherAddr, line.Protocol)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.Write([]byte(`{"do":"hello","version":1,"full":true}` + "\n")); err != nil {
+			t.Fatal(err)
+		}
+		socket, far := net.Pipe()
+		var talking sync.WaitGroup
+		if starts {
+			talking.Go(func() { talk(t.Context(), os.Getpid(), far)() })
+		} else {
+			j.lines.Forget("a")
+		}
+		_ = conn.SetReadDeadline(sandbox.Limit())
+		text, err := bufio.NewReader(conn).ReadString('\n')
+		if err != nil || strings.Contains(text, "the worker does not run") == starts {
+			t.Errorf("it starts: %v; the answer is %q, %v", starts, text, err)
+		}
+		socket.Close()
+		talking.Wait()
 	}
 }
 

@@ -52,10 +52,11 @@ type Server struct {
 	workers map[string]*worker // by incarnation
 }
 
-// worker is a worker with a running process.
+// worker is a worker with a process that runs or is about to run.
 type worker struct {
 	env    plan.Worker
-	ticket []byte // proves at the door that it is this worker; nil: it cannot
+	ticket []byte        // proves at the door that it is this worker; nil: it cannot
+	begun  chan struct{} // closed when pid is set, or the process could not be started
 	pid    int
 	lines  []*talk // more than one if a process has opened another at the door
 }
@@ -69,17 +70,22 @@ func New(cfg Config) *Server {
 }
 
 // Talk returns launch.Spec.Talk for the worker with that environment: a function that returns once
-// the process has ended and all its lines have been read.
+// the process has ended and all its lines have been read. From the call of Talk on, the worker may
+// open a line at the door: its process can do so before the launcher knows that it runs. The caller
+// must call Forget once the process has ended or could not be started.
 func (s *Server) Talk(env []string) func(ctx context.Context, pid int, conn net.Conn) (cleanup func()) {
+	own, err := workerOf(env)
+	if err != nil {
+		s.cfg.Log.Warnf("line: a process is not a worker: %v", err)
+		return func(context.Context, int, net.Conn) (cleanup func()) { return nil }
+	}
+	w := &worker{env: own, ticket: identity.TicketOf(own.Credentials), begun: make(chan struct{})}
+	s.mu.Lock()
+	s.workers[own.Incarnation] = w
+	s.mu.Unlock()
 	return func(ctx context.Context, pid int, conn net.Conn) (cleanup func()) {
-		own, err := workerOf(env)
-		if err != nil {
-			s.cfg.Log.Warnf("line: a process is not a worker: %v", err)
-			return nil
-		}
-		s.mu.Lock()
-		s.workers[own.Incarnation] = &worker{env: own, ticket: identity.TicketOf(own.Credentials), pid: pid}
-		s.mu.Unlock()
+		w.pid = pid
+		close(w.begun)
 		t := s.speak(ctx, conn, own.Incarnation)
 		if is, ok := conn.(interface{ Ended() <-chan struct{} }); ok {
 			<-is.Ended() // a process between this one and the worker may have closed the socket
@@ -87,15 +93,29 @@ func (s *Server) Talk(env []string) func(ctx context.Context, pid int, conn net.
 		s.drain(own.Incarnation, t)
 		return func() {
 			t.close()
-			s.mu.Lock()
-			w := s.workers[own.Incarnation]
-			delete(s.workers, own.Incarnation)
-			others := slices.Clone(w.lines)
-			s.mu.Unlock()
-			for _, l := range others {
-				_ = l.conn.Close() // ends its goroutine
-			}
+			s.Forget(own.Incarnation)
 		}
+	}
+}
+
+// Forget ends all lines of a worker whose process has ended or could not be started.
+func (s *Server) Forget(incarnation string) {
+	s.mu.Lock()
+	w := s.workers[incarnation]
+	if w == nil {
+		s.mu.Unlock()
+		return
+	}
+	delete(s.workers, incarnation)
+	lines := slices.Clone(w.lines)
+	s.mu.Unlock()
+	select {
+	case <-w.begun:
+	default:
+		close(w.begun)
+	}
+	for _, l := range lines {
+		_ = l.conn.Close() // ends its goroutine
 	}
 }
 
@@ -186,11 +206,28 @@ func (s *Server) Standing(say func(incarnation string, text []byte)) {
 	}
 }
 
-// running returns a worker, or nil if it does not run.
-func (s *Server) running(incarnation string) *worker {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.workers[incarnation]
+// running waits until the launcher knows a worker's process, and returns the worker, or nil if it
+// does not run.
+func (s *Server) running(ctx context.Context, incarnation string) *worker {
+	of := func() *worker {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.workers[incarnation]
+	}
+	w := of()
+	if w == nil {
+		return nil
+	}
+	select {
+	case <-w.begun: // also if ctx has ended
+	default:
+		select {
+		case <-w.begun:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return of()
 }
 
 // holder returns the incarnation of the running worker with the ticket, or "".
@@ -386,7 +423,7 @@ func (t *talk) hello(ctx context.Context, text []byte) error {
 		return errors.New("the program's name is longer than 256 bytes")
 	}
 	t.full = h.Full
-	if t.worker = t.server.running(t.inc); t.worker == nil {
+	if t.worker = t.server.running(ctx, t.inc); t.worker == nil {
 		return errors.New("the worker does not run")
 	}
 	t.wg.Go(t.write)
