@@ -37,7 +37,7 @@ type ipcBackend struct {
 	openedMemory
 	parts, part int // number of parts of a vector, one for each device; index of this rank's part, -1 if it has none
 	queue
-	bank uint64 // 0: not allocated yet
+	bank uint64 // 0 until it is allocated
 
 	// Guarded by device.mu.
 	exported      map[uint64]ipcHandle // memory that other processes may have open, by address

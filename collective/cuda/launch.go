@@ -12,7 +12,7 @@ import (
 // Module is compiled PTX on a device: the program's own kernels.
 type Module struct {
 	device  *Device
-	handle  uintptr // 0: closed; used only within [Device.do]
+	handle  uintptr // 0 after Close; used only within [Device.do]
 	entries map[string][]parameter
 }
 

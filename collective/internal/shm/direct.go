@@ -134,16 +134,14 @@ func (r *regions) close() {
 // as a result.
 func (m *Member) allReduceDirect(ctx context.Context, data []byte, r *Reduction) error {
 	m.split(m.dst, data, r.Size, m.members)
+	return m.exchangeDirect(ctx, func(t int) error { return m.reduceDirect(t, r) })
+}
+
+// exchangeDirect computes this member's part round by round, and copies the rounds of the other
+// members' parts. It returns when no other member reads this member's data any more.
+func (m *Member) exchangeDirect(ctx context.Context, compute func(t int) error) error {
 	last := m.roundsOf(len(m.dst[0]))
-	err := m.reduceDirect(0, r)
-	for t := 0; t < last && err == nil; t++ {
-		if t+1 < last {
-			err = m.reduceDirect(t+1, r)
-		}
-		if err == nil {
-			err = m.takeDirect(ctx, t)
-		}
-	}
+	err := inRounds(last, compute, func(t int) error { return m.takeDirect(ctx, t) })
 	if err == nil {
 		err = m.awaitReaders(ctx, m.rounds+uint64(last))
 	}

@@ -98,23 +98,8 @@ func (m *Member) operandsOf(turn, n int, parts [][]byte, f *Folding) ([][]byte, 
 func (m *Member) foldDirect(ctx context.Context, result []byte, operands [][]byte, f *Folding) error {
 	m.split(m.dst, result, f.Size, m.members)
 	m.streams = m.overflow(m.dst)
-	last := m.roundsOf(len(m.dst[0]))
 	blocks := make([][]byte, len(operands))
-	err := m.foldRound(0, operands, blocks, f)
-	for t := 0; t < last && err == nil; t++ {
-		if t+1 < last {
-			err = m.foldRound(t+1, operands, blocks, f)
-		}
-		if err == nil {
-			err = m.takeDirect(ctx, t)
-		}
-	}
-	if err == nil {
-		err = m.awaitReaders(ctx, m.rounds+uint64(last))
-	}
-	m.finish(last)
-	clear(m.regions.tensors)
-	return err
+	return m.exchangeDirect(ctx, func(t int) error { return m.foldRound(t, operands, blocks, f) })
 }
 
 // foldRound computes round t of this member's share.
@@ -146,18 +131,12 @@ func (m *Member) foldInSlots(ctx context.Context, parts [][]byte, result []byte,
 	m.round = min(usual, m.layout.out/s.width) &^ (line - 1)
 	m.split(m.dst, result, f.Size, m.members)
 	last := m.roundsOf(len(m.dst[0]))
-	err := s.give(ctx, 0)
-	for t := 0; t < last && err == nil; t++ {
-		if t+1 < last {
-			err = s.give(ctx, t+1)
+	err := inRounds(last, func(t int) error { return s.give(ctx, t) }, func(t int) error {
+		if err := s.fold(ctx, t); err != nil {
+			return err
 		}
-		if err == nil {
-			err = s.fold(ctx, t)
-		}
-		if err == nil {
-			err = s.take(ctx, t)
-		}
-	}
+		return s.take(ctx, t)
+	})
 	m.finish(last)
 	return err
 }

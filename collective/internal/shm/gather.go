@@ -272,15 +272,7 @@ func (m *Member) partIn(bank []byte, i int) (int, bool) {
 // read its sections of the others' slots.
 func (m *Member) exchangeParts(ctx context.Context, longest int) error {
 	last := m.roundsOf(longest)
-	err := m.give(ctx, 0)
-	for t := 0; t < last && err == nil; t++ {
-		if t+1 < last {
-			err = m.give(ctx, t+1)
-		}
-		if err == nil {
-			err = m.fetch(ctx, t)
-		}
-	}
+	err := inRounds(last, func(t int) error { return m.give(ctx, t) }, func(t int) error { return m.fetch(ctx, t) })
 	m.finish(last)
 	return err
 }

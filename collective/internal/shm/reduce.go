@@ -283,19 +283,28 @@ func (m *Member) exchange(ctx context.Context, r *Reduction, gather bool) error 
 	}
 	m.streams = r == nil && m.overflow(m.dst)
 	last := m.roundsOf(longest)
-	err := m.give(ctx, 0)
+	err := inRounds(last, func(t int) error { return m.give(ctx, t) }, func(t int) error {
+		if err := m.reduce(ctx, t, r, gather); err != nil || !gather {
+			return err
+		}
+		return m.take(ctx, t, r != nil)
+	})
+	m.finish(last)
+	return err
+}
+
+// inRounds runs the rounds from 0 to last−1: begin, and then complete. It begins each round before
+// it completes the previous one, so that other members have what they need early.
+func inRounds(last int, begin, complete func(t int) error) error {
+	err := begin(0)
 	for t := 0; t < last && err == nil; t++ {
 		if t+1 < last {
-			err = m.give(ctx, t+1)
+			err = begin(t + 1)
 		}
 		if err == nil {
-			err = m.reduce(ctx, t, r, gather)
-		}
-		if err == nil && gather {
-			err = m.take(ctx, t, r != nil)
+			err = complete(t)
 		}
 	}
-	m.finish(last)
 	return err
 }
 
