@@ -124,7 +124,7 @@ const (
 )
 
 var (
-	errUnderWay = errors.New("is under way already")
+	errUnderWay = errors.New("is in progress already")
 	errJoined   = errors.New("collective: this rank has joined")
 )
 
@@ -582,5 +582,5 @@ func (e *engine) complete(h *Handle, err error) {
 // logStall logs an operation that has waited too long, with the missing ranks.
 func (e *Endpoint) logStall(tensor string, missing []int, waited time.Duration) {
 	e.cfg.Log.WithField("tensor", tensor).WithField("ranks", fmt.Sprint(missing)).
-		Warnf("collective: %q waits for ranks %v for more than %v", tensor, missing, waited)
+		Warnf("collective: %q has waited for ranks %v for more than %v", tensor, missing, waited)
 }

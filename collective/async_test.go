@@ -28,7 +28,7 @@ func TestStallWarning(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	warned := make(chan struct{})
-	hook := &warnings{words: `"the late one" waits for ranks [0 3]`, seen: warned}
+	hook := &warnings{words: `"the late one" has waited for ranks [0 3]`, seen: warned}
 	log.AddHook(hook)
 	w := newWorkers(t, collective.Config{Log: log, StallWarning: 20 * time.Millisecond}, 4)
 	groups := w.meet(t, 4)
@@ -52,7 +52,7 @@ func TestStallWarning(t *testing.T) {
 		g.Abort(nil)
 	}
 	for _, text := range hook.all { // before and after that, it can wait for others
-		if !strings.HasPrefix(text, `collective: "the late one" waits for ranks [`) {
+		if !strings.HasPrefix(text, `collective: "the late one" has waited for ranks [`) {
 			t.Error(text)
 		}
 	}

@@ -29,7 +29,7 @@ func (g *Group) TellBackend(name, why string) {
 	}
 	if f.log != nil {
 		f.log.WithFields(logrus.Fields{"generation": g.generation, "size": g.size, "backend": name, "why": why}).
-			Info("collective: how memory of devices is combined")
+			Info("collective: the ranks have chosen how to combine device memory")
 	}
 	if f.backend != nil && !known {
 		f.backend(g.generation, name)

@@ -54,7 +54,7 @@ func Combine[T Element](dst, a, b []T, op Op) {
 		panic("collective: " + err.Error())
 	}
 	if op == Adasum || operation.Op(op).Check(t) != nil || len(a) != len(dst) || len(b) != len(dst) {
-		panic(fmt.Sprintf("collective: %v of %d and %d elements into %d", op, len(a), len(b), len(dst)))
+		panic(fmt.Sprintf("collective: Combine cannot compute the %v of %d and %d elements into %d", op, len(a), len(b), len(dst)))
 	}
 	kernel.Combine(t, operation.Kernels[op])(kernel.Bytes(dst), kernel.Bytes(a), kernel.Bytes(b))
 }

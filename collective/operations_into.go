@@ -68,7 +68,7 @@ func checkScatter[T Element](g *Group, data, part []T) error {
 		return nil
 	}
 	if lo, hi := kernel.Split(len(data), g.size, g.rank); len(part) != hi-lo {
-		return fmt.Errorf("the result has %d elements, the part %d", len(part), hi-lo)
+		return fmt.Errorf("the result has %d elements, and the part %d", len(part), hi-lo)
 	}
 	return checkApart(kernel.Bytes(part), kernel.Bytes(data))
 }
@@ -84,7 +84,7 @@ func ReduceScatterCounts[T Element](ctx context.Context, g *Group, data []T, cou
 	if g != nil {
 		var err error
 		if ends, err = checkCounts(counts, g.size, len(data)); err == nil && len(part) != counts[g.rank] {
-			err = fmt.Errorf("the result has %d elements, the part %d", len(part), counts[g.rank])
+			err = fmt.Errorf("the result has %d elements, and the part %d", len(part), counts[g.rank])
 		}
 		if err == nil {
 			err = checkApart(kernel.Bytes(part), kernel.Bytes(data))
@@ -117,7 +117,7 @@ func checkCounts(counts []int, ranks, total int) (ends []int, err error) {
 	end := 0
 	for rank, n := range counts {
 		if n < 0 || n > total-end {
-			return nil, fmt.Errorf("the count %d of rank %d is not valid after %d of %d elements", n, rank, end, total)
+			return nil, fmt.Errorf("rank %d cannot have %d elements: lower ranks have %d of %d", rank, n, end, total)
 		}
 		end += n
 		ends[rank] = end
@@ -172,7 +172,7 @@ func AllToAllInto[T Element](ctx context.Context, g *Group, data, result []T) er
 // checkInto returns an error unless length is the total of each elements of all ranks.
 func checkInto(g *Group, what string, length, each int) error {
 	if g != nil && length != g.size*each {
-		return fmt.Errorf("%s has %d elements, not %d times %d", what, length, g.size, each)
+		return fmt.Errorf("the %s has %d elements, and %d ranks with %d each need %d", what, length, g.size, each, g.size*each)
 	}
 	return nil
 }

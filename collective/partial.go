@@ -58,7 +58,7 @@ func CombineNodes[T Element](dst, left, right []T, n Node, leaves int, op Op) {
 		return
 	}
 	if n.Level == 0 || n.Left().Sibling().First() >= leaves {
-		panic(fmt.Sprintf("collective: node %d of level %d of %d leaves has one half", n.Index, n.Level, leaves))
+		panic(fmt.Sprintf("collective: node %d of level %d has only one half in a tree of %d leaves", n.Index, n.Level, leaves))
 	}
 	m := fold.MergeOf(fold.Node(n), leaves)
 	kernel.Mean(t, kernel.Bytes(dst), [][]byte{kernel.Bytes(left), kernel.Bytes(right)}, m.Weights[:], m.By)

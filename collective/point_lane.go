@@ -63,7 +63,7 @@ func (g *Group) pointOf(m *message) (*point, error) {
 	case m.peer < 0 || m.peer >= g.size:
 		return nil, m.do.Wrap(checkRoot(g, m.peer))
 	case m.peer == g.rank:
-		return nil, m.do.Wrap(fmt.Errorf("rank %d is this one", m.peer))
+		return nil, m.do.Wrap(fmt.Errorf("rank %d is this rank", m.peer))
 	}
 	return g.point(pointKey{m.peer, m.do == operation.Send})
 }

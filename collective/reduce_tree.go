@@ -42,7 +42,7 @@ func (g *Group) reduceTree(ctx context.Context, t kernel.Type, p *Partials, part
 	switch {
 	case g == nil || invalid != nil:
 	case p == nil || p.tree.Ranks() != g.size:
-		invalid = fmt.Errorf("the partials are not those of a tree of %d ranks", g.size)
+		invalid = fmt.Errorf("the partials are not for %d ranks", g.size)
 	default:
 		d.Root = p.tree.Root(d.Count)
 		invalid = checkTreeParts(p.tree.Nodes(g.rank), parts, result, t)
@@ -61,7 +61,7 @@ func checkTreeParts(nodes int, parts [][]byte, result []byte, t kernel.Type) err
 	}
 	for i, p := range parts {
 		if len(p) != len(result) {
-			return fmt.Errorf("part %d has %d elements, the result %d", i, len(p)/t.Size(), len(result)/t.Size())
+			return fmt.Errorf("part %d has %d elements, and the result %d", i, len(p)/t.Size(), len(result)/t.Size())
 		}
 		if err := checkApart(result, p); err != nil {
 			return err

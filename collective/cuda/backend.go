@@ -249,7 +249,7 @@ func (d *Device) exchangeRecords(ctx context.Context, g *collective.Group, probe
 	all := make([]record, len(texts))
 	for rank, text := range texts {
 		if len(text) > maxRecord {
-			return nil, fmt.Errorf("cuda: rank %d has sent a description of %d bytes", rank, len(text))
+			return nil, fmt.Errorf("cuda: the description of rank %d has %d bytes", rank, len(text))
 		}
 		if err := json.Unmarshal(text, &all[rank]); err != nil {
 			return nil, fmt.Errorf("cuda: the description of rank %d: %w", rank, err)

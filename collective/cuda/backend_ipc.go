@@ -255,7 +255,7 @@ func (w *ipcBackend) exchangeOf(ctx context.Context, address uint64, sizes []int
 			continue
 		}
 		if len(p) != placeSize {
-			return nil, fmt.Errorf("cuda: rank %d has sent a description of its vector of %d bytes", rank, len(p))
+			return nil, fmt.Errorf("cuda: the description of rank %d's vector has %d bytes", rank, len(p))
 		}
 		at := binary.LittleEndian.Uint64(p)
 		base, err := w.open(p[8:])

@@ -115,11 +115,11 @@ func noNCCL(all []record) string {
 				continue
 			}
 			if r.NCCL.Version < sharesSince {
-				return fmt.Sprintf("ranks %d and %d are on one device, which takes version %v", other, rank, sharesSince)
+				return fmt.Sprintf("ranks %d and %d are on one device, which needs version %v", other, rank, sharesSince)
 			}
 			for alone, r := range all {
 				if !r.NCCL.Shares {
-					return fmt.Sprintf("ranks %d and %d are on one device, and rank %d has no %s=1", other, rank, alone, plan.EnvNCCLShared)
+					return fmt.Sprintf("ranks %d and %d are on one device, and rank %d lacks %s=1", other, rank, alone, plan.EnvNCCLShared)
 				}
 			}
 		}

@@ -647,12 +647,12 @@ func TestNoNCCL(t *testing.T) {
 				d.config.ncclShared = false
 			}
 		},
-			"ranks 0 and 1 are on one device, and rank 0 has no NCCL_MULTI_RANK_GPU_ENABLE=1"},
+			"ranks 0 and 1 are on one device, and rank 0 lacks NCCL_MULTI_RANK_GPU_ENABLE=1"},
 		{"one device, an old version", func(w *ncclWorld) {
 			for _, d := range w.devices {
 				d.config.NCCL = old
 			}
-		}, "ranks 0 and 1 are on one device, which takes version 2.30.0"},
+		}, "ranks 0 and 1 are on one device, which needs version 2.30.0"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			w := newNCCLWorld(t, 2, Config{})

@@ -235,7 +235,7 @@ func TestStalled(t *testing.T) {
 	}()
 	w.must(t, func(rank int, d *Device, g *collective.Group) error {
 		if rank == 1 {
-			if text := <-hook.told; !strings.Contains(text, `"late" waits for ranks [1]`) {
+			if text := <-hook.told; !strings.Contains(text, `"late" has waited for ranks [1]`) {
 				return errors.New(text)
 			}
 		}

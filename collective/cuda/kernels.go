@@ -179,9 +179,9 @@ func Combine[T collective.Element](s *Stream, dst, a, b *Slice[T], op collective
 	case name == "" || op == collective.Average || !hasKernels(t):
 		return fmt.Errorf("cuda: no kernel computes the %v of %v", op, t)
 	case a.n != dst.n || b.n != dst.n:
-		return fmt.Errorf("cuda: vectors of %d and %d elements cannot be combined to one of %d: give three of one length", a.n, b.n, dst.n)
+		return fmt.Errorf("cuda: vectors of %d and %d elements cannot be combined into one of %d: give three of equal lengths", a.n, b.n, dst.n)
 	case a.device != s.device || b.device != s.device || dst.device != s.device:
-		return fmt.Errorf("cuda: the vectors and the stream are of different devices")
+		return fmt.Errorf("cuda: the vectors and the stream belong to different devices")
 	case dst.n == 0:
 		return nil
 	}
@@ -201,7 +201,7 @@ func Scale[T collective.Element](s *Stream, v *Slice[T], factor float64) error {
 	case factor != factor:
 		return fmt.Errorf("cuda: the factor is not a number")
 	case v.device != s.device:
-		return fmt.Errorf("cuda: the vector and the stream are of different devices")
+		return fmt.Errorf("cuda: the vector and the stream belong to different devices")
 	case v.n == 0 || factor == 1:
 		return nil // multiplied by 1 in float64, some 64-bit integers would change
 	}

@@ -127,7 +127,7 @@ func (f *Function) Launch(s *Stream, g Grid, args ...any) error {
 	var n [len(dims)]uint32
 	for i, v := range dims {
 		if v < 0 || v > math.MaxInt32 {
-			return &LaunchError{f.name, -1, fmt.Sprintf("no device has a grid such as %+v", g)}
+			return &LaunchError{f.name, -1, fmt.Sprintf("the grid %+v is not possible", g)}
 		}
 		n[i] = uint32(v)
 		if i < len(dims)-1 {

@@ -257,7 +257,7 @@ func (d *Device) agree(ctx context.Context, g *collective.Group, c call) error {
 	case bounds[3] != -bounds[4]:
 		return fmt.Errorf("%w: this rank calls %v, another rank does not", errRefused, c)
 	case bounds[0] != -bounds[1]:
-		return fmt.Errorf("%w, from %d to %d elements", errUnequal, -bounds[1], bounds[0])
+		return fmt.Errorf("%w: from %d to %d elements", errUnequal, -bounds[1], bounds[0])
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ func (l *Library) begin(call string, old *Comm, f func(place *uintptr) result) (
 // placed reads the communicator from its place.
 func (c *Comm) placed(call string) error {
 	if c.comm = *c.place; c.comm == 0 {
-		return fmt.Errorf("nccl: %s gave no communicator", call)
+		return fmt.Errorf("nccl: %s made no communicator", call)
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ type Block struct {
 }
 
 // ErrTooLarge is the reason why a rank that announces too much data counts as gone.
-var ErrTooLarge = errors.New("sent a length that does not fit memory")
+var ErrTooLarge = errors.New("it has announced more data than memory can hold")
 
 // OpenBlock starts to receive data of a rank, in elements of size bytes.
 func (c *Call) OpenBlock(from, size int) (b Block, err error) {

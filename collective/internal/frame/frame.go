@@ -85,7 +85,7 @@ func (h *Header) Append(b []byte) []byte {
 }
 
 // Err reports that a peer has sent bytes that are not a frame.
-var Err = errors.New("sent bytes that are not a frame of this program")
+var Err = errors.New("it has sent bytes that are not a frame of this program")
 
 // ParseHeader parses a header and checks everything that can be checked without the group. b has at
 // least HeaderSize bytes.

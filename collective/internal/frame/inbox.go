@@ -18,7 +18,7 @@ const (
 // Reasons why a peer counts as gone, or a frame is not delivered.
 var (
 	ErrLeft    = errors.New("it has left the group")
-	ErrInvalid = errors.New("sent an unexpected frame")
+	ErrInvalid = errors.New("it has sent an unexpected frame")
 	ErrShut    = errors.New("collective: inbox shut")
 )
 

@@ -70,7 +70,7 @@ func (p *Tree) compile() error {
 				return fmt.Errorf("rank %d has node %d of level %d, which a tree of %d leaves does not have", rank, n.Index, n.Level, p.leaves)
 			}
 			if _, twice := at[n]; twice {
-				return fmt.Errorf("node %d of level %d is there twice", n.Index, n.Level)
+				return fmt.Errorf("node %d of level %d is given twice", n.Index, n.Level)
 			}
 			at[n] = fold.Operand{Rank: rank, Number: i}
 			covered += n.End(p.leaves) - n.First()

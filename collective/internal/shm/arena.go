@@ -112,7 +112,7 @@ func Free(b []byte) {
 	from, ok := arenaOffset(b)
 	size, used := arena.used[from]
 	if !ok || !used {
-		panic("shm: Free of memory that is not of Alloc")
+		panic("shm: Free of memory that Alloc has not returned")
 	}
 	delete(arena.used, from)
 	e := extent{from, from + uint64(size)}

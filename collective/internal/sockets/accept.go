@@ -156,7 +156,7 @@ func (e *Endpoint) keyOf(unproven *identity.Conn, h identity.Hello) (identity.Da
 					return k.key, nil
 				}
 			}
-			return identity.DataKey{}, fmt.Errorf("collective: generation %d is long over, this is generation %d", h.Generation, newest)
+			return identity.DataKey{}, fmt.Errorf("collective: generation %d is long over; this rank is in generation %d", h.Generation, newest)
 		}
 		select {
 		case <-turned:
@@ -180,7 +180,7 @@ func (e *Endpoint) awaitGroup(h identity.Hello) (path *Path, claimed bool, err e
 		if f := e.current; f != nil && h.Generation <= f.Number {
 			if h.Generation < f.Number {
 				e.mu.Unlock()
-				return nil, false, fmt.Errorf("generation %d is over, this is generation %d", h.Generation, f.Number)
+				return nil, false, fmt.Errorf("generation %d is over; this rank is in generation %d", h.Generation, f.Number)
 			}
 			if path, there := f.groups.Path(h.Lane); there {
 				e.mu.Unlock()

@@ -67,7 +67,7 @@ var (
 	errBroken  = errors.New("collective: the connection broke") // before it was proven
 	errNoRoute = errors.New("collective: no route to the peer") // from this host
 	errTimeout = errors.New("collective: the connection took too long")
-	errLater   = errors.New("collective: not yet") // reported by the peer
+	errLater   = errors.New("collective: the peer is not ready") // as it says itself
 )
 
 // retryable reports whether a failed attempt may succeed the next time. If the peer itself asks to

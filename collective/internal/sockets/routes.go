@@ -430,9 +430,9 @@ func (e *Endpoint) admitProbe(h identity.Hello) (*Generation, error) {
 	f := e.current
 	switch {
 	case f.Number != h.Generation:
-		return nil, fmt.Errorf("generation %d is over, this is generation %d", h.Generation, f.Number)
+		return nil, fmt.Errorf("generation %d is over; this rank is in generation %d", h.Generation, f.Number)
 	case h.To != f.Self || h.From == f.Self || h.From >= f.Size:
-		return nil, fmt.Errorf("rank %d of %d is not probed by rank %d as rank %d", f.Self, f.Size, h.From, h.To)
+		return nil, fmt.Errorf("rank %d of %d cannot be probed by rank %d as rank %d", f.Self, f.Size, h.From, h.To)
 	case e.probes >= max(fewProbes, 2*e.largest):
 		return nil, fmt.Errorf("too many probes run at this time (%w)", identity.ErrLater)
 	}

@@ -34,7 +34,7 @@ func (e *Endpoint) admitVisit(generation uint64) error {
 	defer e.mu.Unlock()
 	switch {
 	case e.current.Number != generation:
-		return fmt.Errorf("generation %d is over, this is generation %d", generation, e.current.Number)
+		return fmt.Errorf("generation %d is over; this rank is in generation %d", generation, e.current.Number)
 	case e.cfg.Visited == nil:
 		return errors.New("this rank accepts no visits")
 	case e.visits == maxVisits:
