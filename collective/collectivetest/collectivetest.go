@@ -771,7 +771,7 @@ type call = func(ctx context.Context, g *collective.Group) error
 func testInvalid(t *testing.T, newGroups NewGroups) {
 	groups := newGroups(t, 3)
 	defer closeAll(t, groups)
-	invalid := []func(ctx context.Context, g *collective.Group) error{
+	invalid := []call{
 		func(ctx context.Context, g *collective.Group) error {
 			return collective.Broadcast(ctx, g, []int8{1}, 3)
 		},

@@ -381,6 +381,14 @@ func (d *Device) pending(g *collective.Group) int64 {
 	return commForming
 }
 
+// agreeOnNCCL passes the highest of all ranks' states to the group's backend, if that uses NCCL.
+func (d *Device) agreeOnNCCL(ctx context.Context, g *collective.Group, worst int64) error {
+	if w := d.ncclBackendOf(g); w != nil {
+		return w.agree(ctx, worst)
+	}
+	return nil
+}
+
 func (d *Device) ncclBackendOf(g *collective.Group) *ncclBackend {
 	d.mu.Lock()
 	defer d.mu.Unlock()

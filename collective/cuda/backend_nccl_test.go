@@ -294,6 +294,25 @@ func TestNCCLAsync(t *testing.T) {
 	}
 }
 
+// TestNCCLGathers: ranks that only gather use NCCL too, once all have it.
+func TestNCCLGathers(t *testing.T) {
+	w := newNCCLWorld(t, 2, Config{})
+	w.enter(0, 1)
+	for range 2 {
+		w.must(t, func(rank int, d *Device, g *collective.Group) error {
+			s := vector(t, d, []int32{int32(rank)})
+			defer s.Free()
+			all, err := AllGather(t.Context(), g, s)
+			for _, part := range all {
+				part.Free()
+			}
+			return err
+		})
+		w.settle(t)
+	}
+	w.expect(t, BackendNCCL)
+}
+
 // others checks the operations other than AllReduce.
 func others(t *testing.T, rank, n int, d *Device, g *collective.Group) error {
 	for _, length := range []int{12, 13} {

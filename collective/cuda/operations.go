@@ -106,18 +106,22 @@ func AllGather[T collective.Element](ctx context.Context, g *collective.Group, s
 	d := s.device
 	err := d.together(g, func() error {
 		own := typeOf[T]()
-		calls, err := collective.AllGather(ctx, g, []uint64{uint64(s.n), uint64(own)})
+		calls, err := collective.AllGather(ctx, g, []uint64{uint64(s.n), uint64(own), uint64(d.pending(g))})
 		if err != nil {
 			return err
 		}
-		into, sizes := make([]uint64, len(calls)), make([]int, len(calls))
+		into, sizes, worst := make([]uint64, len(calls)), make([]int, len(calls)), uint64(0)
 		for rank, c := range calls {
-			if len(c) != 2 || c[0] > math.MaxInt || c[1] >= uint64(kernel.Types) {
+			if len(c) != 3 || c[0] > math.MaxInt || c[1] >= uint64(kernel.Types) || c[2] > commFailed {
 				return fmt.Errorf("cuda: AllGather: the call of rank %d cannot be read", rank)
 			}
 			if of := kernel.Type(c[1]); of != own {
 				return fmt.Errorf("%w: this rank calls AllGather of %v, rank %d of %v", errRefused, own, rank, of)
 			}
+			worst = max(worst, c[2])
+		}
+		if err := d.agreeOnNCCL(ctx, g, int64(worst)); err != nil {
+			return err
 		}
 		for rank, c := range calls {
 			part, err := Alloc[T](d, int(c[0]))
@@ -246,10 +250,8 @@ func (d *Device) agree(ctx context.Context, g *collective.Group, c call) error {
 	if err := collective.AllReduce(ctx, g, bounds[:], collective.Max); err != nil {
 		return err
 	}
-	if w := d.ncclBackendOf(g); w != nil {
-		if err := w.agree(ctx, bounds[2]); err != nil {
-			return err
-		}
+	if err := d.agreeOnNCCL(ctx, g, bounds[2]); err != nil {
+		return err
 	}
 	switch {
 	case c.invalid != nil:
