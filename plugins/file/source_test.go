@@ -9,9 +9,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -236,28 +237,47 @@ func TestReadErrors(t *testing.T) {
 func TestHalfWritten(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hosts")
 	write(t, path, "a:1\nb:1\n")
-	s := configured(t, "path="+path)
 	if probe(t, path) == leaseUnknown {
 		t.Log("no leases here: only what is written in one go is told from half a file")
 		return
 	}
-	w := watch(t, s)
+	watched := configured(t, "path="+path)
+	met, closed := make(chan struct{}), make(chan struct{})
+	meet, release := sync.OnceFunc(func() { close(met) }), sync.OnceFunc(func() { close(closed) })
+	watched.cfg.Load().lease = func(f *os.File) leaseState { // the watch meets the writer, and looks again when the file is closed
+		state := readLease(f)
+		if state == leaseRefused {
+			meet()
+			<-closed
+		}
+		return state
+	}
+	w := watch(t, watched)
+	t.Cleanup(release) // before the watch is stopped
 	w.next("a:1 b:1")
 	f, err := os.Create(path)
 	must(t, err)
+	defer f.Close()
+	select {
+	case <-met:
+	case <-sandbox.Expired():
+		t.Fatal("the watch does not read the file")
+	}
+	s := configured(t, "path="+path)
 	for _, part := range []string{"", "a:1\n", "c:"} {
 		_, err := f.WriteString(part)
 		must(t, err)
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		hosts, err := s.Discover(ctx)
-		cancel()
-		if !errors.Is(err, context.DeadlineExceeded) || len(hosts) > 0 {
-			t.Fatalf("%v, %v in the middle of writing", hosts, err)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			hosts, err := s.Discover(t.Context())
+			if !errors.Is(err, errBusy) || len(hosts) > 0 {
+				t.Fatalf("%v, %v in the middle of writing", hosts, err)
+			}
+		})
 	}
 	_, err = f.WriteString("2\n")
 	must(t, err)
 	must(t, f.Close())
+	release()
 	w.next("a:1 c:2")
 }
 
@@ -276,22 +296,23 @@ func TestHalfWrittenWithoutLeases(t *testing.T) {
 	must(t, err)
 	defer f.Close()
 	s := configured(t, "path="+path)
-	var length atomic.Int64
-	s.cfg.Load().lease = func(*os.File) leaseState { // it grows between any two looks
-		_, err := fmt.Fprintf(f, "host-%d\n", length.Add(1))
-		must(t, err)
-		return leaseUnknown
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	if hosts, err := s.Discover(ctx); err == nil {
-		t.Errorf("found %v of a file that grows", hosts)
-	}
-	s.cfg.Load().lease = noLease
-	hosts, err := s.Discover(t.Context())
-	if err != nil || len(hosts) != int(length.Load()) {
-		t.Errorf("%d hosts of %d, %v", len(hosts), length.Load(), err)
-	}
+	synctest.Test(t, func(t *testing.T) { // the file's modification time stays in the future
+		length := 0
+		s.cfg.Load().lease = func(*os.File) leaseState { // it grows between any two looks
+			length++
+			_, err := fmt.Fprintf(f, "host-%d\n", length)
+			must(t, err)
+			return leaseUnknown
+		}
+		if hosts, err := s.Discover(t.Context()); !errors.Is(err, errBusy) {
+			t.Errorf("found %v of a file that grows, %v", hosts, err)
+		}
+		s.cfg.Load().lease = noLease
+		hosts, err := s.Discover(t.Context())
+		if err != nil || len(hosts) != length {
+			t.Errorf("%d hosts of %d, %v", len(hosts), length, err)
+		}
+	})
 }
 
 // TestOverwrittenInPlace: lists that are written over each other in place never mix.

@@ -49,7 +49,6 @@ var waits = map[string]struct {
 	"examples/gomlx/job_test.go":               {1, "training on real data, in make check-all only"},
 	"internal/gpu/nvml_test.go":                {2, virtual},
 	"internal/journal/etcd/etcd_test.go":       {1, trigger},
-	"plugins/file/source_test.go":              {2, trigger},
 	"plugins/http/source_test.go":              {1, virtual},
 	"plugins/slurm/source_test.go":             {1, trigger},
 	"test/torch/soak_test.go":                  {1, measures},
