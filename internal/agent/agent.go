@@ -15,6 +15,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -94,6 +95,8 @@ type Config struct {
 	Meter *Meter
 	// Log takes the agent's messages. Nil: logrus.StandardLogger().
 	Log logrus.FieldLogger
+
+	end time.Duration // tests replace endTimeout by it; 0: endTimeout
 }
 
 // RunAs selects the user of the workers of a driver. It is a *runas.Policy.
@@ -121,6 +124,9 @@ func (c Config) withDefaults() Config {
 	}
 	return c
 }
+
+// endLimit returns the bound of each step of the shutdown that depends on others.
+func (c Config) endLimit() time.Duration { return cmp.Or(c.end, endTimeout) }
 
 // Run runs the agent: it joins the cluster, serves drivers, and blocks until ctx ends. Then it
 // advertises that the host is draining, starts no more workers, waits for up to Drain until the
@@ -268,7 +274,7 @@ func (a *agent) drain() {
 	a.advertise(ctx, func(m *gossip.Meta) { m.Draining = true })
 	if !a.await(ctx, a.server.occupied) {
 		a.cfg.Log.Warn("agent: ending the remaining workers")
-		a.evict(endTimeout)
+		a.evict(a.cfg.endLimit())
 	}
 	a.flush()
 }
@@ -286,7 +292,7 @@ func (a *agent) evict(limit time.Duration) {
 
 // flush waits, for a bounded time, until drivers have acknowledged the ends of their workers.
 func (a *agent) flush() {
-	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.endLimit())
 	defer cancel()
 	if !a.await(ctx, a.server.unacknowledged) {
 		a.cfg.Log.Warn("agent: a driver has not acknowledged how all of its workers ended")
@@ -313,7 +319,7 @@ func (a *agent) await(ctx context.Context, count func() (left int, change <-chan
 
 // leave leaves the cluster.
 func (a *agent) leave() {
-	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.endLimit())
 	defer cancel()
 	if err := a.member.Leave(ctx); err != nil {
 		a.cfg.Log.Debugf("agent: leaving the cluster: %v", err)
