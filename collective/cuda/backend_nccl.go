@@ -265,7 +265,7 @@ func (w *ncclBackend) nameCommunicator(ctx context.Context, f formation, old *co
 		var tag [8]byte
 		rand.Read(tag[:])
 		b.tag = binary.LittleEndian.Uint64(tag[:])
-		limited, stop := context.WithTimeoutCause(ctx, endLimit, errLimit)
+		limited, stop := context.WithTimeoutCause(ctx, w.device.endLimit, errLimit)
 		named := make(chan nccl.ID, 1)
 		err := c.thread.do(limited, func() (err error) {
 			var id nccl.ID

@@ -210,7 +210,7 @@ func (c *communicator) cancelAll(cause error, event uintptr) error {
 // end makes NCCL end the operations in progress: by a revocation if NCCL supports that, or else by
 // an abort of the communicator.
 func (c *communicator) end(cause error) error {
-	ctx, stop := context.WithTimeoutCause(context.Background(), endLimit, errLimit)
+	ctx, stop := context.WithTimeoutCause(context.Background(), c.device.endLimit, errLimit)
 	defer stop()
 	defer c.state.CompareAndSwap(commEnding, commFailed)
 	return c.thread.do(ctx, func() error {
@@ -246,7 +246,7 @@ func (c *communicator) finish() error {
 		return nil
 	}
 	if !c.broken.Load() {
-		ctx, stop := context.WithTimeoutCause(context.Background(), endLimit, errLimit)
+		ctx, stop := context.WithTimeoutCause(context.Background(), c.device.endLimit, errLimit)
 		defer stop()
 		err := comm.Finalize()
 		if err == nil {

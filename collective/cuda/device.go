@@ -140,6 +140,7 @@ type Device struct {
 
 	threads  sync.WaitGroup // threads for NCCL, and goroutines that wait for them
 	shutting sync.Mutex     // held while backends of earlier generations are shut
+	endLimit time.Duration  // the package's endLimit; it differs in tests
 
 	mu sync.Mutex // guards what follows
 	usage
@@ -242,7 +243,7 @@ func (a *api) open(config Config) (*Device, error) {
 			config.Device, info.Name, info.Major, info.Minor, minMajor)
 	}
 	d := &Device{
-		api: a, config: config, info: info, device: device,
+		api: a, config: config, info: info, device: device, endLimit: endLimit,
 		watcher:     watcher{watch: make(chan watched), forget: make(chan watched), closed: make(chan struct{}), ended: make(chan struct{})},
 		kernelCode:  kernelCode{modules: map[string]uintptr{}, kernels: map[string]uintptr{}},
 		groupState:  groupState{backends: map[*collective.Group]backend{}, fusions: map[*collective.Group]*fusion{}},

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -27,6 +28,7 @@ const workerVariable = "CUDA_TEST_WORKER"
 
 func TestMain(m *testing.M) {
 	pieceSize, bankSize, maxDeferred = 128<<10, 1<<20, 1<<20
+	endLimit = time.Hour // TestAbortHangs alone sees it end
 	if text := os.Getenv(workerVariable); text != "" {
 		if err := work(text); err != nil {
 			fmt.Println("error", err)
