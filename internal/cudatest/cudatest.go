@@ -27,6 +27,21 @@ func Library(t testing.TB, flags ...string) string {
 	return build(t, t.TempDir(), "libfakecuda.so.1", "fakecuda.c", flags)
 }
 
+// Hold makes each process that uses the driver of [Library] wait in every launch of a kernel after
+// this number of launches, until release is called.
+func Hold(t testing.TB, launches int) (release func()) {
+	t.Helper()
+	path := filepath.Join(os.Getenv("FAKECUDA_FOLDER"), "hold")
+	if err := os.WriteFile(path, fmt.Append(nil, launches), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := os.Remove(path); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // memoryFolder returns a folder for the files that are the device's memory, in memory if possible,
 // since allocations on a disk are slow.
 func memoryFolder(t testing.TB) string {
