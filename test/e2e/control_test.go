@@ -72,6 +72,16 @@ func order(t *testing.T, r *Running, words string, args ...string) {
 	}
 }
 
+// readmit waits until n exclusions have been recorded, and readmits a slot or host. The slot of a
+// worker that leaves is excluded when its process ends, which can be after the next world.
+func readmit(t *testing.T, r *Running, n int, place string) {
+	t.Helper()
+	if err := r.AwaitEvents(t.Context(), func(events []Event) bool { return follow.Count(events, "excluded") >= n }); err != nil {
+		t.Fatal(err)
+	}
+	order(t, r, "may be used again", "readmit", place)
+}
+
 // refused runs a command that must fail with the status and an output that contains the words.
 func refused(t *testing.T, r *Running, status int, words string, args ...string) {
 	t.Helper()

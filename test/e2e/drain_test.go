@@ -101,7 +101,7 @@ func TestWorkerAskedToLeave(t *testing.T) {
 			if len(ranks) == 2 {
 				back = hostA
 			}
-			order(t, r, "may be used again", "readmit", back)
+			readmit(t, r, len(ranks), back)
 			again := world(t, r, few.Generation, 3)
 			for _, is := range few.Slots {
 				// If a worker joined before its start was reported, the event of the first world

@@ -49,8 +49,8 @@ func TestWorkerInC(t *testing.T) {
 	if want := slices.Delete(pids(first), 2, 3); !slices.Equal(pids(three), want) {
 		t.Errorf("after the death processes %v, want %v", pids(three), want)
 	}
-	again := func(s follow.Slot) { order(t, r, "may be used again", "readmit", fmt.Sprintf("%s:%d", s.Host, s.Slot)) }
-	again(first.Slots[2])
+	place := func(s follow.Slot) string { return fmt.Sprintf("%s:%d", s.Host, s.Slot) }
+	readmit(t, r, 1, place(first.Slots[2]))
 	four := world(t, r, three.Generation, 4)
 	mark(t, r, "grow")
 	five := world(t, r, four.Generation, 5)
@@ -62,7 +62,7 @@ func TestWorkerInC(t *testing.T) {
 	if want := slices.Delete(pids(five), 1, 2); !slices.Equal(pids(less), want) {
 		t.Errorf("after one has left processes %v, want %v", pids(less), want)
 	}
-	again(five.Slots[1])
+	readmit(t, r, 2, place(five.Slots[1]))
 	world(t, r, less.Generation, 5)
 	mark(t, r, "stop")
 	res, err := r.Wait()
@@ -93,7 +93,7 @@ func TestWorkerInCResumes(t *testing.T) {
 	if want := slices.Delete(pids(first), 1, 2); !slices.Equal(pids(two), want) {
 		t.Errorf("after the death processes %v, want %v", pids(two), want)
 	}
-	order(t, r, "may be used again", "readmit", hostA+":1")
+	readmit(t, r, 1, hostA+":1")
 	world(t, r, two.Generation, 3)
 	mark(t, r, "stop")
 	res, err := r.Wait()
