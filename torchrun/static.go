@@ -283,9 +283,9 @@ func (s *Static) apart(ctx context.Context) (kv nodesKV, release func(), err err
 // store is lost.
 func (s *Static) watch() {
 	s.mu.Lock()
-	conns := s.watched.conns
-	s.watched = staticWatch{number: s.round, changed: make(chan struct{}), conns: conns}
-	conns = maps.Clone(conns)
+	w := &s.watched
+	w.number, w.changed, w.fired = s.round, make(chan struct{}), false
+	conns := maps.Clone(w.conns)
 	s.mu.Unlock()
 	for node, n := range conns {
 		if n == 0 { // it has been lost since it arrived
