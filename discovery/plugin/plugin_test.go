@@ -19,7 +19,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 	logtest "github.com/sirupsen/logrus/hooks/test"
-	"golang.org/x/sys/unix"
 
 	"github.com/hvdrun/hvdrun/discovery"
 	"github.com/hvdrun/hvdrun/discovery/discoverytest"
@@ -380,7 +379,7 @@ func children(t *testing.T) []string {
 }
 
 // signalChildren sends a signal to all children of this process, which are plugins. After SIGSTOP
-// it blocks until no thread of them runs: for a moment, threads can still answer.
+// it blocks until they are stopped.
 func signalChildren(t *testing.T, sig syscall.Signal) {
 	t.Helper()
 	ids := children(t)
@@ -392,13 +391,13 @@ func signalChildren(t *testing.T, sig syscall.Signal) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := syscall.Kill(pid, sig); err != nil {
-			t.Error(err)
-		}
 		if sig == syscall.SIGSTOP {
-			if err := unix.Waitid(unix.P_PID, pid, nil, unix.WSTOPPED, nil); err != nil {
-				t.Error(err)
-			}
+			err = sandbox.Suspend(pid)
+		} else {
+			err = syscall.Kill(pid, sig)
+		}
+		if err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/hvdrun/hvdrun/internal/proc"
 	"github.com/hvdrun/hvdrun/test/follow"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 	"github.com/hvdrun/hvdrun/test/steplog"
 )
 
@@ -65,11 +65,8 @@ func TestStoppedDriver(t *testing.T) {
 	if !follow.Await(t, func() bool { return strings.Contains(follow.Tail(log, 1<<12), "begun") }) {
 		t.Fatalf("no job: %s", follow.Tail(log, 1<<12))
 	}
-	if err := driver.Process.Signal(syscall.SIGSTOP); err != nil {
+	if err := sandbox.Suspend(driver.Process.Pid); err != nil {
 		t.Fatal(err)
-	}
-	if !follow.Await(t, func() bool { _, state, _ := proc.Born(driver.Process.Pid); return state == 'T' }) {
-		t.Fatal("it is not stopped")
 	}
 	want := fmt.Sprintf("kill -CONT %d", driver.Process.Pid)
 	for _, args := range [][]string{{"status"}, {"stop"}, {"stop", "--now"}, {"scale", "--min-np", "1"}, {"stacks"}, {"resume"}} {

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/hvdrun/hvdrun/test/sandbox"
 )
 
 // ErrMissing reports that etcd is not installed on this machine.
@@ -106,22 +106,11 @@ func (s *Server) await(ctx context.Context) error {
 // LogPath returns the path of the file with the server's output.
 func (s *Server) LogPath() string { return filepath.Join(s.dir, "log") }
 
-// Suspend stops the server with SIGSTOP and blocks until no thread of it runs: after the signal,
-// threads can still answer for a moment.
-func (s *Server) Suspend() error {
-	if err := s.cmd.Process.Signal(unix.SIGSTOP); err != nil {
-		return fmt.Errorf("etcdserver: %w", err)
-	}
-	for {
-		err := unix.Waitid(unix.P_PID, s.cmd.Process.Pid, nil, unix.WSTOPPED, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
-}
+// Suspend stops the server with SIGSTOP and blocks until no thread of it runs.
+func (s *Server) Suspend() error { return sandbox.Suspend(s.cmd.Process.Pid) }
 
 // Resume continues a suspended server.
-func (s *Server) Resume() error { return s.cmd.Process.Signal(unix.SIGCONT) }
+func (s *Server) Resume() error { return s.cmd.Process.Signal(syscall.SIGCONT) }
 
 // Stop kills the server and waits for its end.
 func (s *Server) Stop() {
